@@ -1,0 +1,49 @@
+.DEFAULT_GOAL := help
+.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+help:       ## list the targets
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+install: $(VENV)/.installed  ## make .venv with the securevfl command in it
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt 'torch>=2.11,<2.14'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[paillier,test,lint]'
+	@touch $@
+
+demo: install      ## one primary and four secondaries, five processes, real digits; under 4 minutes
+	$(BIN)/securevfl demo
+
+demo-fast: install ## the same, with fewer epochs
+	$(BIN)/securevfl demo --fast
+
+test: install      ## what CI runs (under 12 minutes on two cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: install  ## the slow tests too
+	$(BIN)/python -m pytest -m 'not bench'
+
+lint: install      ## format check, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install    ## rewrite in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
+	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)
+
+ci:         ## exactly what CI runs
+	bash .ci/run
+
+clean:      ## remove what builds and tests leave behind
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

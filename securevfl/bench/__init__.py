@@ -1,0 +1,1 @@
+"""What securevfl's building blocks cost, measured between real processes."""

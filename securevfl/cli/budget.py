@@ -1,0 +1,238 @@
+"""``securevfl budget``: epsilon from noise, noise from epsilon, steps from both.
+
+Imports neither torch nor CrypTen.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from securevfl.core.errors import ConfigError
+from securevfl.dp.budget import Budget
+from securevfl.dp.comparison import Comparison, compare
+from securevfl.dp.similarity_bound import (
+    expected_recoveries,
+    reachable_floor,
+    recovery_bound,
+    similarity_noise_std,
+)
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Epsilon from noise, noise from epsilon, steps from both; with the sentence to sign.",
+)
+
+_UNITS = {
+    "secondary-record": "any one record is in any one secondary's table",
+    "linked-row": "any one of the primary's rows is linked to the secondaries' records",
+    "entity": "any one entity is in the secondaries' tables",
+}
+
+
+@app.callback()
+def budget(
+    context: typer.Context,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="z of one round: noise on the sum over the sum's sensitivity."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target; gives the noise, or the steps if noise is given.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Rounds; each releases one average. Default 1.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Failure probability, in (0, 1).")] = 1e-5,
+    sampling_rate: Annotated[
+        float, typer.Option(help="q: rate of the secret Poisson sample that is linked.")
+    ] = 1.0,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="secondary-record (default), linked-row or entity: what is hidden."),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="frozen (default), dp-trained or trained: the bottom models' state."),
+    ] = None,
+    links_per_record: Annotated[
+        int | None,
+        typer.Option(
+            help="m: most rows of a round one record can touch. Default 1 only if neither --unit "
+            "nor --encoder is given."
+        ),
+    ] = None,
+    secondaries: Annotated[int, typer.Option(help="k: parties that add noise.")] = 1,
+    colluding: Annotated[int, typer.Option(help="c: how many of them may help the primary.")] = 0,
+    clip_norm: Annotated[float, typer.Option(help="C: for noise in a row's own units.")] = 1.0,
+    batch_rows: Annotated[int, typer.Option(help="B: rows of a round.")] = 128,
+    sampling: Annotated[
+        str, typer.Option(help="per-round or per-epoch: how often a sample is drawn.")
+    ] = "per-round",
+    batches_per_epoch: Annotated[
+        int, typer.Option(help="Rounds of an epoch, in one of which a row is.")
+    ] = 1,
+    gradient_noise_multiplier: Annotated[
+        float | None, typer.Option(help="For dp-trained encoders; default: the same z.")
+    ] = None,
+    accountant: Annotated[str, typer.Option(help="auto, pld or rdp.")] = "auto",
+    comparison: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Also RDP, naive composition, no MPC, and the papers' formula."
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw epsilon against noise, as FeT's Figure 8."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Answer for a plan: give --noise-multiplier, or --epsilon, or both (for the steps)."""
+    if context.invoked_subcommand is not None:
+        return
+    if noise_multiplier is None and epsilon is None:
+        raise ConfigError("budget: give --noise-multiplier, --epsilon, or both; see --help")
+    both = noise_multiplier is not None and epsilon is not None
+    if both and steps is not None:
+        raise ConfigError(
+            "budget: --noise-multiplier and --epsilon together give the steps; leave --steps out"
+        )
+    if unit is None and encoder is None and links_per_record is None:
+        links_per_record = 1
+    settings: dict[str, Any] = {
+        "steps": 1 if steps is None else steps,
+        "delta": delta,
+        "sampling_rate": sampling_rate,
+        "unit": unit or "secondary-record",
+        "encoder": encoder or "frozen",
+        "links_per_record": links_per_record,
+        "secondaries": secondaries,
+        "colluding": colluding,
+        "clip_norm": clip_norm,
+        "batch_rows": batch_rows,
+        "sampling": sampling,
+        "batches_per_epoch": batches_per_epoch,
+        "gradient_noise_multiplier": gradient_noise_multiplier,
+        "accountant": accountant,
+    }
+    asked = Budget(**settings)
+    if noise_multiplier is None:
+        assert epsilon is not None  # one of the two is given
+        noise_multiplier = asked.noise_multiplier(epsilon=epsilon)
+    elif epsilon is not None:
+        settings["steps"] = asked.steps_within(epsilon=epsilon, noise_multiplier=noise_multiplier)
+        asked = Budget(**settings)
+    _answer(
+        asked,
+        noise_multiplier=noise_multiplier,
+        rows=compare(asked, noise_multiplier=noise_multiplier) if comparison else [],
+        plot=plot,
+        as_json=as_json,
+    )
+
+
+def _answer(
+    asked: Budget,
+    *,
+    noise_multiplier: float,
+    rows: list[Comparison],
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    spent = asked.epsilon(noise_multiplier=noise_multiplier)
+    share = asked.noise_share_std(noise_multiplier=noise_multiplier)
+    helped = f", helped by any {asked.colluding} secondaries," if asked.colluding else ""
+    statement = (
+        f"{asked.steps} releases let the primary{helped} tell whether {_UNITS[asked.unit]} with "
+        f"epsilon = {spent:.4f} at delta = {asked.delta:g}"
+    )
+    cap = asked.links_per_record
+    if asked.encoder != "trained" and asked.unit != "linked-row":
+        statement += f", if each record is linked to at most {cap} row{'s' if cap != 1 else ''}"
+    statement += f" and the encoder is {asked.encoder}."
+    if plot is not None:
+        from securevfl.cli.budget_plot import draw
+
+        draw(asked, path=plot, around=noise_multiplier)
+    if as_json:
+        answer: dict[str, Any] = {
+            "epsilon": spent,
+            "delta": asked.delta,
+            "noise_multiplier": noise_multiplier,
+            "steps": asked.steps,
+            "sampling_rate": asked.sampling_rate,
+            "unit": asked.unit,
+            "encoder": asked.encoder,
+            "links_per_record": cap,
+            "secondaries": asked.secondaries,
+            "colluding": asked.colluding,
+            "sampling": asked.sampling,
+            "accountant": asked.accountant,
+            "noise_share_std": share,
+            "clip_norm": asked.clip_norm,
+            "batch_rows": asked.batch_rows,
+            "statement": statement,
+        }
+        if rows:
+            answer["compare"] = {
+                row.name: {"epsilon": row.epsilon, "guarantee": row.sound} for row in rows
+            }
+        if plot is not None:
+            answer["plot"] = str(plot)
+        print(json.dumps(answer, allow_nan=False))
+        return
+    print(f"epsilon           {spent:.6g}")
+    print(f"delta             {asked.delta:g}")
+    print(f"noise multiplier  {noise_multiplier:.6g}")
+    print(f"steps             {asked.steps}")
+    print(f"noise per party   {share:.6g} (on its own term, clip norm {asked.clip_norm:g})")
+    for row in rows:
+        figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
+        print(f"  {row.label:<50} epsilon {figure}")
+    print(statement)
+    if plot is not None:
+        print(f"plot              {plot}")
+
+
+@app.command()
+def similarity(
+    key_scale: Annotated[float, typer.Option("--sigma0", help="Scale of the similarities.")],
+    noise_std: Annotated[
+        float | None, typer.Option("--sigma", help="Noise on the normalised similarity.")
+    ] = None,
+    bound: Annotated[
+        float | None, typer.Option("--tau", help="Wanted bound on the attacker's success.")
+    ] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Records, for the expected number of recoveries.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
+    if (noise_std is None) == (bound is None):
+        raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
+    if noise_std is None:
+        assert bound is not None  # exactly one is given
+        noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
+    tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
+    answer: dict[str, Any] = {
+        "tau": tau,
+        "sigma": noise_std,
+        "sigma0": key_scale,
+        "tau_floor": reachable_floor(key_scale=key_scale),
+        "is_differential_privacy": False,
+    }
+    if records is not None:
+        answer["records"] = records
+        answer["expected_recoveries"] = expected_recoveries(
+            noise_std=noise_std, key_scale=key_scale, records=records
+        )
+    if as_json:
+        print(json.dumps(answer, allow_nan=False))
+        return
+    for name, value in answer.items():
+        if name != "is_differential_privacy":
+            print(f"{name:<20} {value:.6g}")
+    print("This bounds one greedy attacker; it is not differential privacy.")

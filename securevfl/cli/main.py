@@ -1,0 +1,188 @@
+"""The ``securevfl`` command: what users type, and how errors reach them.
+
+Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securevfl.cli.budget import app as budget_app
+from securevfl.core.errors import SecureVflError
+from securevfl.version import __version__
+
+app = typer.Typer(
+    name="securevfl",
+    help=(
+        "Vertical federated learning on fuzzily linked tables, with secure averaging and a "
+        "privacy budget."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(budget_app, name="budget")
+
+_INTERRUPTED = 130
+
+FederationFile = Annotated[
+    Path, typer.Argument(metavar="FED.toml", help="The federation file that all parties share.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="RUN", help="Run folder; default: runs/NAME-TIME."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the last epoch saved in the run folder.")
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="cpu, or cuda where there is a GPU."),
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"securevfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Vertical federated learning on fuzzily linked tables."""
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer epochs, for a quick look.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train FeT on real digits: one primary and four secondaries, every party its own process."""
+    from securevfl.cli.demo import run_demo
+
+    run_demo(out=out, fast=fast, seed=seed, as_json=as_json)
+
+
+@app.command()
+def train(
+    federation: FederationFile,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole federation on this machine, one process per party."""
+    from securevfl.cli.run import run_train
+
+    run_train(federation, out=out, resume=resume, device=device, as_json=as_json)
+
+
+@app.command()
+def simulate(
+    federation: FederationFile,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Run the same federation in one process, on CPU or GPU, with the same noise."""
+    from securevfl.cli.run import run_simulate
+
+    run_simulate(federation, out=out, resume=resume, device=device, as_json=as_json)
+
+
+@app.command()
+def party(
+    federation: FederationFile,
+    name: Annotated[str, typer.Option("--name", help="Which party of the file this process is.")],
+    identity: Annotated[
+        Path,
+        typer.Option("--identity", help="This party's folder, as made by securevfl provision."),
+    ],
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: Annotated[
+        Path | None,
+        typer.Option(help="Where relative data paths start; default: next to the file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one party of a federation, on its own machine."""
+    from securevfl.cli.run import run_party
+
+    run_party(
+        federation,
+        name=name,
+        identity=identity,
+        out=out,
+        resume=resume,
+        device=device,
+        data_root=data_root,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def provision(
+    federation: FederationFile,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the identities.")],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Make this party's identity only; each party runs it at home."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Make identities and certificates, and print the lines that the federation file pins."""
+    from securevfl.cli.provision import run_provision
+
+    run_provision(federation, out=out, name=name, days=days, as_json=as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the run's self-contained HTML report."""
+    from securevfl.cli.run import run_report
+
+    run_report(run, as_json=as_json)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one line and an exit code, never a traceback.
+
+    Exit codes: 0 done; 2 wrong input; 3 a party was lost or refused; 4 the privacy budget forbids
+    it; 1 a bug.
+    """
+    try:
+        app()
+    except SecureVflError as error:
+        print(f"securevfl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("securevfl: interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What the command ``provision`` does."""
+
+import json
+from pathlib import Path
+
+from securevfl.federation.config import parse_address, read_federation_file
+from securevfl.federation.provision import provision, provision_one
+
+
+def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:
+    """Make identities and print the lines that the federation file pins."""
+    config = read_federation_file(path)
+    assert config.primary.address is not None
+    host = parse_address(config.primary.address)[0]
+    hosts = {config.primary.name: [host]}
+    if name is not None:
+        party = config.party(name)
+        pinned = {
+            name: provision_one(party.name, out, valid_days=days, hosts=hosts.get(party.name, []))
+        }
+    else:
+        pinned = provision(
+            [party.name for party in config.parties], out, valid_days=days, hosts=hosts
+        )
+    if as_json:
+        print(json.dumps({"identities": pinned}))
+        return
+    for party_name, text in pinned.items():
+        print(f'# [[party]] name = "{party_name}"\nidentity = "{text}"')
+    if name is not None:
+        print(
+            f"\n# Send {out / name / 'identity.pem'} to the other parties, and put theirs into "
+            f"{out / name / 'trust'} as NAME.pem."
+        )
+    else:
+        print(f"\n# Give each party its own folder of {out}, and nobody another one's.")

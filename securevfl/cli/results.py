@@ -1,0 +1,71 @@
+"""A run's figures, as one JSON object or as a table for people."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
+    """Print a run's metrics on stdout."""
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    console = Console()
+    table = Table(title=f"{metrics['federation']}: test {metrics['metric']}", title_justify="left")
+    table.add_column("model")
+    table.add_column(metrics["metric"], justify="right")
+    table.add_row(f"{metrics['family']} (joint)", f"{metrics['test']:.4f}")
+    table.add_row("solo (the primary alone)", f"{metrics['solo_test']:.4f}")
+    if "no_privacy_test" in metrics:
+        table.add_row(
+            f"{metrics['family']} without noise (simulated)", f"{metrics['no_privacy_test']:.4f}"
+        )
+    if "combine_test" in metrics:
+        table.add_row("combine (all features in one place)", f"{metrics['combine_test']:.4f}")
+    console.print(table)
+    _print_privacy(console, metrics["privacy"])
+    if metrics["bytes"]:
+        _print_parties(console, metrics)
+    console.print(f"run folder: {folder}", soft_wrap=True)
+    console.print(f"report:     {folder / 'report.html'}", soft_wrap=True)
+
+
+def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
+    console.print(f"\n[bold]privacy[/bold]: {privacy['statement']}", highlight=False)
+    if privacy["secondaries"] == 1:
+        console.print(
+            "With one secondary there is nothing to average with: only the noise protects it.",
+            highlight=False,
+        )
+    if privacy["epsilon"] is not None:
+        console.print(
+            f"spent epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}; the papers' "
+            f"formula would claim epsilon = {privacy['epsilon_as_published']:.4g}. "
+            f"{privacy['as_published_note']}",
+            highlight=False,
+        )
+    console.print()
+
+
+def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:
+    table = Table(title="parties", title_justify="left")
+    table.add_column("party")
+    table.add_column("sent", justify="right")
+    table.add_column("received", justify="right")
+    memory = metrics.get("peak_memory_bytes", {})
+    if memory:
+        table.add_column("peak memory", justify="right")
+    for name, row in metrics["bytes"].items():
+        cells = [name, _megabytes(row["sent"]), _megabytes(row["received"])]
+        if memory:
+            cells.append(_megabytes(memory[name]))
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"

@@ -1,0 +1,161 @@
+"""What the commands ``train``, ``simulate``, ``party`` and ``report`` do."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from securevfl.cli.progress import RunProgress
+from securevfl.cli.results import print_results
+from securevfl.core import files
+from securevfl.core.errors import ProtocolError, SecureVflError
+from securevfl.federation.assemble import warnings_about
+from securevfl.federation.config import FederationConfig, read_federation_file
+from securevfl.federation.device import device_named
+from securevfl.federation.launching import train_in_processes
+from securevfl.federation.party import PartyJob
+from securevfl.federation.party import run_party as run_one_party
+from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.launch.child import end_with_launcher, report_failure
+from securevfl.launch.child import report as report_to_launcher
+from securevfl.models.tasks import TaskHead
+from securevfl.report.page import write_report
+
+
+def run_folder_for(config: FederationConfig, out: Path | None) -> Path:
+    """Return the run folder: the one that was asked for, or a new one under ``runs/``."""
+    if out is not None:
+        return out
+    return Path("runs") / f"{config.federation.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def run_train(
+    path: Path, *, out: Path | None, resume: bool, device: str, as_json: bool
+) -> dict[str, Any]:
+    """Run a federation on this machine, one process per party; print its metrics."""
+    config = read_federation_file(path)
+    folder = run_folder_for(config, out)
+    metrics = _finished(folder) if resume else None
+    if metrics is None:
+        metrics = train_and_report(
+            config, folder, data_root=path.parent, resume=resume, device=device
+        )
+    print_results(metrics, folder, as_json=as_json)
+    return metrics
+
+
+def train_and_report(
+    config: FederationConfig, folder: Path, *, data_root: Path, resume: bool, device: str
+) -> dict[str, Any]:
+    """Run a federation in processes, with progress on stderr, and write its report."""
+    device_named(device)
+    _warn(config)
+    with RunProgress(metric=_metric_name(config)) as progress:
+        metrics, exits = train_in_processes(
+            config,
+            folder,
+            data_root=data_root.resolve(),
+            resume=resume,
+            device=device,
+            observe=progress,
+        )
+    metrics["peak_memory_bytes"] = {name: end.peak_memory_bytes for name, end in exits.items()}
+    files.write_json(folder / "metrics.json", metrics)
+    write_report(folder)
+    return metrics
+
+
+def run_simulate(
+    path: Path, *, out: Path | None, resume: bool, device: str, as_json: bool
+) -> dict[str, Any]:
+    """Run a federation in this process; print its metrics."""
+    config = read_federation_file(path)
+    folder = run_folder_for(config, out)
+    metrics = _finished(folder) if resume else None
+    if metrics is None:
+        _warn(config)
+        tables = read_tables(config, path.parent)
+        files.require_writable_folder(folder)
+        files.write_text(folder / "federation.toml", path.read_text(encoding="utf-8"))
+        with RunProgress(metric=_metric_name(config)) as progress:
+            metrics = simulate_federation(
+                config,
+                tables,
+                folder,
+                device=device_named(device),
+                resume=resume,
+                observe=progress,
+            ).metrics
+        write_report(folder)
+    print_results(metrics, folder, as_json=as_json)
+    return metrics
+
+
+def run_party(
+    path: Path,
+    *,
+    name: str,
+    identity: Path,
+    out: Path | None,
+    resume: bool,
+    device: str,
+    data_root: Path | None,
+    as_json: bool,
+) -> None:
+    """Run one party: for the launcher, or by hand on the party's own machine."""
+    end_with_launcher()
+    try:
+        config = read_federation_file(path)
+        folder = run_folder_for(config, out)
+        job = PartyJob(
+            config=config,
+            name=name,
+            run_folder=folder,
+            identity_folder=identity,
+            data_root=data_root or path.parent,
+            device=device_named(device),
+            resume=resume,
+        )
+        with RunProgress(metric=_metric_name(config)) as progress:
+
+            def observe(event: Mapping[str, Any]) -> None:
+                report_to_launcher(**event)
+                progress(event)
+
+            metrics = run_one_party(job, observe)
+        if metrics is not None:
+            if not (folder / "federation.toml").exists():
+                files.write_text(folder / "federation.toml", path.read_text(encoding="utf-8"))
+            write_report(folder)
+            print_results(metrics, folder, as_json=as_json)
+    except SecureVflError as error:
+        origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
+        report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
+        raise
+
+
+def run_report(folder: Path, *, as_json: bool) -> None:
+    """Write a run's report and say where it is."""
+    path = write_report(folder)
+    print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """Return the metrics of a run that has nothing left to do."""
+    path = folder / "metrics.json"
+    if not path.exists():
+        return None
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
+    return metrics
+
+
+def _warn(config: FederationConfig) -> None:
+    for warning in warnings_about(config):
+        print(f"securevfl: warning: {warning}", file=sys.stderr)
+
+
+def _metric_name(config: FederationConfig) -> str:
+    return TaskHead(task=config.federation.task, num_classes=2).metric_name

@@ -1,0 +1,34 @@
+"""Keep freed memory for the next step instead of giving it back to the system.
+
+A training step frees and allocates the same few megabytes again and again. By default glibc
+returns such blocks to the system, which then has to hand out zeroed pages one fault at a time: on
+a virtual machine 2 ms for the 2.5 MB of one message, more than encrypting it ten times over.
+"""
+
+import ctypes
+import sys
+from typing import Final
+
+# Constants of glibc's malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+# Larger blocks are rare and long-lived: tables, model weights.
+_KEEP_BYTES: Final = 1 << 28
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library's allocator to keep up to 256 MiB that were freed; call once at start.
+
+    Returns:
+        Whether the allocator took it; other C libraries than glibc have no such setting, and
+        nothing depends on it but speed.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)) and bool(
+        mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+    )

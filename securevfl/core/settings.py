@@ -1,0 +1,88 @@
+"""Read a table of settings into a frozen dataclass, refusing what does not belong.
+
+The names of fields, their types and their defaults are those of the dataclass; its own
+``__post_init__`` checks values. Every message names the field as ``section.field``.
+"""
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from securevfl.core.errors import ConfigError, PrivacyError
+
+T = TypeVar("T")
+
+
+def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
+    """Build ``cls`` from ``table``.
+
+    Args:
+        cls: A dataclass whose fields are str, int, float, bool, ``Literal``, ``None`` unions or
+            tuples of these.
+        table: Parsed TOML or JSON.
+        where: What the table is called in messages, for example ``"privacy"``.
+
+    Raises:
+        ConfigError: For an unknown or missing field, a wrong type or an impossible value.
+        PrivacyError: As ``cls`` raises it, with ``where`` in front.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - set(fields))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], fields, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{where}.{unknown[0]}: no such field; {hint}Allowed: {', '.join(sorted(fields))}"
+        )
+    for name, field in fields.items():
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and name not in table:
+            raise ConfigError(f"{where}.{name}: is missing and has no default")
+    hints = get_type_hints(cls)
+    values = {
+        name: _convert(value, hints[name], f"{where}.{name}") for name, value in table.items()
+    }
+    try:
+        return cls(**values)
+    except (ConfigError, PrivacyError) as error:
+        text = str(error)
+        raise type(error)(text if text.startswith(where) else f"{where}.{text}") from None
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        options = [option for option in get_args(hint) if option is not type(None)]
+        if value is None and len(options) < len(get_args(hint)):
+            return None
+        for option in options:
+            try:
+                return _convert(value, option, where)
+            except ConfigError:
+                continue
+        names = " or ".join(_name(option) for option in options)
+        raise ConfigError(f"{where}: must be {names}, got {value!r}")
+    if origin is Literal:
+        if value not in get_args(hint):
+            allowed = ", ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"{where}: must be one of {allowed}; got {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: must be a list, got {value!r}")
+        item = get_args(hint)[0]
+        return tuple(_convert(entry, item, f"{where}[{i}]") for i, entry in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
+        return value
+    raise ConfigError(f"{where}: must be {_name(hint)}, got {value!r}")
+
+
+def _name(hint: Any) -> str:
+    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return words.get(hint) or ("a list" if get_origin(hint) is tuple else str(hint))

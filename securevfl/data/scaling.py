@@ -1,0 +1,219 @@
+"""Scale features, keys and regression labels, and say which scalings depend on the data.
+
+A mean and a deviation fitted to a private table are statistics of it. A frozen encoder's guarantee
+(DESIGN 7) needs one record's representation to depend on that record alone, so it goes with
+declared bounds, never with fitted statistics: :attr:`FeatureScaler.data_independent` tells them
+apart.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError
+
+Scaling = Literal["standard", "bounds", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeatureScaler:
+    """``(features - centre) / width``, clamped to [-limit, limit] if there is a limit."""
+
+    centre: Float64[np.ndarray, " features"]
+    """What becomes 0, in the feature's unit."""
+
+    width: Float64[np.ndarray, " features"]
+    """What becomes 1, in the feature's unit, > 0."""
+
+    limit: float | None
+    """Largest absolute scaled value; None does not clamp."""
+
+    data_independent: bool
+    """False if centre and width were fitted to a table, and so depend on its every record."""
+
+    @classmethod
+    def standard(cls, features: Float32[np.ndarray, "rows features"]) -> "FeatureScaler":
+        """Fit mean and standard deviation; a constant feature becomes 0. Not data-independent."""
+        values = features.astype(np.float64)
+        deviation = values.std(axis=0)
+        # A constant column's deviation is rounding error, and dividing by it makes noise of it.
+        constant = deviation <= 1e-9 * np.maximum(1, np.abs(values).max(axis=0))
+        return cls(
+            centre=values.mean(axis=0),
+            width=np.where(constant, 1.0, deviation),
+            limit=None,
+            data_independent=False,
+        )
+
+    @classmethod
+    def bounded(
+        cls,
+        feature_names: Sequence[str],
+        bounds: Sequence[float] | Mapping[str, Sequence[float]],
+    ) -> "FeatureScaler":
+        """Map declared bounds to [-1, 1], and clamp what lies outside them. Data-independent.
+
+        Args:
+            feature_names: The table's features.
+            bounds: ``[low, high]`` for every feature, or one such pair for each name. A one-hot
+                column ``column=value`` without bounds of its own has [0, 1].
+
+        Raises:
+            ConfigError: If a feature has no bounds, or its bounds are not finite and ascending.
+        """
+        pairs = [_bounds_of(name, bounds) for name in feature_names]
+        low = np.array([pair[0] for pair in pairs], dtype=np.float64)
+        high = np.array([pair[1] for pair in pairs], dtype=np.float64)
+        return cls(
+            centre=(low + high) / 2, width=(high - low) / 2, limit=1.0, data_independent=True
+        )
+
+    @classmethod
+    def unscaled(cls, num_features: int) -> "FeatureScaler":
+        """Leave features as they are. Data-independent."""
+        return cls(
+            centre=np.zeros(num_features),
+            width=np.ones(num_features),
+            limit=None,
+            data_independent=True,
+        )
+
+    def apply(
+        self, features: Float32[np.ndarray, "rows features"]
+    ) -> Float32[np.ndarray, "rows features"]:
+        """Return the scaled features; each row depends on that row and the scaler alone.
+
+        Raises:
+            DataError: If the features have another number of columns.
+        """
+        if features.shape[1] != len(self.centre):
+            raise DataError(
+                f"features: have {features.shape[1]} columns, the scaler {len(self.centre)}"
+            )
+        scaled = (features.astype(np.float64) - self.centre) / self.width
+        if self.limit is not None:
+            np.clip(scaled, -self.limit, self.limit, out=scaled)
+        return scaled.astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KeyScaler:
+    """Scale the keys of all parties by common statistics, so that one place stays one place.
+
+    Scaled per party, the same coordinates would differ between parties (DESIGN 8). Centring happens
+    in float64, before float32 could round the coordinates of neighbours together.
+    """
+
+    centre: Float64[np.ndarray, " key_dim"]
+    """What becomes 0, in the key's unit."""
+
+    width: Float64[np.ndarray, " key_dim"]
+    """What becomes 1, in the key's unit, > 0."""
+
+    @classmethod
+    def fit(cls, keys: Float64[np.ndarray, "rows key_dim"]) -> "KeyScaler":
+        """Take mean and deviation of the keys of one party, usually the primary's."""
+        deviation = keys.std(axis=0)
+        constant = deviation <= 1e-12 * np.maximum(1, np.abs(keys).max(axis=0))
+        return cls(centre=keys.mean(axis=0), width=np.where(constant, 1.0, deviation))
+
+    def apply(
+        self, keys: Float64[np.ndarray, "rows key_dim"]
+    ) -> Float32[np.ndarray, "rows key_dim"]:
+        """Return scaled keys for a model; linkage itself uses the unscaled float64 keys.
+
+        Raises:
+            DataError: If the keys have another dimension.
+        """
+        if keys.shape[1] != len(self.centre):
+            raise DataError(
+                f"keys: have {keys.shape[1]} dimensions, the scaler {len(self.centre)}; "
+                f"all parties must link by the same key columns"
+            )
+        return ((keys - self.centre) / self.width).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelScaler:
+    """Standardise regression labels by the training rows, and bring predictions back."""
+
+    mean: float
+    """Mean of the training labels, in the label's unit."""
+
+    deviation: float
+    """Standard deviation of the training labels, in the label's unit, > 0."""
+
+    def __post_init__(self) -> None:
+        checks.positive(deviation=self.deviation)
+        if not math.isfinite(self.mean):
+            raise ConfigError(f"mean must be finite, got {self.mean!r}")
+
+    @classmethod
+    def fit(cls, training_labels: Float32[np.ndarray, " rows"]) -> "LabelScaler":
+        """Take mean and deviation of the training labels.
+
+        Raises:
+            DataError: If they are constant.
+        """
+        values = training_labels.astype(np.float64)
+        deviation = float(values.std())
+        if not deviation > 0:
+            raise DataError("labels: are constant in the training rows; nothing can be learned")
+        return cls(mean=float(values.mean()), deviation=deviation)
+
+    def apply(self, labels: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
+        """Return standardised labels."""
+        return ((labels.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
+
+    def invert(self, outputs: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
+        """Return outputs in the label's unit."""
+        return (outputs.astype(np.float64) * self.deviation + self.mean).astype(np.float32)
+
+
+def feature_scaler(
+    features: Float32[np.ndarray, "rows features"],
+    feature_names: Sequence[str],
+    *,
+    scaling: Scaling,
+    bounds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+) -> FeatureScaler:
+    """Make the scaler that a federation file asks for.
+
+    Raises:
+        ConfigError: If ``bounds`` are missing, superfluous or impossible.
+    """
+    checks.one_of(("standard", "bounds", "none"), scaling=scaling)
+    if (scaling == "bounds") != (bounds is not None):
+        raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
+    if bounds is not None:
+        return FeatureScaler.bounded(feature_names, bounds)
+    if scaling == "standard":
+        return FeatureScaler.standard(features)
+    return FeatureScaler.unscaled(len(feature_names))
+
+
+def _bounds_of(
+    name: str, bounds: Sequence[float] | Mapping[str, Sequence[float]]
+) -> tuple[float, float]:
+    pair: Sequence[float]
+    if isinstance(bounds, Mapping):
+        if name in bounds:
+            pair = bounds[name]
+        elif "=" in name:
+            pair = (0.0, 1.0)
+        else:
+            raise ConfigError(f"bounds: the feature {name!r} has none; add {name} = [low, high]")
+    else:
+        pair = bounds
+    if len(pair) != 2 or not (
+        math.isfinite(pair[0]) and math.isfinite(pair[1]) and pair[0] < pair[1]
+    ):
+        raise ConfigError(
+            f"bounds: of the feature {name!r} must be finite [low, high], got {list(pair)}"
+        )
+    return float(pair[0]), float(pair[1])

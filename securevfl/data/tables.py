@@ -1,0 +1,122 @@
+"""A party's table in memory: keys, features and, at the primary, labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from securevfl.core.errors import DataError
+
+Labels = Float32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
+"""float32 for regression, int64 class numbers otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class PartyTable:
+    """One party's private table, checked: every value is finite, all columns equally long."""
+
+    name: str
+    """The party's name."""
+
+    key_names: tuple[str, ...]
+    """Columns that parties link by."""
+
+    keys: Float64[np.ndarray, "rows key_dim"]
+    """Keys in their own units. float64, as float32 loses neighbours on raw coordinates."""
+
+    feature_names: tuple[str, ...]
+    """One name a feature; one-hot columns are called ``column=value``."""
+
+    features: Float32[np.ndarray, "rows features"]
+    """What the bottom model of this party sees."""
+
+    labels: Labels | None = None
+    """float32 for regression, class numbers from 0 otherwise; None at a secondary."""
+
+    classes: tuple[Any, ...] | None = None
+    """The original label value of each class number; None for regression."""
+
+    inferred_columns: tuple[str, ...] = ()
+    """Text columns whose list of words was collected from the records, not declared: which features
+    there are then depends on the data."""
+
+    entities: Int64[np.ndarray, " rows"] | None = None
+    """Ground truth of linkage: equal numbers at two parties are one entity. Never a feature."""
+
+    def __post_init__(self) -> None:
+        rows = len(self.keys)
+        if rows == 0:
+            raise DataError(f"table of {self.name!r}: has no rows")
+        for what, values, names in (
+            ("keys", self.keys, self.key_names),
+            ("features", self.features, self.feature_names),
+        ):
+            if values.shape != (rows, len(names)):
+                raise DataError(
+                    f"table of {self.name!r}: {what} have the shape {values.shape}, expected "
+                    f"{(rows, len(names))}: {rows} rows and {len(names)} names"
+                )
+            require_finite(values, names, where=f"table of {self.name!r}")
+        for what, column in (("labels", self.labels), ("entities", self.entities)):
+            if column is not None and column.shape != (rows,):
+                raise DataError(
+                    f"table of {self.name!r}: {what} have the shape {column.shape}, "
+                    f"expected {(rows,)}"
+                )
+        if self.labels is not None:
+            require_finite(self.labels[:, None], ("label",), where=f"table of {self.name!r}")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(self.keys)
+
+    @property
+    def num_features(self) -> int:
+        """Features after one-hot encoding."""
+        return len(self.feature_names)
+
+    @property
+    def key_dim(self) -> int:
+        """Numeric key columns."""
+        return len(self.key_names)
+
+    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "PartyTable":
+        """Return the table of the chosen rows, in that order; a row may be chosen twice."""
+        return PartyTable(
+            name=self.name,
+            key_names=self.key_names,
+            keys=self.keys[rows],
+            feature_names=self.feature_names,
+            features=self.features[rows],
+            labels=None if self.labels is None else self.labels[rows],
+            classes=self.classes,
+            inferred_columns=self.inferred_columns,
+            entities=None if self.entities is None else self.entities[rows],
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"PartyTable({self.name!r}, {self.num_rows} rows, {self.key_dim} key columns, "
+            f"{self.num_features} features, labels: {'yes' if self.labels is not None else 'no'})"
+        )
+
+
+def require_finite(values: np.ndarray, names: Sequence[str], *, where: str) -> None:
+    """Check that no value is NaN or infinite.
+
+    Raises:
+        DataError: Naming the first such row (counted from 1) and its column.
+    """
+    finite = np.isfinite(values)
+    if finite.all():
+        return
+    row, column = (int(axis[0]) for axis in np.nonzero(~finite))
+    value = values[row, column]
+    found = "a missing value (NaN)" if np.isnan(value) else f"an infinite value ({value})"
+    raise DataError(
+        f"{where}: column {names[column]!r}, row {row + 1}: is {found}; "
+        f"fill it in or drop the row ({int((~finite).sum())} such values in all)"
+    )

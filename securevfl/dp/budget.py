@@ -1,0 +1,308 @@
+"""The budget calculator: epsilon from noise, noise from epsilon, steps from both."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.accountant import Method, epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
+from securevfl.dp.events import (
+    EntitySampledRelease,
+    GaussianRelease,
+    Neighbouring,
+    Release,
+    SampledRelease,
+    Unit,
+)
+from securevfl.dp.gaussian import composed_multiplier
+from securevfl.dp.noise_shares import honest_parties, noise_share_std
+from securevfl.dp.privacy import Encoder, UnitName
+from securevfl.dp.sensitivity import rows_changed, sum_sensitivity
+
+Sampling = Literal["per-round", "per-epoch", "fixed-size"]
+NeighbouringName = Literal["add-remove", "replace-one"]
+
+# A search for the number of steps gives up here.
+_MOST_STEPS: Final = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """A plan of releases, without its noise (DESIGN 7, third table).
+
+    The noise multiplier is that of one round: ``z = tau sqrt(k - c) / Delta_sum``, the noise that
+    honest parties leave on the sum over what one unit can change in it (with the m rows that one
+    record touches counted in ``Delta_sum``; with a trained encoder, all B rows of the round).
+    """
+
+    steps: int
+    """Rounds, each of which releases one average, >= 0."""
+
+    delta: float
+    """Failure probability of the whole, in (0, 1)."""
+
+    sampling_rate: float = 1.0
+    """``q``: rate of the secret Poisson sample of records that is linked, in (0, 1]."""
+
+    unit: UnitName = "secondary-record"
+    """What one record is."""
+
+    encoder: Encoder = "frozen"
+    """What the bottom models' weights know of the data."""
+
+    links_per_record: int | None = None
+    """``m``: most rows of a round that one record can be linked to. Has no default: without the
+    record-side cap there is no bound. Not needed for linked rows and trained encoders."""
+
+    secondaries: int = 1
+    """``k``: parties that add a noise share in every round."""
+
+    colluding: int = 0
+    """``c``: how many of them may help the primary."""
+
+    clip_norm: float = 1.0
+    """``C``, in the units of the representation; matters for noise in those units alone."""
+
+    batch_rows: int = 128
+    """``B``: rows of a round; matters for noise in units of the representation alone."""
+
+    sampling: Sampling = "per-round"
+    """``per-round``: a fresh sample each round; ``per-epoch``: one for ``batches_per_epoch``
+    rounds; ``fixed-size`` samples are refused."""
+
+    sampling_secret: bool = True
+    """Whether the primary never learns which records were sampled."""
+
+    batches_per_epoch: int = 1
+    """Rounds of an epoch, in one of which a row is. For linked rows with a frozen encoder, and for
+    ``per-epoch`` sampling."""
+
+    neighbouring: NeighbouringName = "add-remove"
+    """Whether a unit is there or not, or is exchanged for another."""
+
+    gradient_noise_multiplier: float | None = None
+    """For ``dp-trained``: multiplier of the noise on each update of the bottom model; the forward
+    one if None."""
+
+    accountant: Method = "auto"
+    """``auto``, ``pld`` or ``rdp``."""
+
+    def __post_init__(self) -> None:
+        checks.whole(
+            steps=self.steps,
+            secondaries=self.secondaries,
+            colluding=self.colluding,
+            batch_rows=self.batch_rows,
+            batches_per_epoch=self.batches_per_epoch,
+        )
+        checks.at_least(0, steps=self.steps)
+        checks.at_least(1, secondaries=self.secondaries, batch_rows=self.batch_rows)
+        checks.at_least(1, batches_per_epoch=self.batches_per_epoch)
+        checks.open_unit(delta=self.delta)
+        checks.rate(sampling_rate=self.sampling_rate)
+        checks.positive(clip_norm=self.clip_norm)
+        checks.one_of((unit.value for unit in Unit), unit=self.unit)
+        checks.one_of(("frozen", "dp-trained", "trained"), encoder=self.encoder)
+        checks.one_of(("per-round", "per-epoch", "fixed-size"), sampling=self.sampling)
+        checks.one_of((one.value for one in Neighbouring), neighbouring=self.neighbouring)
+        checks.one_of(("auto", "pld", "rdp"), accountant=self.accountant)
+        if self.links_per_record is not None:
+            checks.whole(links_per_record=self.links_per_record)
+            checks.at_least(1, links_per_record=self.links_per_record)
+        if self.gradient_noise_multiplier is not None:
+            checks.positive(gradient_noise_multiplier=self.gradient_noise_multiplier)
+            if self.encoder != "dp-trained":
+                raise ConfigError(
+                    f'gradient_noise_multiplier: goes with encoder = "dp-trained", got '
+                    f"{self.encoder!r}"
+                )
+        honest_parties(active=self.secondaries, colluding=self.colluding)
+        self._check_promise()
+
+    def _check_promise(self) -> None:
+        """Refuse what no accountant makes true.
+
+        Raises:
+            PrivacyError: Saying what would be needed.
+        """
+        if self._needs_cap and self.links_per_record is None:
+            raise PrivacyError(
+                f"links_per_record: must be given for unit = {self.unit!r} with a {self.encoder} "
+                f"encoder; without a record-side cap one record can touch any number of rows"
+            )
+        if self.sampling == "fixed-size":
+            raise PrivacyError(
+                'sampling: "fixed-size" samples (without replacement) are not accounted for: '
+                "removing a record changes who else is drawn; use Poisson sampling"
+            )
+        if self.sampling_rate == 1:
+            return
+        if not self.sampling_secret:
+            raise PrivacyError(
+                "sampling_secret: a sample that the primary knows amplifies nothing; keep it "
+                "secret, or set sampling_rate to 1"
+            )
+        if self.unit == "linked-row":
+            raise PrivacyError(
+                'sampling_rate: does not amplify unit = "linked-row", which is released in every '
+                "round; set it to 1, or choose another unit"
+            )
+        if self.encoder == "trained":
+            raise PrivacyError(
+                'sampling_rate: does not amplify with encoder = "trained", whose weights remember '
+                "records that were sampled before; set it to 1, or use a frozen or dp-trained "
+                "encoder"
+            )
+        if self.encoder == "dp-trained" and (self.unit == "entity" or self.sampling != "per-round"):
+            raise PrivacyError(
+                'sampling_rate: with encoder = "dp-trained" amplification is accounted for the '
+                'unit "secondary-record" and a fresh sample each round only; set it to 1'
+            )
+
+    @property
+    def _needs_cap(self) -> bool:
+        return self.unit != "linked-row" and self.encoder != "trained"
+
+    def releases(self, noise_multiplier: float) -> list[Release]:
+        """Return what is released at a round's noise multiplier ``z``, for an accountant.
+
+        References:
+            DESIGN 7, third table. ``dp-trained``: forward and gradient releases of a round compose
+            to ``(z_f^-2 + z_g^-2)^-1/2``. One sample an epoch: the B rounds that share it are one
+            release of sqrt(B) times the sensitivity.
+        """
+        checks.positive(noise_multiplier=noise_multiplier)
+        z, count = noise_multiplier, self.steps
+        if self.encoder == "dp-trained":
+            z = composed_multiplier(z, self.gradient_noise_multiplier or z)
+        if self.unit == "linked-row" and self.encoder == "frozen":
+            # A row is in one batch of an epoch; the other batches say nothing of it.
+            count = -(-self.steps // self.batches_per_epoch)
+        if self.sampling_rate == 1:
+            return [GaussianRelease(noise_multiplier=z, count=count)]
+        if self.sampling == "per-epoch":
+            z /= math.sqrt(self.batches_per_epoch)
+            count = -(-self.steps // self.batches_per_epoch)
+        replace_one = self.neighbouring == "replace-one"
+        if self.unit == "entity" and self.sampling == "per-round" and not replace_one:
+            return [
+                EntitySampledRelease(
+                    parties=self.secondaries,
+                    sampling_rate=self.sampling_rate,
+                    noise_multiplier=z,
+                    count=count,
+                )
+            ]
+        if replace_one:
+            # z was measured by the exchange, of up to 2m rows; the event wants one record's m.
+            assert self.links_per_record is not None  # checked: sampled units need the cap
+            exchanged, one = (
+                rows_changed(
+                    links_per_record=self.links_per_record,
+                    rows=self.batch_rows,
+                    neighbouring=neighbouring,
+                )
+                for neighbouring in (Neighbouring.REPLACE_ONE, Neighbouring.ADD_REMOVE)
+            )
+            z *= math.sqrt(exchanged / one)
+        return [
+            SampledRelease(
+                sampling_rate=self.sampling_rate,
+                noise_multiplier=z,
+                count=count,
+                neighbouring=Neighbouring(self.neighbouring),
+            )
+        ]
+
+    def epsilon(self, *, noise_multiplier: float) -> float:
+        """Return epsilon of the plan at a round's noise multiplier; rounded up.
+
+        Raises:
+            ConfigError: If the multiplier is not positive and finite, or delta too small for the
+                accountant.
+        """
+        return epsilon_of(self.releases(noise_multiplier), delta=self.delta, method=self.accountant)
+
+    def noise_multiplier(self, *, epsilon: float) -> float:
+        """Return a round's noise multiplier that keeps the plan within ``epsilon``; rounded up.
+
+        Raises:
+            ConfigError: If ``epsilon`` is not positive and finite, or no noise is enough.
+        """
+        return noise_multiplier_for(
+            self.releases, epsilon=epsilon, delta=self.delta, method=self.accountant
+        )
+
+    def steps_within(self, *, epsilon: float, noise_multiplier: float) -> int:
+        """Return the most rounds that stay within ``epsilon`` at a noise multiplier; rounded down.
+
+        ``self.steps`` plays no part.
+
+        Raises:
+            ConfigError: If more than 1e9 rounds fit.
+        """
+        checks.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
+
+        def cost(steps: int) -> float:
+            return replace(self, steps=steps).epsilon(noise_multiplier=noise_multiplier)
+
+        return _most_within(cost, epsilon)
+
+    def sensitivity(self) -> float:
+        """Return ``Delta_sum`` of one round, in the units of ``clip_norm``.
+
+        For linked rows 2C k: what takes the place of a removed row's links is not assumed zero.
+        """
+        rows = self.batch_rows
+        return sum_sensitivity(
+            clip_norm=self.clip_norm,
+            active=self.secondaries,
+            unit=Unit(self.unit),
+            links_per_record=self.links_per_record if self._needs_cap else rows,
+            rows=rows,
+            neighbouring=Neighbouring(self.neighbouring),
+        ) * (math.sqrt(rows) if self.unit == "linked-row" and self.encoder == "trained" else 1)
+
+    def noise_share_std(self, *, noise_multiplier: float) -> float:
+        """Return ``tau``: what each secondary adds to its own term, in the units of ``clip_norm``.
+
+        Computed from :meth:`sensitivity`, at ``secondaries`` active and ``colluding`` of them
+        helping the primary.
+        """
+        checks.positive(noise_multiplier=noise_multiplier)
+        return noise_share_std(
+            sum_std=noise_multiplier * self.sensitivity(),
+            active=self.secondaries,
+            colluding=self.colluding,
+        )
+
+
+def _most_within(cost: Callable[[int], float], limit: float) -> int:
+    """Return the largest count whose cost is within ``limit``; costs rise with the count."""
+    if cost(1) > limit:
+        return 0
+    low, high = 1, 2
+    cost_low = cost(1)
+    while (cost_high := cost(high)) <= limit:
+        low, cost_low = high, cost_high
+        high *= 4
+        if high > _MOST_STEPS:
+            raise ConfigError(f"more than {_MOST_STEPS} steps stay within epsilon = {limit!r}")
+    step = 0
+    while high - low > 1:
+        # Nearly a power law: aim by logarithms, and halve every third time.
+        share = 0.5
+        if step % 3 < 2 and 0 < cost_low < cost_high:
+            share = math.log(limit / cost_low) / math.log(cost_high / cost_low)
+        middle = round(low * (high / low) ** share) + (1 if step % 2 else 0)
+        middle = min(max(middle, low + 1), high - 1)
+        value = cost(middle)
+        if value <= limit:
+            low, cost_low = middle, value
+        else:
+            high, cost_high = middle, value
+        step += 1
+    return low

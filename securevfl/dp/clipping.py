@@ -1,0 +1,77 @@
+"""Clip a representation so that no row, or no record, weighs more than the clip norm C.
+
+B = rows of the batch, L = positions, K = links of a row, H = width.
+"""
+
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.core import checks
+from securevfl.core.errors import EncodingRangeError
+
+# A clipped float32 row is rounded once per element, by a relative 2^-24 at most; aiming this far
+# below C keeps its norm at most C after that, with room for the division's own rounding.
+_MARGIN: Final = 2.0**-20
+
+# Below it a float32 factor would be denormal and lose that precision. A row 2^100 times too long
+# comes from a diverged model; it is counted as zero.
+_SMALLEST_SCALE: Final = 2.0**-100
+
+
+def clip_rows(
+    representation: Float[Tensor, "batch positions width"], clip_norm: float
+) -> Float[Tensor, "batch positions width"]:
+    """Scale each row down to an L2 norm over (L, H) of at most ``clip_norm``.
+
+    ``R_b -> R_b * min(1, C / ||R_b||)``. The norm is at most C in exact arithmetic too, not only
+    up to rounding: norms are taken in float64, and a row that is scaled lands at C (1 - 2^-20).
+    Differentiable, a zero row included; NaN stays NaN, for the codec to refuse.
+
+    Args:
+        representation: One party's representation of a batch, float32 or float64.
+        clip_norm: C, in the units of the representation, > 0.
+
+    Raises:
+        ConfigError: If ``clip_norm`` is not finite and positive.
+        EncodingRangeError: If ``representation`` has half precision.
+
+    References:
+        [FeT] Algorithm 1, line 8; the average there takes the unclipped R, which protects nothing.
+    """
+    return _clip(representation, clip_norm, dim=(1, 2))
+
+
+def clip_records(
+    representation: Float[Tensor, "batch links width"], clip_norm: float
+) -> Float[Tensor, "batch links width"]:
+    """Scale each record's vector down to an L2 norm over H of at most ``clip_norm``.
+
+    For bottom models whose K vectors each depend on one record alone and are pooled by a mean:
+    replacing one record then moves the mean by at most 2C/K, and the mean's norm is at most C.
+
+    Args:
+        representation: One vector per link, float32 or float64.
+        clip_norm: C, in the units of the representation, > 0.
+
+    Raises:
+        ConfigError: If ``clip_norm`` is not finite and positive.
+        EncodingRangeError: If ``representation`` has half precision.
+    """
+    return _clip(representation, clip_norm, dim=(2,))
+
+
+def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
+    checks.positive(clip_norm=clip_norm)
+    if representation.dtype not in (torch.float32, torch.float64):
+        raise EncodingRangeError(
+            f"representation must be float32 or float64 to be clipped, got {representation.dtype}"
+        )
+    target = clip_norm * (1 - _MARGIN)
+    norm = torch.linalg.vector_norm(representation, dim=dim, keepdim=True, dtype=torch.float64)
+    # Clamping the norm, not the ratio: the gradient of C / ||R|| at a zero row would be NaN.
+    scale = target / norm.clamp_min(target)
+    scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale)
+    return representation * scale.to(representation.dtype)

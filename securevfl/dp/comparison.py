@@ -1,0 +1,113 @@
+"""One plan under several accountants: the true figures beside the tempting ones."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from securevfl.dp.accountant import SMALLEST_SAMPLED_DELTA
+from securevfl.dp.amplification import basic_composition
+from securevfl.dp.budget import Budget
+from securevfl.dp.events import EntitySampledRelease, GaussianRelease
+from securevfl.dp.noise_shares import average_std, honest_parties
+from securevfl.dp.published import epsilon_as_published
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What one way of counting says."""
+
+    name: str
+    """Short name, as in JSON."""
+
+    label: str
+    """One line for tables and plots."""
+
+    sound: bool
+    """Whether the figure is a guarantee."""
+
+    epsilon: float | None
+    """Epsilon at the plan's delta; None where the method has no answer."""
+
+
+def compare(budget: Budget, *, noise_multiplier: float) -> list[Comparison]:
+    """Return the plan's epsilon under five ways of counting, the same noise in all of them.
+
+    ``without-mpc``: the same noise shares, but the primary sees each secondary's own term. A record
+    of one secondary is then hidden by one share instead of ``k - c`` of them. An entity or a
+    linked row loses nothing while nobody colludes: k views, each with one k-th of the change.
+    """
+    own = replace(budget, accountant="auto")
+    sampled_too_finely = budget.sampling_rate < 1 and budget.delta < SMALLEST_SAMPLED_DELTA
+    exact = None if sampled_too_finely else own.epsilon(noise_multiplier=noise_multiplier)
+    renyi = replace(budget, accountant="rdp")
+    replaces = budget.neighbouring == "replace-one" and budget.sampling_rate < 1
+    alone = noise_multiplier
+    if budget.unit == "secondary-record":
+        alone /= math.sqrt(honest_parties(active=budget.secondaries, colluding=budget.colluding))
+    # Without the sum, an entity's k views are k correlated samples; the full change at rate q
+    # bounds them.
+    bound = replace(own, secondaries=1, colluding=0)
+    share = budget.noise_share_std(noise_multiplier=noise_multiplier)
+    published = epsilon_as_published(
+        average_multiplier=average_std(share_std=share, active=budget.secondaries)
+        / budget.clip_norm,
+        sampling_rate=budget.sampling_rate,
+        rounds=budget.steps,
+        delta=budget.delta,
+    )
+    return [
+        Comparison(
+            name="sound", label="sound, tightest accountant here", sound=True, epsilon=exact
+        ),
+        Comparison(
+            name="sound-rdp",
+            label="sound, Renyi accountant",
+            sound=True,
+            epsilon=None if replaces else renyi.epsilon(noise_multiplier=noise_multiplier),
+        ),
+        Comparison(
+            name="naive-composition",
+            label="sound, epsilons and deltas added up",
+            sound=True,
+            epsilon=_added_up(budget, noise_multiplier),
+        ),
+        Comparison(
+            name="without-mpc",
+            label="sound, same noise shares without secure averaging",
+            sound=True,
+            epsilon=None if sampled_too_finely else bound.epsilon(noise_multiplier=alone),
+        ),
+        Comparison(
+            name="as-published",
+            label="papers' formula (not a guarantee)",
+            sound=False,
+            epsilon=published,
+        ),
+    ]
+
+
+def _added_up(budget: Budget, noise_multiplier: float) -> float | None:
+    if budget.neighbouring == "replace-one" and budget.sampling_rate < 1:
+        return None
+    release = budget.releases(noise_multiplier)[0]
+    rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
+    if isinstance(release, EntitySampledRelease) and release.parties > 1:
+        # Drawn by at least one party: what amplification of one release can say of the entity.
+        rate = -math.expm1(release.parties * math.log1p(-rate))
+    return basic_composition(
+        delta=budget.delta,
+        noise_multiplier=release.noise_multiplier,
+        sampling_rate=rate,
+        steps=release.count,
+    )
+
+
+def curves(
+    budget: Budget, noise_multipliers: Sequence[float]
+) -> dict[str, tuple[str, list[float | None]]]:
+    """Return, for each way of counting, its label and its epsilons over ``noise_multipliers``."""
+    found: dict[str, tuple[str, list[float | None]]] = {}
+    for multiplier in noise_multipliers:
+        for one in compare(budget, noise_multiplier=multiplier):
+            found.setdefault(one.name, (one.label, []))[1].append(one.epsilon)
+    return found

@@ -1,0 +1,110 @@
+"""What was released, as frozen data: what runs a mechanism makes them, accountants read them.
+
+Every event says in its docstring what it means; a new behaviour gets a new class, and an old class
+never changes its meaning. Multipliers are noise standard deviation over the L2 sensitivity of the
+*sum* that the primary learns (DESIGN 7).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from securevfl.core import checks
+
+
+class Unit(StrEnum):
+    """What one record is: the thing whose presence the guarantee hides."""
+
+    LINKED_ROW = "linked-row"
+    """One row of the primary together with its links at all secondaries."""
+
+    SECONDARY_RECORD = "secondary-record"
+    """One record of one secondary."""
+
+    ENTITY = "entity"
+    """One person or thing: a record at every secondary."""
+
+
+class Neighbouring(StrEnum):
+    """Which change of the data the guarantee hides."""
+
+    ADD_REMOVE = "add-remove"
+    """One unit is there, or is not."""
+
+    REPLACE_ONE = "replace-one"
+    """One unit is exchanged for another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianRelease:
+    """``count`` releases ``f(D) + N(0, (z C)^2 I)``, each with L2 sensitivity ``C``.
+
+    Holds under any neighbouring relation, as long as ``C`` was derived under it.
+    """
+
+    noise_multiplier: float
+    """``z``, noise standard deviation over L2 sensitivity; dimensionless, > 0."""
+
+    count: int = 1
+    """How many such releases were made, >= 0."""
+
+    def __post_init__(self) -> None:
+        checks.positive(noise_multiplier=self.noise_multiplier)
+        checks.whole(count=self.count)
+        checks.at_least(0, count=self.count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledRelease:
+    """``count`` Gaussian releases, each on a fresh, secret Poisson sample of the records.
+
+    ``noise_multiplier`` is noise over the change that one *sampled* record causes.
+    """
+
+    sampling_rate: float
+    """``q``: probability with which each record is in a round's sample, in (0, 1]."""
+
+    noise_multiplier: float
+    """``z``, given that the record is in the sample; dimensionless, > 0."""
+
+    count: int = 1
+    """How many rounds, each with its own sample, >= 0."""
+
+    neighbouring: Neighbouring = Neighbouring.ADD_REMOVE
+    """Under replace-one both the old and the new record are sampled, each at rate q."""
+
+    def __post_init__(self) -> None:
+        checks.rate(sampling_rate=self.sampling_rate)
+        checks.positive(noise_multiplier=self.noise_multiplier)
+        checks.whole(count=self.count)
+        checks.at_least(0, count=self.count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntitySampledRelease:
+    """``count`` Gaussian releases; each of ``parties`` samples the entity's record on its own.
+
+    The sum shifts by ``j/parties`` of its sensitivity when ``j`` parties drew the entity, and ``j``
+    is binomial with rate q.
+    """
+
+    parties: int
+    """Secondaries that hold the entity, >= 1."""
+
+    sampling_rate: float
+    """``q`` at each party, independent between parties and rounds, in (0, 1]."""
+
+    noise_multiplier: float
+    """``z`` with respect to the change when all parties drew the entity; dimensionless, > 0."""
+
+    count: int = 1
+    """How many rounds, >= 0."""
+
+    def __post_init__(self) -> None:
+        checks.whole(parties=self.parties, count=self.count)
+        checks.at_least(1, parties=self.parties)
+        checks.at_least(0, count=self.count)
+        checks.rate(sampling_rate=self.sampling_rate)
+        checks.positive(noise_multiplier=self.noise_multiplier)
+
+
+Release = GaussianRelease | SampledRelease | EntitySampledRelease

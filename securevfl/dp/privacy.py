@@ -1,0 +1,125 @@
+"""The ``[privacy]`` table of the federation file: what is promised, and about what."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, PrivacyError
+
+Mechanism = Literal["gaussian", "none"]
+UnitName = Literal["secondary-record", "linked-row", "entity"]
+Encoder = Literal["trained", "frozen", "dp-trained"]
+Accounting = Literal["sound", "as-published"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Privacy:
+    """How representations are protected, and the guarantee that is asked for (DESIGN 5.2 and 7)."""
+
+    mechanism: Mechanism = "gaussian"
+    """``none`` releases averages without noise, and must be written out."""
+
+    epsilon: float | None = None
+    """Privacy-loss bound in nats that the run must keep; noise is calibrated to it."""
+
+    noise_multiplier: float | None = None
+    """Instead of ``epsilon``: noise on the sum over the sum's sensitivity, dimensionless."""
+
+    delta: float = 1e-5
+    """Failure probability of the guarantee, in (0, 1); well below 1 over the number of records."""
+
+    clip_norm: float = 1.0
+    """``C``: largest L2 norm of a row's representation at one secondary, in its own units."""
+
+    unit: UnitName = "secondary-record"
+    """What one record is: the thing whose presence the guarantee hides."""
+
+    encoder: Encoder = "trained"
+    """What the bottom models' weights know of the data; decides which accounting is sound."""
+
+    links_per_record: int | None = None
+    """``m``: most primary rows, over all uses, that one secondary record can be linked to."""
+
+    sampling_rate: float = 1.0
+    """``q``: rate of the secret Poisson sample of records that is linked, in (0, 1]."""
+
+    colluding: int = 0
+    """``c``: secondaries that may help the primary; the others' noise must be enough."""
+
+    accounting: Accounting = "sound"
+    """``as-published`` calibrates by the papers' formulas, which are not a guarantee."""
+
+    ledger: str | None = None
+    """Path of a ledger that several runs on the same data share, on each party's machine."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(("gaussian", "none"), mechanism=self.mechanism)
+        checks.one_of(("secondary-record", "linked-row", "entity"), unit=self.unit)
+        checks.one_of(("trained", "frozen", "dp-trained"), encoder=self.encoder)
+        checks.one_of(("sound", "as-published"), accounting=self.accounting)
+        checks.positive(clip_norm=self.clip_norm)
+        checks.open_unit(delta=self.delta)
+        checks.rate(sampling_rate=self.sampling_rate)
+        checks.whole(colluding=self.colluding)
+        checks.at_least(0, colluding=self.colluding)
+        if self.links_per_record is not None:
+            checks.whole(links_per_record=self.links_per_record)
+            checks.at_least(1, links_per_record=self.links_per_record)
+        self._check_noise()
+        if self.mechanism == "gaussian" and self.accounting == "sound":
+            self._check_promise()
+
+    def _check_noise(self) -> None:
+        if self.epsilon is not None:
+            checks.positive(epsilon=self.epsilon)
+        if self.noise_multiplier is not None:
+            checks.positive(noise_multiplier=self.noise_multiplier)
+        given = (self.epsilon is not None) + (self.noise_multiplier is not None)
+        if self.mechanism == "gaussian" and given != 1:
+            raise ConfigError(
+                "epsilon: exactly one of epsilon and noise_multiplier must be given; "
+                + ("got both" if given else 'got neither (mechanism = "none" needs neither)')
+            )
+        if self.mechanism == "none" and given:
+            raise ConfigError(
+                'mechanism: "none" adds no noise, so epsilon and noise_multiplier must be left out'
+            )
+
+    def _check_promise(self) -> None:
+        """Refuse combinations that no accountant makes true.
+
+        Raises:
+            PrivacyError: Saying what would be needed.
+        """
+        if self.encoder != "trained" and self.unit != "linked-row" and not self.links_per_record:
+            raise PrivacyError(
+                f"links_per_record: must be given for unit = {self.unit!r} with a "
+                f"{self.encoder} encoder; without a record-side cap one record can touch any "
+                f"number of rows"
+            )
+        if self.sampling_rate < 1 and self.unit == "linked-row":
+            raise PrivacyError(
+                'sampling_rate: does not amplify unit = "linked-row", since a linked row is '
+                "released in every round; set it to 1, or choose another unit"
+            )
+        if self.sampling_rate < 1 and self.encoder == "trained":
+            raise PrivacyError(
+                'sampling_rate: does not amplify with encoder = "trained", whose weights '
+                "remember records that were sampled before; set it to 1, or use a frozen or "
+                "dp-trained encoder"
+            )
+
+    def delta_warning(self, records: int) -> str | None:
+        """Return a warning if ``delta`` is too large for a table of so many records, else None."""
+        if self.mechanism == "none" or records < 1 or self.delta < 1 / records:
+            return None
+        return (
+            f"privacy.delta = {self.delta:g} is not below 1/{records}, the smallest table's: a "
+            f"mechanism that publishes one random record would satisfy it; choose a smaller delta"
+        )
+
+    @property
+    def epsilon_limit(self) -> float:
+        """What may be spent in all: ``epsilon`` if given, else infinity."""
+        return math.inf if self.epsilon is None else self.epsilon

@@ -1,0 +1,312 @@
+"""What a run will release, and what that costs: from a plan to noise, and from noise to epsilon."""
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
+from securevfl.dp.events import GaussianRelease, Release, SampledRelease, Unit
+from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.noise_shares import honest_parties
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.published import epsilon_as_published
+from securevfl.dp.sensitivity import row_change
+from securevfl.dp.statement import unit_in_words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleasePlan:
+    """Everything about a run that its privacy depends on, fixed before anything is sent.
+
+    ``tau`` below is what each party adds to its own term of the sum, in the units of the
+    representation; it is the number that runs, and every epsilon is computed from it.
+
+    Party dropout: the noise of the released sum grows with the square root of the active
+    secondaries; what a linked row or an entity can change in it grows with their number. The worst
+    number of active secondaries is therefore one of the two ends of what the run allows, and both
+    are looked at. (DESIGN 7 says the smallest; that is right for ``secondary-record`` alone.)
+    """
+
+    privacy: Privacy
+    """What is promised."""
+
+    parties: int
+    """``k``: secondaries of the federation."""
+
+    min_active: int
+    """Fewest secondaries that take part in a round; a run must abort below it."""
+
+    rounds: int
+    """Releases of the whole run: training, validation, test, prediction."""
+
+    rows_per_round: int
+    """``B``: most rows of one round."""
+
+    row_releases: int
+    """Sum over rounds of their rows."""
+
+    releases_per_row: int
+    """Most rounds that one row is in."""
+
+    links: int
+    """``K``: neighbours that a row is linked to at each secondary."""
+
+    pooled: bool = False
+    """Each secondary's term of a row is the mean over K slots of clipped vectors, each of them a
+    function of one record alone (and of the row's key); empty slots are zero."""
+
+    rounding: float = 0.0
+    """Largest extra L2 change of a pooled row through rounding after the mean; see
+    :func:`dp.sensitivity.row_change`."""
+
+    reserved_delta: float = 0.0
+    """Part of delta kept for the noise sampler's divergence from a Gaussian."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "parties": self.parties,
+            "min_active": self.min_active,
+            "rounds": self.rounds,
+            "rows_per_round": self.rows_per_round,
+            "row_releases": self.row_releases,
+            "releases_per_row": self.releases_per_row,
+            "links": self.links,
+        }
+        checks.whole(**counts)
+        checks.at_least(1, **counts)
+        checks.non_negative(rounding=self.rounding, reserved_delta=self.reserved_delta)
+        if self.min_active > self.parties:
+            raise ConfigError(
+                f"min_active must be at most parties, got {self.min_active} of {self.parties}"
+            )
+        if not self.rows_per_round <= self.row_releases <= self.rounds * self.rows_per_round:
+            raise ConfigError(
+                f"row_releases must lie between rows_per_round and rounds times rows_per_round, "
+                f"got {self.row_releases} for {self.rounds} rounds of {self.rows_per_round}"
+            )
+        if self.releases_per_row > self.rounds:
+            raise ConfigError(
+                f"releases_per_row must be at most rounds, got {self.releases_per_row} "
+                f"of {self.rounds}"
+            )
+        if not self.reserved_delta < self.privacy.delta:
+            raise ConfigError(
+                f"reserved_delta must be below privacy.delta = {self.privacy.delta}, "
+                f"got {self.reserved_delta}"
+            )
+
+    def check(self) -> None:
+        """Refuse a plan whose guarantee would not hold.
+
+        Raises:
+            PrivacyError: Saying what would make it sound.
+        """
+        privacy = self.privacy
+        if privacy.mechanism == "none":
+            return
+        honest_parties(active=self.min_active, colluding=privacy.colluding)
+        if privacy.accounting == "as-published":
+            return
+        if privacy.encoder == "dp-trained":
+            raise PrivacyError(
+                'privacy.encoder: "dp-trained" is not available in a run yet (securevfl budget '
+                'accounts for it); use "frozen" or "trained"'
+            )
+        if privacy.sampling_rate < 1 and self.releases_per_row > 1:
+            raise PrivacyError(
+                f"privacy.sampling_rate: one secret sample serves one pass over the rows, but a "
+                f"row is released {self.releases_per_row} times; release each row once, or set "
+                f"the rate to 1"
+            )
+        if privacy.epsilon is not None:
+            self.noise_share_std()
+
+    def sensitivity(self) -> float:
+        """Return ``Delta_sum``, by which ``noise_multiplier`` is defined, at all k active.
+
+        With a trained encoder: of one round of B rows, all of which may change. With a frozen one:
+        of everything that is released, since the rounds are parts of one fixed answer.
+        """
+        if self.privacy.encoder == "trained":
+            return self._row_change(self.parties) * math.sqrt(self.rows_per_round)
+        return self._row_change(self.parties) * math.sqrt(self._touched(self.row_releases))
+
+    def noise_share_std(self) -> float:
+        """Return ``tau``: what each secondary adds to its own term, in the units of the rows.
+
+        Zero if the mechanism is ``none``; otherwise from ``noise_multiplier``, or calibrated to
+        ``epsilon``, rounded towards more noise.
+
+        Raises:
+            PrivacyError: If the plan is unsound, or no noise is enough.
+        """
+        privacy = self.privacy
+        if privacy.mechanism == "none":
+            return 0.0
+        if privacy.noise_multiplier is not None:
+            # z holds for the worst number of active secondaries.
+            return privacy.noise_multiplier * self._change_over_noise() * self._pass_root()
+        assert privacy.epsilon is not None  # Privacy demands exactly one of the two
+        if privacy.accounting == "as-published":
+            return self._share_std_as_published(privacy.epsilon)
+        delta = self._delta()
+        change = self._change_over_noise() * math.sqrt(self._touched(self.row_releases))
+        if privacy.sampling_rate < 1:
+            z = noise_multiplier_for(
+                lambda multiplier: [
+                    SampledRelease(sampling_rate=privacy.sampling_rate, noise_multiplier=multiplier)
+                ],
+                epsilon=privacy.epsilon,
+                delta=delta,
+            )
+        else:
+            z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
+        # The quotient that epsilon() forms from this must not fall below z by rounding.
+        return z * change * (1 + 1e-12)
+
+    def epsilon(self, noise_share_std: float) -> float:
+        """Return the sound epsilon of the whole plan at ``tau``; infinite without noise."""
+        return self.epsilon_after(
+            noise_share_std, rounds=self.rounds, row_releases=self.row_releases
+        )
+
+    def epsilon_after(self, noise_share_std: float, *, rounds: int, row_releases: int) -> float:
+        """Return the sound epsilon of a part of the plan: what was spent so far.
+
+        Args:
+            noise_share_std: ``tau``; 0 if the mechanism is ``none``.
+            rounds: Rounds released, >= 0.
+            row_releases: Sum over these rounds of their rows, >= ``rounds``.
+        """
+        if row_releases == 0:
+            return 0.0
+        if noise_share_std == 0:
+            return math.inf
+        release = self.release(noise_share_std, rounds=rounds, row_releases=row_releases)
+        return epsilon_of([release], delta=self._delta())
+
+    def release(self, noise_share_std: float, *, rounds: int, row_releases: int) -> Release:
+        """Return the event that describes a part of the plan, for an accountant.
+
+        Args:
+            noise_share_std: ``tau``, > 0.
+            rounds: Rounds released, >= 1.
+            row_releases: Sum over these rounds of their rows, >= ``rounds``.
+        """
+        checks.positive(noise_share_std=noise_share_std)
+        checks.whole(rounds=rounds, row_releases=row_releases)
+        checks.at_least(1, rounds=rounds)
+        checks.at_least(rounds, row_releases=row_releases)
+        change = self._change_over_noise() * math.sqrt(self._touched(row_releases))
+        multiplier = noise_share_std / change
+        if self.privacy.sampling_rate < 1 and self._amplifies:
+            return SampledRelease(
+                sampling_rate=self.privacy.sampling_rate, noise_multiplier=multiplier
+            )
+        return GaussianRelease(noise_multiplier=multiplier)
+
+    def epsilon_as_published(self, noise_share_std: float) -> float:
+        """Return what FeT's Theorem 3 would claim at ``tau``; see :mod:`dp.published`.
+
+        It reads the noise of the released average (all k active) over the clip norm as the noise
+        multiplier, the sampling rate as q, and every round as one step.
+        """
+        if noise_share_std == 0:
+            return math.inf
+        checks.positive(noise_share_std=noise_share_std)
+        return epsilon_as_published(
+            average_multiplier=noise_share_std / (math.sqrt(self.parties) * self.privacy.clip_norm),
+            sampling_rate=self.privacy.sampling_rate,
+            rounds=self.rounds,
+            delta=self.privacy.delta,
+        )
+
+    def statement(self) -> str:
+        """Return the guarantee in one plain sentence."""
+        privacy = self.privacy
+        if privacy.mechanism == "none":
+            return (
+                "No noise is added: what the primary learns from the averages is not bounded; "
+                "secret sharing hides the terms of each average, and nothing else protects."
+            )
+        epsilon = self.epsilon(self.noise_share_std())
+        what = unit_in_words(privacy, links=self.links)
+        if privacy.accounting == "as-published":
+            claimed = self.epsilon_as_published(self.noise_share_std())
+            return (
+                f"The papers' formula claims epsilon = {claimed:.4g} at delta = {privacy.delta:g}; "
+                f"that is not a guarantee: {what}, sound accounting gives epsilon = {epsilon:.4g}."
+            )
+        against = "the primary"
+        if privacy.colluding:
+            against += f", helped by any {privacy.colluding} of the {self.parties} secondaries,"
+        return (
+            f"All averages together let {against} tell whether {what} with "
+            f"epsilon = {epsilon:.4g} at delta = {privacy.delta:g}."
+        )
+
+    @property
+    def _amplifies(self) -> bool:
+        return self.privacy.encoder == "frozen" and self.privacy.unit != "linked-row"
+
+    def _delta(self) -> float:
+        return self.privacy.delta - self.reserved_delta
+
+    def _row_change(self, active: int) -> float:
+        trained = self.privacy.encoder != "frozen"
+        # A trained encoder's weights, and with them all K vectors of any row, may change.
+        pooled_links = self.links if self.pooled and not trained else None
+        return row_change(
+            clip_norm=self.privacy.clip_norm,
+            active=active,
+            unit=Unit(self.privacy.unit),
+            absent_row_is_zero=self.pooled and not trained,
+            pooled_links=pooled_links,
+            rounding=self.rounding if pooled_links else 0.0,
+        )
+
+    def _change_over_noise(self) -> float:
+        """Return the largest ``row change / sqrt(k_a - c)`` over the allowed ``k_a``."""
+        colluding = self.privacy.colluding
+        return max(
+            self._row_change(active) / math.sqrt(honest_parties(active=active, colluding=colluding))
+            for active in (self.min_active, self.parties)
+        )
+
+    def _touched(self, row_releases: int) -> int:
+        """Return how many of the row releases one unit's data can change."""
+        privacy = self.privacy
+        if privacy.encoder != "frozen":
+            return row_releases
+        match privacy.unit:
+            case "linked-row":
+                touched = self.releases_per_row
+            case "secondary-record" | "entity":
+                if privacy.links_per_record is None:
+                    return row_releases
+                touched = privacy.links_per_record * self.releases_per_row
+            case _:
+                assert_never(privacy.unit)
+        return min(touched, row_releases)
+
+    def _pass_root(self) -> float:
+        """Return the square root of how many row releases ``noise_multiplier`` is measured by."""
+        if self.privacy.encoder == "trained":
+            return math.sqrt(self.rows_per_round)
+        return math.sqrt(self._touched(self.row_releases))
+
+    def _share_std_as_published(self, epsilon: float) -> float:
+        privacy = self.privacy
+        multiplier = noise_multiplier_for(
+            lambda z: [
+                SampledRelease(
+                    sampling_rate=privacy.sampling_rate, noise_multiplier=z, count=self.rounds
+                )
+            ],
+            epsilon=epsilon,
+            delta=privacy.delta,
+        )
+        return multiplier * privacy.clip_norm * math.sqrt(self.parties)

@@ -1,0 +1,280 @@
+r"""Discrete Gaussian noise in ring units, exact and from a cryptographic source.
+
+``P(x) = exp(-x^2 / (2 s^2)) / sum_y exp(-y^2 / (2 s^2))`` over all integers x, for a real s.
+
+Write x = k z + y with k a power of two, z any integer and 0 <= y < k. Draw z with probability
+proportional to the largest weight in its block, ``exp(-m_z^2 / (2 s^2))``, draw y uniformly, and
+accept with probability ``exp(-(x^2 - m_z^2) / (2 s^2))``. With k near s/32 some 98 % are accepted.
+
+Nearly all of that is decided by integers of few bits: 16 bits pick z by a table unless a boundary
+of its distribution lies inside their cell, and 16 bits decide the acceptance by the bound
+``exp(-t) >= 1 - t``. What they leave open (1 to 2 %) is decided with 48 more bits of the same
+uniform numbers and float64, and what these leave open (2^-40) with 256 bits and exact decimals.
+The result is therefore exact but for the tables' last digit, 2^-250: no rounding of floats, no cut
+tail, nothing to charge. One core makes over 100 million samples a second.
+"""
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from jaxtyping import Int32
+from torch import Tensor
+
+from securevfl.core.errors import ConfigError
+from securevfl.dp.noise_tables import EXTENSION_BITS, NoiseTables
+
+MIN_STD_UNITS: Final = 64.0
+"""Below it, sums of discrete Gaussians are no longer as good as one: see :func:`sum_divergence`."""
+
+# int32 holds every value of the table, 20 standard deviations, and the row it is added to.
+_MAX_STD_UNITS: Final = 2.0**26
+
+# Samples drawn at a time; all scratch arrays together stay in a core's cache.
+_PIECE: Final = 1 << 15
+_CANDIDATE_BYTES: Final = 8
+
+_AES_BLOCK_BYTES: Final = 16
+_BYTES_PER_NONCE: Final = 1 << 35
+
+# Float64 errs by less than 2^-49 in exp(-t) for 0 <= t < 1; closer cases are decided exactly.
+_EXACT_BAND: Final = 2.0**-44
+
+
+@runtime_checkable
+class RingNoise(Protocol):
+    """One party's noise share, in ring units."""
+
+    @property
+    def std_units(self) -> float:
+        """Standard deviation in ring units, s = tau / gamma."""
+        ...
+
+    def sample(
+        self, shape: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Int32[Tensor, "..."]:
+        """Return fresh, independent samples; none is ever returned twice."""
+        ...
+
+
+def sum_divergence(*, std_units: float, parties: int) -> float:
+    """Bound how far a sum of ``parties`` discrete Gaussians is from one discrete Gaussian.
+
+    Returns:
+        tau of the reference: the log-density ratio of the two is at most this, pointwise. It is
+        below 1e-300 from 64 units on, and then nothing is charged for it.
+
+    References:
+        [KLS21] Theorem 1 (arXiv:2102.06387): ``10 sum_(j=1)^(n-1) exp(-2 pi^2 s^2 j / (j + 1))``.
+    """
+    return 10 * sum(
+        math.exp(-2 * math.pi**2 * std_units**2 * j / (j + 1)) for j in range(1, parties)
+    )
+
+
+class ExactDiscreteGaussian:
+    """Draws exact discrete Gaussian samples from an AES-256 key stream.
+
+    The key comes from the operating system and is stored nowhere else; a forked child draws a new
+    one, since two processes that add the same noise would let it be subtracted. Safe to share
+    between threads.
+
+    Args:
+        std_units: s, from 64 to 2^26 ring units; real-valued, taken as the exact float64.
+        insecure_seed: For tests only: makes the samples repeatable, and worthless as noise.
+
+    Raises:
+        ConfigError: If ``std_units`` is outside that range.
+    """
+
+    def __init__(self, std_units: float, *, insecure_seed: int | None = None) -> None:
+        if not MIN_STD_UNITS <= std_units <= _MAX_STD_UNITS:
+            raise ConfigError(
+                f"noise must have a standard deviation of {MIN_STD_UNITS:g} to "
+                f"{_MAX_STD_UNITS:g} ring units, got {std_units!r}"
+            )
+        self._std_units = float(std_units)
+        self._tables = NoiseTables(self._std_units)
+        self._insecure_seed = insecure_seed
+        self._lock = threading.Lock()
+        self._process = -1
+        self._bits = _KeyStream(bytes(32))
+        # Kept, because blocks of this size are costly to allocate anew for each piece.
+        self._index = np.empty(_PIECE, np.intp)
+        self._floats = np.empty((2, _PIECE), np.float32)
+
+    @property
+    def std_units(self) -> float:
+        """Standard deviation s in ring units."""
+        return self._std_units
+
+    def __repr__(self) -> str:
+        return f"ExactDiscreteGaussian(std_units={self._std_units!r})"
+
+    def sample(
+        self, shape: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Int32[Tensor, "..."]:
+        """Return fresh, independent samples.
+
+        They are drawn on the CPU, and copied if ``device`` is another.
+        """
+        out = np.empty(math.prod(shape), np.int32)
+        with self._lock:
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                self._bits = _KeyStream(self._new_key())
+            if len(out):
+                self._fill(out)
+        return torch.from_numpy(out).view(tuple(shape)).to(device)
+
+    def _new_key(self) -> bytes:
+        if self._insecure_seed is None:
+            return os.urandom(32)
+        return hashlib.sha256(f"insecure {self._insecure_seed}".encode()).digest()
+
+    def _fill(self, out: npt.NDArray[np.int32]) -> None:
+        """Fill ``out``: one candidate a place; places that reject theirs get new ones."""
+        undecided = [
+            self._propose(out[start : start + _PIECE], start)
+            for start in range(0, len(out), _PIECE)
+        ]
+        # All at once: some thirty calls of numpy on few numbers would cost more than the rest.
+        places, cell, coin = (np.concatenate(parts) for parts in zip(*undecided, strict=True))
+        rejected = places[~self._decide(out, places, cell, coin)]
+        if len(rejected):
+            again = np.empty(len(rejected), np.int32)
+            self._fill(again)
+            out[rejected] = again
+
+    def _propose(
+        self, out: npt.NDArray[np.int32], start: int
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+        """Draw one candidate a place; return the places that 16 bits leave open, and those bits."""
+        tables = self._tables
+        n = len(out)
+        raw = self._bits.take(_CANDIDATE_BYTES * n)
+        cell, coin = raw.view(np.uint16)[:n], raw.view(np.uint16)[n : 2 * n]
+        offset = raw.view(np.uint32)[n:]
+        index = self._index[:n]
+        exponent, bound = self._floats[:, :n]
+        index[:] = cell
+        np.take(tables.start, index, out=out, mode="clip")
+        offset &= np.uint32(tables.block - 1)
+        out += offset.view(np.int32)
+        # Accept if coin < 2^16 (1 - t), with t = x^2 / (2 s^2) - m_z^2 / (2 s^2).
+        exponent[:] = out
+        np.multiply(exponent, exponent, out=exponent)
+        exponent *= tables.scaled_inverse_two_variance
+        np.take(tables.scaled_bound, index, out=bound, mode="clip")
+        bound -= exponent
+        exponent[:] = coin
+        places = np.flatnonzero(exponent >= bound)
+        return places + start, cell[places], coin[places]
+
+    def _decide(
+        self,
+        out: npt.NDArray[np.int32],
+        places: npt.NDArray[np.intp],
+        cell: npt.NDArray[np.uint16],
+        coin: npt.NDArray[np.uint16],
+    ) -> npt.NDArray[np.bool_]:
+        """Settle the candidates that 16 bits left open; return which of them are accepted."""
+        tables = self._tables
+        offset = out[places].astype(np.int64) - tables.start[cell]
+        more = self._bits.take(16 * len(places)).view(np.uint64)
+        low_bits = np.uint64(2**48 - 1)
+        pick = cell.astype(np.uint64) << np.uint64(48) | more[::2] & low_bits
+        toss = coin.astype(np.uint64) << np.uint64(48) | more[1::2] & low_bits
+        index = np.searchsorted(tables.cumulative, pick, side="right")
+        for i in np.flatnonzero(tables.is_tie(pick, index)):
+            index[i] = tables.exact_index(int(pick[i]), self._bits.integer(EXTENSION_BITS))
+        z = index - tables.reach
+        x = tables.block * z + offset
+        least = tables.nearest_to_zero(z)
+        # Integers below 2^62; the quotient is the only rounding before exp.
+        t = ((x - least) * (x + least)) / (2 * self._std_units**2)
+        accept_probability = np.exp(-t)
+        uniform = toss * 2.0**-64
+        accepted: npt.NDArray[np.bool_] = uniform < accept_probability
+        for i in np.flatnonzero(np.abs(uniform - accept_probability) < _EXACT_BAND):
+            accepted[i] = tables.exact_toss(
+                int(x[i]), int(least[i]), int(toss[i]), self._bits.integer(EXTENSION_BITS)
+            )
+        out[places] = x
+        return accepted
+
+
+class NoiseBuffer:
+    """Draws the next noise in the background while the model computes.
+
+    Noise depends on no data. A request of the size asked for last time is answered from what was
+    drawn ahead; another size is drawn anew, and what was drawn ahead for the old size is dropped.
+    """
+
+    def __init__(self, noise: RingNoise) -> None:
+        self._noise = noise
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="securevfl-noise")
+        self._ahead: tuple[tuple[int, ...], str, Future[Tensor]] | None = None
+
+    @property
+    def std_units(self) -> float:
+        """Standard deviation in ring units."""
+        return self._noise.std_units
+
+    def sample(
+        self, shape: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Int32[Tensor, "..."]:
+        """Return fresh samples, drawn ahead if the last request was alike."""
+        request = (tuple(shape), str(device))
+        if self._ahead is not None and self._ahead[:2] == request:
+            samples = self._ahead[2].result()
+        else:
+            samples = self._noise.sample(shape, device)
+        self._ahead = (*request, self._worker.submit(self._noise.sample, shape, device))
+        return samples
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+class _KeyStream:
+    """The bytes of AES-256 in counter mode under one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._nonce = 0
+        self._left = 0
+        self._zeros = memoryview(bytes(_PIECE * _CANDIDATE_BYTES))
+        self._buffer = bytearray(_PIECE * _CANDIDATE_BYTES + _AES_BLOCK_BYTES)
+        self._context: CipherContext | None = None
+
+    def take(self, count: int) -> npt.NDArray[np.uint8]:
+        """Return the next ``count`` bytes, writable; the next call may overwrite them."""
+        if count > self._left:
+            # GCM without its tag is counter mode, and faster than OpenSSL's plain one. A nonce is
+            # good for 64 GiB; the next one starts well before.
+            nonce = self._nonce.to_bytes(12, "big")
+            self._context = Cipher(AES256(self._key), GCM(nonce)).encryptor()
+            self._nonce += 1
+            self._left = _BYTES_PER_NONCE
+        self._left -= count
+        assert self._context is not None
+        if count <= len(self._zeros):
+            self._context.update_into(self._zeros[:count], self._buffer)
+            return np.frombuffer(self._buffer, np.uint8, count)
+        return np.frombuffer(bytearray(self._context.update(bytes(count))), np.uint8)
+
+    def integer(self, bits: int) -> int:
+        """Return the next ``bits`` bits, a multiple of 8, as an integer."""
+        return int.from_bytes(self.take(bits // 8).tobytes(), "little")

@@ -1,0 +1,116 @@
+"""How far one unit's data can move the sum that the primary learns, in L2 (DESIGN 7).
+
+``C`` is the clip norm of one row at one secondary, ``k_a`` the active secondaries, ``m`` the most
+rows that one record can touch (the record-side cap), ``B`` the rows that are released together.
+"""
+
+import math
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.dp.events import Neighbouring, Unit
+
+
+def row_change(
+    *,
+    clip_norm: float,
+    active: int,
+    unit: Unit,
+    absent_row_is_zero: bool = False,
+    pooled_links: int | None = None,
+    rounding: float = 0.0,
+) -> float:
+    """Return the largest L2 change of one row of the sum.
+
+    A row of one secondary has norm at most ``C``, so any two of its values are at most ``2C``
+    apart: removing a neighbour lets another one in, and the row moves by up to 2C, not C.
+
+    With ``pooled_links = K``, a row is the mean over K slots of vectors of norm at most ``C``, each
+    a function of one record alone, and empty slots are zero. The eligible records of a row are a
+    fixed set, of which the K nearest fill the slots; without one record the slots hold the same
+    vectors but for one, which becomes the next nearest record's or zero. So the mean moves by at
+    most ``2C/K``. Exchanging one record for another does no more than that to a row either: one
+    vector goes and one comes.
+
+    Args:
+        clip_norm: ``C``, in the units of the representation, > 0.
+        active: ``k_a``, >= 1.
+        unit: What is added, removed or exchanged.
+        absent_row_is_zero: For ``linked-row``: the release of a row without links is exactly zero,
+            so that removing it costs C and not 2C.
+        pooled_links: ``K``, if each row is such a mean; None otherwise.
+        rounding: Largest extra L2 change through rounding after the mean, in the same units, >= 0:
+            ``sqrt(width) * granularity`` if the mean is rounded into the ring, 0 if each record's
+            vector is rounded before integers are added.
+
+    Returns:
+        The change, in the units of ``clip_norm``.
+    """
+    checks.positive(clip_norm=clip_norm)
+    checks.non_negative(rounding=rounding)
+    checks.whole(active=active)
+    checks.at_least(1, active=active)
+    if unit is Unit.LINKED_ROW:
+        return (1 if absent_row_is_zero else 2) * clip_norm * active
+    change = 2 * clip_norm
+    if pooled_links is not None:
+        checks.whole(pooled_links=pooled_links)
+        checks.at_least(1, pooled_links=pooled_links)
+        # Rounding towards zero keeps every norm below C, so 2C bounds the change in any case.
+        change = min(change, 2 * clip_norm / pooled_links + rounding)
+    return change * active if unit is Unit.ENTITY else change
+
+
+def rows_changed(
+    *, links_per_record: int, rows: int, neighbouring: Neighbouring = Neighbouring.ADD_REMOVE
+) -> int:
+    """Return how many of ``rows`` released rows one record can touch.
+
+    Adding or removing touches at most ``m`` rows; exchanging one record for another touches the m
+    rows of each.
+    """
+    checks.whole(links_per_record=links_per_record, rows=rows)
+    checks.at_least(1, links_per_record=links_per_record, rows=rows)
+    touched = links_per_record
+    if neighbouring is Neighbouring.REPLACE_ONE:
+        touched = 2 * links_per_record
+    return min(touched, rows)
+
+
+def sum_sensitivity(
+    *,
+    clip_norm: float,
+    active: int,
+    unit: Unit,
+    links_per_record: int | None,
+    rows: int,
+    neighbouring: Neighbouring = Neighbouring.ADD_REMOVE,
+    absent_row_is_zero: bool = False,
+    pooled_links: int | None = None,
+    rounding: float = 0.0,
+) -> float:
+    """Return ``Delta_sum``: the L2 sensitivity of the sum over ``rows`` rows released together.
+
+    References:
+        DESIGN 7, second table; the pooled case is :func:`row_change`.
+
+    Examples:
+        >>> sum_sensitivity(
+        ...     clip_norm=1.0, active=4, unit=Unit.SECONDARY_RECORD, links_per_record=4, rows=128
+        ... )
+        4.0
+    """
+    change = row_change(
+        clip_norm=clip_norm,
+        active=active,
+        unit=unit,
+        absent_row_is_zero=absent_row_is_zero,
+        pooled_links=pooled_links,
+        rounding=rounding,
+    )
+    if unit is Unit.LINKED_ROW:
+        return change
+    if links_per_record is None:
+        raise ConfigError(f"links_per_record: must be given for the unit {unit.value!r}")
+    touched = rows_changed(links_per_record=links_per_record, rows=rows, neighbouring=neighbouring)
+    return change * math.sqrt(touched)

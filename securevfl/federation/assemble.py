@@ -1,0 +1,380 @@
+"""Build one party from the federation file and its own table: the same way in every runner."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64
+from torch import nn
+
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.seeds import derive_seed
+from securevfl.data.reading import read_table
+from securevfl.data.rows import RowSplit, split_rows
+from securevfl.data.scaling import KeyScaler, LabelScaler, feature_scaler
+from securevfl.data.tables import PartyTable
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.federation.cached import active_parties
+from securevfl.federation.config import FederationConfig, PartySettings
+from securevfl.federation.handshake import RunFacts
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.release import Contribution
+from securevfl.federation.secondary import (
+    FixedLinks,
+    FreshlySampledLinks,
+    LinkSource,
+    Secondary,
+)
+from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.models.initial import initialise
+from securevfl.models.optimisers import build_optimizer
+from securevfl.models.tasks import TaskHead
+from securevfl.mpc.ring_format import RingFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkKeys:
+    """What the primary shows for linkage when keys are unprotected."""
+
+    keys: Float64[np.ndarray, "rows dimension"]
+    """The primary's keys, in their own units."""
+    scaler: KeyScaler
+    """Common statistics of keys, taken from the primary's, so that one place stays one place."""
+
+
+def read_party(config: FederationConfig, party: PartySettings, data_root: Path) -> PartyTable:
+    """Read a party's own table.
+
+    Raises:
+        DataError: As :func:`securevfl.data.reading.read_table`.
+    """
+    return read_table(
+        data_root / party.data,
+        name=party.name,
+        key=party.key,
+        label=party.label,
+        exclude=party.exclude,
+        truth=config.linkage.truth,
+        task=config.federation.task,
+    )
+
+
+def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:
+    """Split the primary's rows and count them."""
+    split = split_rows(
+        table.num_rows,
+        validation_fraction=config.training.validation_fraction,
+        test_fraction=config.training.test_fraction,
+        seed=config.federation.seed,
+    )
+    facts = RunFacts(
+        rows=table.num_rows,
+        train_rows=len(split.train),
+        validation_rows=len(split.validation),
+        test_rows=len(split.test),
+        resume_epoch=0,
+    )
+    return split, facts
+
+
+def is_frozen(config: FederationConfig) -> bool:
+    """Whether bottom models stay as they are and every row is released once."""
+    return config.privacy.encoder == "frozen"
+
+
+def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
+    """Return everything that the run will release, for the accounting.
+
+    Raises:
+        PrivacyError: If the promise that is asked for does not hold; see also
+            :func:`require_covered_channels`.
+    """
+    training, privacy = config.training, config.privacy
+    batch = training.batch_size
+    secondaries = len(config.secondaries)
+    if is_frozen(config):
+        rounds, row_releases, per_row = math.ceil(facts.rows / batch), facts.rows, 1
+        active = secondaries
+    else:
+        parts = (facts.train_rows, facts.validation_rows)
+        rounds = training.epochs * sum(math.ceil(rows / batch) for rows in parts)
+        rounds += math.ceil(facts.test_rows / batch)
+        row_releases = training.epochs * sum(parts) + facts.test_rows
+        per_row = training.epochs
+        active = active_parties(config.secondaries, config.model.party_dropout)
+    plan = ReleasePlan(
+        privacy=privacy,
+        parties=secondaries,
+        min_active=active,
+        rounds=rounds,
+        rows_per_round=min(batch, facts.rows),
+        row_releases=row_releases,
+        releases_per_row=per_row,
+        links=config.model.neighbours,
+        pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
+    )
+    plan.check()
+    return plan
+
+
+def require_covered_channels(config: FederationConfig) -> None:
+    """Refuse a run whose promise another channel would break.
+
+    Raises:
+        PrivacyError: Saying which channel, and what would make the promise hold.
+    """
+    if config.privacy.mechanism == "none":
+        return
+    if not is_frozen(config) and config.model.average_positions_every:
+        raise PrivacyError(
+            "model.average_positions_every: positional encodings are trained on private records, "
+            "and their average is not noised, so epsilon would not cover it; set it to 0, or "
+            'privacy.mechanism = "none"'
+        )
+    if is_frozen(config):
+        for party in config.secondaries:
+            if party.scaling == "standard":
+                raise PrivacyError(
+                    f'party {party.name!r}: scaling = "standard" fits statistics to the table, so '
+                    f"one record moves every row and a frozen encoder's epsilon would not hold; "
+                    f'use scaling = "bounds" with declared bounds, or "none"'
+                )
+
+
+def ring_format(config: FederationConfig, plan: ReleasePlan) -> RingFormat:
+    """Return the fixed-point format that all parties use."""
+    scale = slots(config, plan)
+    return RingFormat.choose(
+        clip_norm=config.privacy.clip_norm * scale,
+        noise_share_std=plan.noise_share_std() * scale,
+        parties=len(config.secondaries),
+    )
+
+
+def link_keys(table: PartyTable) -> LinkKeys:
+    """Return what the primary shows to every secondary under ``protection = "none"``.
+
+    Reveals:
+        Nothing yet; once sent, the primary's keys.
+    """
+    return LinkKeys(keys=table.keys, scaler=KeyScaler.fit(table.keys))
+
+
+def build_secondary(
+    config: FederationConfig,
+    party: PartySettings,
+    table: PartyTable,
+    shown: LinkKeys,
+    *,
+    plan: ReleasePlan,
+    ring: RingFormat,
+    ledger: Ledger,
+    device: torch.device,
+) -> Secondary:
+    """Link, initialise and protect one secondary.
+
+    Raises:
+        DataError: If its table can't be linked: too few records, keys of another dimension.
+        PrivacyError: If its features were made in a way that the promise does not allow.
+    """
+    frozen = is_frozen(config)
+    if frozen and config.privacy.mechanism != "none":
+        _require_declared_features(table)
+    bottom = _initialised(
+        config,
+        party.name,
+        lambda: config.family.build_bottom(
+            config.model, num_features=table.num_features, key_dim=table.key_dim, frozen=frozen
+        ),
+    )
+    # The plan speaks of rows that are means over K slots; what leaves is their sum.
+    noise_std = plan.noise_share_std() * slots(config, plan)
+    return Secondary(
+        name=party.name,
+        features=torch.from_numpy(features_of(party, table)).to(device),
+        keys=torch.from_numpy(shown.scaler.apply(table.keys)).to(device),
+        links=_link_source(config, table, shown),
+        primary_rows=len(shown.keys),
+        bottom=bottom.to(device),
+        optimizer=None
+        if frozen
+        else build_optimizer(
+            config.training.optimizer,
+            bottom.parameters(),
+            learning_rate=config.training.learning_rate,
+            weight_decay=config.training.weight_decay,
+        ),
+        contribution=Contribution(
+            clip_norm=config.privacy.clip_norm,
+            pooled=plan.pooled,
+            ring=ring,
+            noise=NoiseBuffer(ExactDiscreteGaussian(noise_std / ring.granularity))
+            if noise_std > 0
+            else None,
+            ledger=ledger,
+            release_once=frozen,
+        ),
+        dropout=DropoutStream(config.federation.seed, party.name, device=device),
+    )
+
+
+def features_of(party: PartySettings, table: PartyTable) -> Float32[np.ndarray, "rows features"]:
+    """Return a party's features, scaled as the federation file says."""
+    scaler = feature_scaler(
+        table.features, table.feature_names, scaling=party.scaling, bounds=party.bounds
+    )
+    return scaler.apply(table.features)
+
+
+def _require_declared_features(table: PartyTable) -> None:
+    derived = sorted({name.split("=")[0] for name in table.feature_names if "=" in name})
+    if derived:
+        raise PrivacyError(
+            f"table of {table.name!r}: column {derived[0]!r} holds words, and which words there "
+            f"are depends on the records, so a frozen encoder's epsilon would not hold; encode it "
+            f"by an agreed list beforehand, or exclude it"
+        )
+
+
+def _link_source(config: FederationConfig, table: PartyTable, shown: LinkKeys) -> LinkSource:
+    rate = config.privacy.sampling_rate
+    linker = SampledLinker(
+        shown.keys,
+        table.keys,
+        config.model.neighbours,
+        rate=rate,
+        cap=config.privacy.links_per_record,
+    )
+    sampler = PoissonSampler(table.num_rows, rate)
+    if rate < 1 and not is_frozen(config):
+        return FreshlySampledLinks(linker=linker, sampler=sampler)
+    # A frozen encoder answers each row once, from one sample for the whole pass.
+    rows = np.arange(len(shown.keys), dtype=np.int64)
+    return FixedLinks(table=linker.link(rows, sampler.draw()))
+
+
+def open_ledger(
+    folder: Path, config: FederationConfig, plan: ReleasePlan, *, party: str, resume: bool
+) -> Ledger:
+    """Open a party's ledger: its own file of the run, or the one that runs on its data share.
+
+    Raises:
+        ConfigError: If a fresh run would start in the folder of another one.
+    """
+    path = folder / "ledger.jsonl"
+    if config.privacy.ledger is not None:
+        path = Path(config.privacy.ledger).expanduser().parent / f"{party}.jsonl"
+    elif path.exists() and not resume:
+        raise ConfigError(
+            f"run folder {folder.parent.parent}: holds a run already, and what it released stays "
+            f"released; choose another --out, or go on with --resume"
+        )
+    return Ledger(path, party=party, plan=plan, noise_share_std=plan.noise_share_std())
+
+
+def cut_shape(config: FederationConfig) -> tuple[int, int]:
+    """Return (L, H), the shape of one row's aggregate."""
+    return config.family.cut_shape(config.model)
+
+
+def slots(config: FederationConfig, plan: ReleasePlan) -> int:
+    """Return how many slots one released row is the sum of: K where they are pooled."""
+    return config.model.neighbours if plan.pooled else 1
+
+
+def build_top(
+    config: FederationConfig, *, num_features: int, key_dim: int, outputs: int
+) -> nn.Module:
+    """Return the primary's top model with its initial weights."""
+    return _initialised(
+        config,
+        config.primary.name,
+        lambda: config.family.build_top(
+            config.model, num_features=num_features, key_dim=key_dim, outputs=outputs
+        ),
+    )
+
+
+def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model from its party's stream, and its positional encoding from a common one.
+
+    Common initial encodings cost nothing and are aligned from the first round; averaging keeps
+    them so ([FeT] section 5.1, "Positional Encoding Averaging").
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = build()
+    initialise(
+        model,
+        seed=derive_seed(config.federation.seed, "init", party),
+        positions_seed=derive_seed(config.federation.seed, "init", "positions"),
+    )
+    return model
+
+
+def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> TaskHead:
+    """Return the task with the numbers of the primary's training labels.
+
+    Raises:
+        DataError: If the labels are constant in the training rows.
+    """
+    assert table.labels is not None, "the primary's table has labels"
+    if config.federation.task == "regression":
+        scaler = LabelScaler.fit(table.labels[split.train])
+        return TaskHead(task="regression", label_deviation=scaler.deviation)
+    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
+    return TaskHead(task=config.federation.task, num_classes=classes)
+
+
+def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tensor:
+    """Return the labels as losses take them; regression labels are standardised."""
+    assert table.labels is not None, "the primary's table has labels"
+    labels = table.labels
+    if head.task == "regression":
+        labels = LabelScaler.fit(labels[split.train]).apply(labels)
+    targets = torch.from_numpy(labels)
+    return targets if head.task == "multiclass" else targets.to(torch.float32)
+
+
+def warnings_about(config: FederationConfig, *, rows: int | None = None) -> list[str]:
+    """Return what a user should hear before a run, one sentence each."""
+    warnings = []
+    if len(config.secondaries) == 1:
+        warnings.append(
+            "there is one secondary, so averaging hides nothing: only the noise protects it"
+        )
+    if config.privacy.mechanism == "none":
+        warnings.append('privacy.mechanism = "none": no noise is added and nothing is promised')
+    if config.privacy.accounting == "as-published":
+        warnings.append(
+            'privacy.accounting = "as-published": the papers\' formula is not a guarantee'
+        )
+    if rows is not None and (text := config.privacy.delta_warning(rows)):
+        warnings.append(text)
+    return warnings
+
+
+def primary_data(
+    config: FederationConfig,
+    table: PartyTable,
+    split: RowSplit,
+    shown: LinkKeys,
+    head: TaskHead,
+    device: torch.device,
+) -> PrimaryData:
+    """Return the primary's table as tensors.
+
+    Its scaler is fitted to all of its rows, which are its own affair: no promise is made about
+    them. Regression labels are standardised by training rows alone.
+    """
+    return PrimaryData(
+        features=torch.from_numpy(features_of(config.primary, table)).to(device),
+        keys=torch.from_numpy(shown.scaler.apply(table.keys)).to(device),
+        targets=targets_of(table, split, head).to(device),
+        split=split,
+    )

@@ -1,0 +1,262 @@
+"""A party's long-term identity: an Ed25519 key and the certificate that it signs for itself.
+
+There is no certificate authority. The federation file pins each party's public key as text
+(``identity = "ed25519:..."``), and each party keeps the others' certificates in its ``trust``
+folder. Whoever cannot prove the pinned key is nobody, whatever its certificate says.
+"""
+
+import base64
+import datetime
+import ipaddress
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from securevfl.core import checks
+from securevfl.core.errors import AuthenticationError, ConfigError
+from securevfl.core.files import write_bytes
+
+KEY_FILE: Final = "identity.key"
+CERTIFICATE_FILE: Final = "identity.pem"
+TRUST_FOLDER: Final = "trust"
+
+_PREFIX: Final = "ed25519:"
+# The same key also signs TLS handshakes; the tag keeps the two kinds of message apart.
+_SIGNATURE_TAG: Final = b"securevfl signature v1\x00"
+# A certificate is valid from a little before its making, for parties whose clocks run late.
+_CLOCK_SKEW: Final = datetime.timedelta(hours=1)
+# Anybody but the owner, as the mode bits of a file say it.
+_OTHERS: Final = 0o077
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Identity:
+    """One party's key, its certificate and the certificates that it trusts."""
+
+    name: str
+    """The party, as the federation file calls it."""
+
+    certificate: x509.Certificate = field(repr=False)
+    """Public: binds :attr:`name` to the key; signed by the key itself."""
+
+    trusted: Mapping[str, x509.Certificate] = field(default_factory=dict, repr=False)
+    """Certificates by party name, from the ``trust`` folder; its own may be among them."""
+
+    _key: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, name: str, *, valid_days: float, hosts: Sequence[str] = ()) -> "Identity":
+        """Make a new key and its certificate.
+
+        Args:
+            name: The party.
+            valid_days: How long the certificate holds from now, in days, > 0.
+            hosts: Host names and addresses to write into the certificate; what counts is the
+                key, so a secondary, which only dials out, needs none.
+        """
+        checks.positive(valid_days=valid_days)
+        key = Ed25519PrivateKey.generate()
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + datetime.timedelta(days=valid_days))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage(
+                    [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+                ),
+                critical=False,
+            )
+        )
+        if hosts:
+            names = x509.SubjectAlternativeName([_host_name(host) for host in hosts])
+            builder = builder.add_extension(names, critical=False)
+        return cls(name=name, certificate=builder.sign(key, None), _key=key)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> "Identity":
+        """Read a party's identity from its own folder.
+
+        Raises:
+            ConfigError: If a file is missing or unreadable, belongs to another party, or the
+                private key can be read by others.
+        """
+        key = _read_key(folder / KEY_FILE)
+        certificate = read_certificate(folder / CERTIFICATE_FILE, name=name)
+        if public_text(certificate) != _text_of(key.public_key()):
+            raise ConfigError(
+                f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together; "
+                f"run securevfl provision again"
+            )
+        trusted = {
+            path.stem: read_certificate(path, name=path.stem)
+            for path in sorted((folder / TRUST_FOLDER).glob("*.pem"))
+        }
+        return cls(name=name, certificate=certificate, trusted=trusted, _key=key)
+
+    @property
+    def public_text(self) -> str:
+        """What the federation file pins: ``ed25519:`` and the public key in base64."""
+        return public_text(self.certificate)
+
+    def trusting(self, certificates: Mapping[str, x509.Certificate]) -> "Identity":
+        """Return this identity with ``certificates`` as all that it trusts."""
+        return replace(self, trusted=dict(certificates))
+
+    def save(self, folder: Path) -> None:
+        """Write the key (mode 0600), the certificate and the trusted certificates.
+
+        Raises:
+            ConfigError: If the folder already holds a key, which is never overwritten.
+        """
+        path = folder / KEY_FILE
+        if path.exists():
+            raise ConfigError(f"{path}: exists already, and a key is never overwritten; move it")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_secret(path, self.key_pem())
+        write_bytes(folder / CERTIFICATE_FILE, certificate_pem(self.certificate))
+        for name, certificate in self.trusted.items():
+            write_bytes(folder / TRUST_FOLDER / f"{name}.pem", certificate_pem(certificate))
+
+    def sign(self, message: bytes) -> bytes:
+        """Return this party's signature of ``message``, 64 bytes."""
+        return self._key.sign(_SIGNATURE_TAG + message)
+
+    def key_pem(self, *, password: bytes | None = None) -> bytes:
+        """Return the private key as PKCS #8 text, encrypted when a ``password`` is given."""
+        protection = (
+            serialization.BestAvailableEncryption(password)
+            if password
+            else serialization.NoEncryption()
+        )
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection
+        )
+
+
+def public_text(certificate: x509.Certificate) -> str:
+    """Return the public key of a certificate as the federation file writes it.
+
+    Raises:
+        AuthenticationError: If the certificate holds another kind of key.
+    """
+    key = certificate.public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise AuthenticationError("certificate: must hold an Ed25519 key, and holds another kind")
+    return _text_of(key)
+
+
+def verify(identity: str, signature: bytes, message: bytes) -> None:
+    """Check that the party pinned as ``identity`` signed ``message``; see :meth:`Identity.sign`.
+
+    Raises:
+        AuthenticationError: If it did not.
+        ConfigError: If ``identity`` is not the text of an Ed25519 public key.
+    """
+    key = Ed25519PublicKey.from_public_bytes(parse_public_text(identity))
+    try:
+        key.verify(signature, _SIGNATURE_TAG + message)
+    except InvalidSignature:
+        raise AuthenticationError(f"signature: was not made by {identity}") from None
+
+
+def parse_public_text(identity: str) -> bytes:
+    """Return the 32 bytes of a pinned public key.
+
+    Raises:
+        ConfigError: If the text is not ``ed25519:`` and 32 bytes in base64.
+    """
+    text = identity.removeprefix(_PREFIX)
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError:
+        raw = b""
+    if text == identity or len(raw) != 32:  # an Ed25519 public key has 32 bytes
+        raise ConfigError(
+            f'identity: must be "{_PREFIX}" and a public key in base64, as securevfl provision '
+            f"prints it; got {identity!r}"
+        )
+    return raw
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """Return a certificate as the text that organisations send one another."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def read_certificate(path: Path, *, name: str) -> x509.Certificate:
+    """Read the certificate of the party ``name``.
+
+    Raises:
+        ConfigError: If the file is missing, no certificate, or another party's.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; securevfl provision makes identities"
+        ) from None
+    except ValueError:
+        raise ConfigError(f"{path}: is not a PEM certificate") from None
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    found = str(names[0].value) if names else ""
+    if found != name:
+        raise ConfigError(f"{path}: is the certificate of {found!r}, not of {name!r}")
+    return certificate
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _text_of(key: Ed25519PublicKey) -> str:
+    return _PREFIX + base64.b64encode(key.public_bytes_raw()).decode()
+
+
+def _read_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        exposed = os.name == "posix" and path.stat().st_mode & _OTHERS
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; securevfl provision makes identities"
+        ) from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: is not an unencrypted PEM private key") from None
+    if exposed:
+        raise ConfigError(f"{path}: other users may read this private key; chmod 600 it")
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: must hold an Ed25519 key, and holds another kind")
+    return key
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    # mkstemp gives mode 0600 from the first byte on.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

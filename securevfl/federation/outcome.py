@@ -1,0 +1,129 @@
+"""What a run leaves behind: ``metrics.json`` and ``history.csv`` (DESIGN 5.3)."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from securevfl.core import files
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.config import FederationConfig
+
+HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
+
+
+def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``history.csv``: a row an epoch."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, HISTORY_FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: row.get(name, "") for name in HISTORY_FIELDS} for row in history)
+    files.write_text(run_folder / "history.csv", buffer.getvalue())
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a figure that JSON can hold: None stands for "no bound"."""
+    return value if math.isfinite(value) else None
+
+
+def privacy_figures(
+    config: FederationConfig, plan: ReleasePlan, *, rounds: int, row_releases: int
+) -> dict[str, Any]:
+    """Return the ``privacy`` part of ``metrics.json``.
+
+    Args:
+        config: The federation file.
+        plan: What was planned; the promise was made for all of it.
+        rounds: Releases that were made.
+        row_releases: Rows that were released, summed over releases.
+    """
+    privacy = config.privacy
+    tau = plan.noise_share_std()
+    spent = plan.epsilon_after(tau, rounds=rounds, row_releases=row_releases)
+    return {
+        "mechanism": privacy.mechanism,
+        "epsilon": finite_or_none(spent),
+        "epsilon_planned": finite_or_none(plan.epsilon(tau)),
+        "epsilon_as_published": finite_or_none(plan.epsilon_as_published(tau)),
+        "delta": privacy.delta,
+        "unit": privacy.unit,
+        "encoder": privacy.encoder,
+        "links_per_record": privacy.links_per_record,
+        "colluding": privacy.colluding,
+        "accounting": privacy.accounting,
+        "noise_multiplier": tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity(),
+        "noise_share_std": tau,
+        "sensitivity": plan.sensitivity(),
+        "clip_norm": privacy.clip_norm,
+        "releases": rounds,
+        "row_releases": row_releases,
+        "secondaries": plan.parties,
+        "statement": plan.statement(),
+        "as_published_note": _AS_PUBLISHED_NOTE,
+        "channels": channels(config),
+    }
+
+
+_AS_PUBLISHED_NOTE = (
+    "The papers count one step of sampled DP-SGD a round, with the noise of the average over the "
+    "clip norm as its multiplier. That misses that a row moves by up to twice the clip norm, that "
+    "one record is linked to several rows, that trained encoders remember records, and that the "
+    "sample must stay secret; so its figure may lie on either side of the sound one."
+)
+
+
+def channels(config: FederationConfig) -> list[dict[str, str]]:
+    """Return every way in which a party learns something, and what covers it (DESIGN 7)."""
+    privacy, noised = config.privacy, config.privacy.mechanism != "none"
+    frozen = privacy.encoder == "frozen"
+    averaging = 0 if frozen else config.model.average_positions_every
+    alone = len(config.secondaries) == 1
+    rows = [
+        (
+            "aggregates",
+            "the primary: one noised average over secondaries for every row and release"
+            + ("; with one secondary nothing hides it but the noise" if alone else ""),
+            f"covered by epsilon, unit {privacy.unit}" if noised else "not covered: no noise",
+        ),
+        (
+            "gradients",
+            "no one: bottom models are frozen"
+            if frozen
+            else "every active secondary: the gradient of the aggregate, from which labels can "
+            "be inferred",
+            "nothing is sent" if frozen else "not covered",
+        ),
+        (
+            "positional-encoding averaging",
+            "every party: the mean of the encodings' weights" if averaging else "no one",
+            "heuristic: a secure mean without noise" if averaging else "nothing is sent",
+        ),
+        (
+            "linkage",
+            "every secondary: the primary's keys; the primary: nothing of the links",
+            f'not covered: protection = "{config.linkage.protection}"',
+        ),
+        ("similarities", "no one: they stay at the secondary", "nothing is sent"),
+        (
+            "scaling statistics",
+            "every secondary: mean and deviation of the primary's keys",
+            "not covered",
+        ),
+        (
+            "row counts, batch membership, timing and message sizes",
+            "every secondary, and the primary",
+            "not covered",
+        ),
+        (
+            "publication of the model",
+            "whoever gets the primary's model: a function of the aggregates and of the primary's "
+            "own data",
+            "secondaries' records are covered as the aggregates are; the primary's are not",
+        ),
+    ]
+    return [
+        {"channel": channel, "reveals": reveals, "guarantee": guarantee}
+        for channel, reveals, guarantee in rows
+    ]

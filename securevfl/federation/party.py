@@ -1,0 +1,339 @@
+"""One party's life: read, link, join, train, leave. Every party runs this in its own process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.core.events import EventLog
+from securevfl.data.scaling import KeyScaler
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation import handshake
+from securevfl.federation.assemble import (
+    LinkKeys,
+    build_secondary,
+    cut_shape,
+    is_frozen,
+    link_keys,
+    open_ledger,
+    read_party,
+    release_plan,
+    require_covered_channels,
+    ring_format,
+    run_facts,
+    slots,
+)
+from securevfl.federation.checkpoint import Checkpoints, require_resumable
+from securevfl.federation.config import FederationConfig, parse_address
+from securevfl.federation.connection import TransportLimits
+from securevfl.federation.federated import FederatedExchange, PrimaryWire
+from securevfl.federation.handshake import RunFacts
+from securevfl.federation.identity import Identity
+from securevfl.federation.primary import Observer
+from securevfl.federation.rounds import EpochMark, RoundCounter
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.serve import SecondaryServer, SecondaryWire
+from securevfl.federation.training import PrimaryRun
+from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.federation.wire import Message, MessageKind
+from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.pair_keys import SessionKey
+from securevfl.mpc.sum_to import CrypTenSumTo
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyJob:
+    """What a party's process is told."""
+
+    config: FederationConfig
+    name: str
+    run_folder: Path
+    identity_folder: Path
+    data_root: Path
+    device: torch.device
+    resume: bool
+
+    @property
+    def folder(self) -> Path:
+        """This party's own folder within the run folder."""
+        return self.run_folder / "parties" / self.name
+
+
+def run_party(job: PartyJob, observe: Observer) -> dict[str, Any] | None:
+    """Run one party to the end; the primary returns the run's metrics.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party, named.
+
+    Reveals:
+        What the messages of :mod:`securevfl.federation.wire` say, and nothing else.
+    """
+    config = job.config
+    party = config.party(job.name)
+    files.require_writable_folder(job.folder)
+    log = EventLog(job.folder / "log.jsonl", party=job.name)
+    try:
+        require_covered_channels(config)
+        identity = Identity.load(job.identity_folder, job.name)
+        pinned = pinned_identities(config)
+        log.write("start", role=party.role, digest=config.digest, resume=job.resume)
+        run = _run_primary if party.role == "primary" else _run_secondary
+        metrics = run(job, identity, pinned, log, observe)
+        log.write("done")
+        return metrics
+    except BaseException as error:
+        log.write("failed", error=type(error).__name__, reason=str(error)[:500])
+        raise
+    finally:
+        log.close()
+
+
+def pinned_identities(config: FederationConfig) -> dict[str, str]:
+    """Return every party's pinned public key.
+
+    Raises:
+        ConfigError: If the federation file pins none for some party.
+    """
+    missing = [party.name for party in config.parties if party.identity is None]
+    if missing:
+        raise ConfigError(
+            f"party {missing[0]!r}: the federation file pins no identity for it; "
+            f"run securevfl provision and add the line that it prints"
+        )
+    return {party.name: party.identity for party in config.parties if party.identity is not None}
+
+
+def _limits(config: FederationConfig) -> TransportLimits:
+    return TransportLimits(silence_timeout_s=config.runtime.silence_timeout_s)
+
+
+def _run_primary(
+    job: PartyJob,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    log: EventLog,
+    observe: Observer,
+) -> dict[str, Any]:
+    config = job.config
+    table = read_party(config, config.primary, job.data_root)
+    split, facts = run_facts(config, table)
+    plan = release_plan(config, facts)
+    checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
+    ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
+    assert config.primary.address is not None
+    transport = PrimaryTransport(
+        parse_address(config.primary.address),
+        identity,
+        pinned,
+        new_session(),
+        config.ranks,
+        limits=_limits(config),
+    )
+    with transport:
+        host, port = transport.listen()
+        observe({"event": "listening", "host": host, "port": port})
+        secondaries = [party.name for party in config.secondaries]
+        observe({"event": "stage", "text": "waiting for parties", "of": len(secondaries)})
+        transport.wait_for_parties(
+            config.runtime.join_timeout_s,
+            on_join=lambda name: log.write("joined", name=name),
+        )
+        facts = _greet(job, transport, facts, checkpoints if job.resume else None)
+        shown = link_keys(table)
+        observe({"event": "stage", "text": "linking", "of": len(secondaries)})
+        _send_keys(transport, secondaries, shown, deadline_s=config.runtime.idle_timeout_s)
+        rounds = RoundCounter()
+        names = {rank: name for name, rank in config.ranks.items() if rank}
+        ring = ring_format(config, plan)
+        wire = PrimaryWire(transport, names, deadline_s=config.runtime.round_timeout_s)
+        exchange = FederatedExchange(
+            transport,
+            names=names,
+            sum_to=CrypTenSumTo(CrypTenBridge(wire, rank=0), None),
+            ring=ring,
+            slots=slots(config, plan),
+            cut_shape=cut_shape(config),
+            runtime=config.runtime,
+            device=job.device,
+            rounds=rounds,
+        )
+        run = PrimaryRun(
+            config,
+            table,
+            split,
+            shown,
+            plan=plan,
+            exchange=exchange,
+            rounds=rounds,
+            ledger=ledger,
+            checkpoints=checkpoints,
+            device=job.device,
+            observe=observe,
+            traffic=lambda: (
+                sum(transport.bytes_sent.values()) + sum(transport.bytes_received.values())
+            ),
+        )
+        run.train(resume_epoch=facts.resume_epoch)
+        transport.broadcast(secondaries, Message(kind=MessageKind.DONE))
+    traffic = {
+        job.name: {
+            "sent": sum(transport.bytes_sent.values()),
+            "received": sum(transport.bytes_received.values()),
+        }
+    }
+    for name in secondaries:
+        traffic[name] = {
+            "sent": transport.bytes_received[name],
+            "received": transport.bytes_sent[name],
+        }
+    return run.finish(job.run_folder, mode="federated", traffic=traffic)
+
+
+def _greet(
+    job: PartyJob, transport: PrimaryTransport, facts: RunFacts, checkpoints: Checkpoints | None
+) -> RunFacts:
+    hellos, common = {}, set(checkpoints.epochs()) if checkpoints else set()
+    for party in job.config.secondaries:
+        message = transport.receive(
+            party.name,
+            MessageKind.HELLO,
+            round_number=0,
+            deadline_s=job.config.runtime.round_timeout_s,
+        )
+        theirs = handshake.check_hello(job.config, message)
+        if not is_frozen(job.config):
+            common &= set(theirs)
+        hellos[party.name] = message
+    if checkpoints is not None:
+        require_resumable(job.config, checkpoints, common)
+    facts = replace(facts, resume_epoch=max(common, default=0))
+    transport.broadcast(list(hellos), handshake.welcome(hellos, facts))
+    return facts
+
+
+def _send_keys(
+    transport: PrimaryTransport, names: list[str], shown: LinkKeys, *, deadline_s: float
+) -> None:
+    """Show the primary's keys to every secondary, and wait until all have linked.
+
+    Reveals:
+        To every secondary: the primary's keys, their mean and deviation.
+    """
+    tensors = {"keys": shown.keys, "centre": shown.scaler.centre, "width": shown.scaler.width}
+    transport.broadcast(names, Message(kind=MessageKind.LINK_KEYS, tensors=tensors))
+    for _ in transport.receive_each(
+        names, MessageKind.LINKED, round_number=0, deadline_s=deadline_s
+    ):
+        pass
+
+
+def _run_secondary(
+    job: PartyJob,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    log: EventLog,
+    observe: Observer,
+) -> None:
+    config, party = job.config, job.config.party(job.name)
+    table = read_party(config, party, job.data_root)
+    checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
+    assert config.primary.address is not None
+    transport = SecondaryTransport(
+        parse_address(config.primary.address),
+        identity,
+        pinned,
+        config.ranks,
+        limits=_limits(config),
+    )
+    with transport:
+        transport.connect(config.runtime.join_timeout_s)
+        log.write("connected")
+        rank = config.ranks[job.name]
+        key = SessionKey(session=transport.session, rank=rank, name=job.name)
+        epochs = checkpoints.epochs() if job.resume else []
+        transport.send(handshake.hello(config, identity=identity, key=key, epochs=epochs))
+        message = transport.receive(
+            MessageKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
+        )
+        facts, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
+        plan = release_plan(config, facts)
+        secondary = _link_and_build(job, table, facts, plan, transport)
+        if facts.resume_epoch and not is_frozen(config):
+            secondary.load_state(checkpoints.load(facts.resume_epoch))
+        masks = PairwiseMasks(rank, pair_keys)
+        try:
+            SecondaryServer(
+                secondary,
+                transport,
+                CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks),
+                cut_shape=cut_shape(config),
+                parties=len(config.parties),
+                min_active=plan.min_active,
+                runtime=config.runtime,
+                device=job.device,
+                end_epoch=EpochKeeper(secondary, checkpoints),
+                log=log.write,
+            ).serve()
+        finally:
+            masks.close()
+    log.write(
+        "figures",
+        epsilon=secondary.epsilon_spent,
+        bytes_sent=sum(transport.bytes_sent.values()),
+        bytes_received=sum(transport.bytes_received.values()),
+    )
+    observe({"event": "figures", "epsilon": secondary.epsilon_spent})
+
+
+def _link_and_build(
+    job: PartyJob,
+    table: Any,
+    facts: RunFacts,
+    plan: ReleasePlan,
+    transport: SecondaryTransport,
+) -> Secondary:
+    config = job.config
+    message = transport.receive(
+        MessageKind.LINK_KEYS, round_number=0, deadline_s=config.runtime.idle_timeout_s
+    )
+    dimension = table.key_dim
+    keys = message.tensor("keys", dtype=np.float64, shape=(facts.rows, dimension))
+    centre = message.tensor("centre", dtype=np.float64, shape=(dimension,))
+    width = message.tensor("width", dtype=np.float64, shape=(dimension,))
+    if not (width > 0).all():
+        raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
+    secondary = build_secondary(
+        config,
+        config.party(job.name),
+        table,
+        LinkKeys(keys=keys, scaler=KeyScaler(centre=centre, width=width)),
+        plan=plan,
+        ring=ring_format(config, plan),
+        ledger=open_ledger(job.folder, config, plan, party=job.name, resume=job.resume),
+        device=job.device,
+    )
+    transport.send(Message(kind=MessageKind.LINKED))
+    return secondary
+
+
+class EpochKeeper:
+    """Saves a secondary's epochs, and brings the best one back."""
+
+    def __init__(self, secondary: Secondary, checkpoints: Checkpoints) -> None:
+        self._secondary = secondary
+        self._checkpoints = checkpoints
+
+    def __call__(self, mark: EpochMark) -> None:
+        """Do what the mark says."""
+        if mark.restore_best:
+            self._secondary.bottom.load_state_dict(self._checkpoints.load_best())
+            return
+        self._checkpoints.save(mark.epoch, self._secondary.state())
+        if mark.best:
+            self._checkpoints.save_best(self._secondary.weights())

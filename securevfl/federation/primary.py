@@ -1,0 +1,226 @@
+"""The primary at work: it plans rounds, trains the top model and keeps the best epoch."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from securevfl.core.seeds import stream
+from securevfl.data.rows import RowSplit, consecutive_batches, training_batches
+from securevfl.federation.config import TrainingSettings
+from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.release import require_finite
+from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundCounter, RoundPlan
+from securevfl.federation.secondary import load_positions, position_weights
+from securevfl.federation.splitavg import split_average
+from securevfl.models.tasks import TaskHead
+
+Observer = Callable[[Mapping[str, object]], None]
+"""Hears of progress: plain figures and words, one mapping an event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryData:
+    """The primary's table as tensors, and which row is for what."""
+
+    features: Float[Tensor, "rows features"]
+    keys: Float[Tensor, "rows dimension"]
+    targets: Tensor
+    """Shape (rows,): float32 for regression and binary, int64 class numbers for multiclass."""
+    split: RowSplit
+
+
+class Primary:
+    """The primary's top model and the training loop, over any exchange."""
+
+    def __init__(
+        self,
+        *,
+        data: PrimaryData,
+        top: nn.Module,
+        head: TaskHead,
+        optimizer: torch.optim.Optimizer,
+        training: TrainingSettings,
+        exchange: Exchange,
+        rounds: RoundCounter,
+        dropout: DropoutStream,
+        seed: int,
+        active_parties: int,
+        average_positions_every: int,
+        observe: Observer,
+    ) -> None:
+        self.data = data
+        self.top = top
+        self.head = head
+        self.optimizer = optimizer
+        self.training = training
+        self.exchange = exchange
+        self.rounds = rounds
+        self.dropout = dropout
+        self.seed = seed
+        self.active_parties = active_parties
+        self.average_positions_every = average_positions_every
+        self.observe = observe
+        self.may_go_on: Callable[[], bool] = lambda: True
+        """Asked before every epoch: whether the budget still covers it."""
+        self.epoch = 0
+        self.best_epoch = 0
+        self.best_metric: float | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.history: list[dict[str, float | int]] = []
+        self.losses: list[float] = []
+        """Loss of every training round of this session, in order."""
+
+    def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
+        """Train until the last epoch or until the validation metric stops improving.
+
+        Args:
+            after_epoch: Called with every finished epoch: the place to save checkpoints.
+        """
+        while not self.finished and (self.epoch == 0 or self.may_go_on()):
+            self._run_epoch(after_epoch)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is done or patience has run out."""
+        stale = self.epoch - self.best_epoch >= self.training.patience
+        return self.epoch >= self.training.epochs or (self.best_metric is not None and stale)
+
+    def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
+        start = time.monotonic()
+        epoch = self.epoch + 1
+        loss, metric = self._train_epoch(epoch)
+        if self.average_positions_every and epoch % self.average_positions_every == 0:
+            self._average_positions()
+        validation = self.evaluate(self.data.split.validation, "validation")
+        self.epoch = epoch
+        best = self.best_metric is None or self.head.is_better(validation, self.best_metric)
+        if best:
+            self.best_metric, self.best_epoch = validation, epoch
+            self.best_weights = {
+                name: value.detach().clone() for name, value in self.top.state_dict().items()
+            }
+        self.history.append(
+            {
+                "epoch": epoch,
+                "loss": loss,
+                "train": metric,
+                "validation": validation,
+                "seconds": round(time.monotonic() - start, 3),
+            }
+        )
+        mark = EpochMark(epoch=epoch, best=best)
+        self.exchange.end_epoch(mark)
+        after_epoch(mark)
+        self.observe({"event": "epoch", "epochs": self.training.epochs, **self.history[-1]})
+
+    def restore_best(self) -> None:
+        """Go back to the best epoch's weights, here and at every secondary."""
+        self.top.load_state_dict(self.best_weights)
+        self.exchange.end_epoch(EpochMark(epoch=self.best_epoch, best=False, restore_best=True))
+
+    def _train_epoch(self, epoch: int) -> tuple[float, float]:
+        chosen = stream(self.seed, "party-dropout", epoch)
+        total, outputs, targets = 0.0, [], []
+        parts = training_batches(
+            self.data.split.train,
+            batch_size=self.training.batch_size,
+            seed=self.seed,
+            epoch=epoch,
+        )
+        for done, rows in enumerate(parts, 1):
+            loss, output = self._train_batch(rows, self._draw_active(chosen))
+            self.losses.append(loss)
+            total += loss * len(rows)
+            outputs.append(output)
+            targets.append(self._targets(rows))
+            self.observe(
+                {"event": "round", "epoch": epoch, "done": done, "of": len(parts), "loss": loss}
+            )
+        metric = self.head.metric(torch.cat(outputs), torch.cat(targets))
+        return total / len(self.data.split.train), metric
+
+    def _train_batch(
+        self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
+    ) -> tuple[float, Tensor]:
+        plan = self._plan(rows, "train", active)
+        self.top.train()
+        with self.dropout.active():
+            aggregate = split_average(self.exchange, plan)
+            output = self._forward(rows, aggregate)
+            loss = self.head.loss(output, self._targets(rows))
+            require_finite("the loss", loss.detach(), round_number=plan.round_number)
+            self.optimizer.zero_grad()
+            loss.backward()
+        self.optimizer.step()
+        return float(loss.detach()), output.detach()
+
+    def evaluate(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> float:
+        """Return the task's metric over ``rows``; every batch is a release like any other."""
+        outputs = self.predict(rows, purpose)
+        return self.head.metric(outputs, self._targets(rows))
+
+    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
+        """Return the top model's outputs for ``rows``, shape (rows, outputs)."""
+        self.top.eval()
+        outputs = []
+        with torch.no_grad():
+            for batch in consecutive_batches(rows, batch_size=self.training.batch_size):
+                plan = self._plan(batch, purpose, self.exchange.ranks)
+                outputs.append(self._forward(batch, split_average(self.exchange, plan)))
+        return torch.cat(outputs)
+
+    def _forward(self, rows: npt.NDArray[np.int64], aggregate: Tensor) -> Tensor:
+        index = torch.as_tensor(rows, device=self.data.features.device)
+        output: Tensor = self.top(self.data.features[index], self.data.keys[index], aggregate)
+        return output
+
+    def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
+
+    def _plan(
+        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
+    ) -> RoundPlan:
+        return RoundPlan(round_number=self.rounds.next(), rows=rows, active=active, purpose=purpose)
+
+    def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
+        # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average
+        # divides by the number of those that remain.
+        ranks = self.exchange.ranks
+        if self.active_parties == len(ranks):
+            return ranks
+        return tuple(sorted(chosen.choice(ranks, self.active_parties, replace=False).tolist()))
+
+    def _average_positions(self) -> None:
+        mean = self.exchange.average_positions(position_weights(self.top))
+        load_positions(self.top, mean)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {
+            "top": self.top.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "dropout": self.dropout.state,
+            "epoch": self.epoch,
+            "best_epoch": self.best_epoch,
+            "best_metric": self.best_metric,
+            "best_weights": self.best_weights,
+            "history": self.history,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        self.top.load_state_dict(state["top"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.dropout.state = state["dropout"]
+        self.epoch = state["epoch"]
+        self.best_epoch = state["best_epoch"]
+        self.best_metric = state["best_metric"]
+        self.best_weights = state["best_weights"]
+        self.history = state["history"]

@@ -1,0 +1,103 @@
+"""What one round is: which rows, which secondaries, what for; and how all parties hear of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+from torch import Tensor
+
+Purpose = Literal["release", "train", "validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """One exchange: batch announced, aggregate released, gradient returned."""
+
+    round_number: int
+    """Counts from 1 within a session and never repeats, whatever the round is for."""
+
+    rows: npt.NDArray[np.int64] = field(repr=False)
+    """Primary row ids of the batch, shape (B,)."""
+
+    active: tuple[int, ...]
+    """Ranks of the secondaries that take part; the others compute nothing (party dropout)."""
+
+    purpose: Purpose
+    """What the primary does with the aggregate; every purpose is charged alike."""
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the gradient of the aggregate goes back to the active secondaries."""
+        return self.purpose == "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochMark:
+    """What every party does at the end of an epoch."""
+
+    epoch: int
+    """Epochs done, from 1."""
+
+    best: bool
+    """Keep this epoch's weights as the best ones."""
+
+    restore_best: bool = False
+    """Go back to the best weights: training is over and the test rows come next."""
+
+
+class Exchange(Protocol):
+    """How the primary reaches the secondaries: simulated, between processes, or from a cache."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries."""
+        ...
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the average of the active secondaries' clipped, noised representations.
+
+        Reveals:
+            To the primary: that average. To the secondaries: the row ids of the batch.
+        """
+        ...
+
+    def return_gradient(
+        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
+    ) -> None:
+        """Hand the gradient of the loss with respect to the aggregate to the active secondaries.
+
+        Reveals:
+            To every active secondary: one and the same tensor, from which labels may be inferred.
+        """
+        ...
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean of all parties' positional-encoding weights, ``own`` among them.
+
+        Reveals:
+            To every party: the mean. To the relaying primary: nothing more than the mean.
+        """
+        ...
+
+    def end_epoch(self, mark: EpochMark) -> None:
+        """Tell every secondary what to keep.
+
+        Reveals:
+            To the secondaries: the epoch number and whether it was the best so far.
+        """
+        ...
+
+
+class RoundCounter:
+    """Round numbers of one session; a number is given out once."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        """Return the next round number, from 1."""
+        self.last += 1
+        return self.last

@@ -1,0 +1,84 @@
+"""All parties in one process: the same arithmetic as between processes, no cryptography."""
+
+from collections.abc import Callable, Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.secondary import Secondary
+from securevfl.mpc.codec import decode_sum, encode, to_float
+from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.secure_mean import decode_mean, encode_weighted
+from securevfl.mpc.sum_to import InProcessSum
+
+
+class SimulatedExchange:
+    """An exchange with secondaries of the same process, on CPU or GPU."""
+
+    def __init__(
+        self,
+        secondaries: Mapping[int, Secondary],
+        *,
+        ring: RingFormat,
+        slots: int,
+        end_epoch: Callable[[EpochMark], None],
+    ) -> None:
+        self.secondaries = dict(secondaries)
+        self.ring = ring
+        self.slots = slots
+        self._end_epoch = end_epoch
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries."""
+        return tuple(self.secondaries)
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the average of the active secondaries' contributions.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.release` reveals; in a simulation
+            everything is in one process anyway.
+        """
+        units = [self.secondaries[rank].answer(plan) for rank in plan.active]
+        words = [encode(one, self.ring) for one in units]
+        total = InProcessSum()(words)
+        summed = decode_sum(
+            total, self.ring, elements=units[0].numel(), parties_active=len(plan.active)
+        )
+        return to_float(summed, self.ring, divisor=len(plan.active) * self.slots).view(
+            units[0].shape
+        )
+
+    def return_gradient(
+        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
+    ) -> None:
+        """Let every active secondary learn.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.return_gradient` reveals.
+        """
+        for rank in plan.active:
+            self.secondaries[rank].learn(plan, gradient)
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Average the positional encodings of all parties.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.average_positions` reveals.
+        """
+        parties = [own, *(party.position_weights() for party in self.secondaries.values())]
+        words = [encode_weighted(one, weight=1, parties=len(parties)) for one in parties]
+        mean = decode_mean(InProcessSum()(words), {name: own[name].shape for name in own})
+        for party in self.secondaries.values():
+            party.load_position_weights(mean)
+        return mean
+
+    def end_epoch(self, mark: EpochMark) -> None:
+        """Let every secondary keep what the mark says.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.end_epoch` reveals.
+        """
+        self._end_epoch(mark)

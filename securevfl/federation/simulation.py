@@ -1,0 +1,152 @@
+"""The whole federation in one process: the same parties, the same noise, no cryptography."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from securevfl.core import files
+from securevfl.data.tables import PartyTable
+from securevfl.federation.assemble import (
+    build_secondary,
+    is_frozen,
+    link_keys,
+    open_ledger,
+    read_party,
+    release_plan,
+    require_covered_channels,
+    ring_format,
+    run_facts,
+    slots,
+)
+from securevfl.federation.checkpoint import Checkpoints, require_resumable
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.party import EpochKeeper
+from securevfl.federation.primary import Observer
+from securevfl.federation.rounds import EpochMark, RoundCounter
+from securevfl.federation.simulated import SimulatedExchange
+from securevfl.federation.training import PrimaryRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationResult:
+    """What a simulated run leaves behind in memory."""
+
+    metrics: dict[str, Any]
+    """The content of ``metrics.json``."""
+
+    history: list[dict[str, Any]]
+    """One mapping an epoch."""
+
+    losses: list[float]
+    """Loss of every training round."""
+
+    ledger: list[dict[str, Any]]
+    """The primary's ledger, one mapping a line."""
+
+
+def read_tables(config: FederationConfig, data_root: Path) -> dict[str, PartyTable]:
+    """Read every party's table, as only a simulation may.
+
+    Raises:
+        DataError: As :func:`securevfl.data.reading.read_table`.
+    """
+    return {party.name: read_party(config, party, data_root) for party in config.parties}
+
+
+def simulate_federation(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    run_folder: Path,
+    *,
+    device: torch.device,
+    resume: bool = False,
+    observe: Observer = lambda _event: None,
+) -> SimulationResult:
+    """Run all parties of a federation in this process.
+
+    Args:
+        config: The federation file.
+        tables: Every party's table, by name.
+        run_folder: Gets the files of DESIGN 5.3, without a report.
+        device: Where models and noise are computed.
+        resume: Go on from the last epoch that was saved in ``run_folder``.
+        observe: Hears of progress.
+
+    Raises:
+        SecureVflError: As a federated run would.
+
+    Reveals:
+        Everything is in one process: a simulation protects nobody's table.
+    """
+    require_covered_channels(config)
+    files.require_writable_folder(run_folder)
+    primary_table = tables[config.primary.name]
+    split, facts = run_facts(config, primary_table)
+    plan = release_plan(config, facts)
+    ring = ring_format(config, plan)
+    shown = link_keys(primary_table)
+    observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+    secondaries, keepers, stores = {}, [], []
+    for party in config.secondaries:
+        folder = run_folder / "parties" / party.name
+        secondary = build_secondary(
+            config,
+            party,
+            tables[party.name],
+            shown,
+            plan=plan,
+            ring=ring,
+            ledger=open_ledger(folder, config, plan, party=party.name, resume=resume),
+            device=device,
+        )
+        store = Checkpoints(folder, settings_digest=config.settings_digest)
+        secondaries[config.ranks[party.name]] = secondary
+        stores.append(store)
+        keepers.append(EpochKeeper(secondary, store))
+
+    def end_epoch(mark: EpochMark) -> None:
+        for keeper in keepers:
+            keeper(mark)
+
+    folder = run_folder / "parties" / config.primary.name
+    store = Checkpoints(folder, settings_digest=config.settings_digest)
+    epoch = 0
+    if resume:
+        trained = [store] if is_frozen(config) else [store, *stores]
+        common = set.intersection(*(set(one.epochs()) for one in trained))
+        require_resumable(config, store, common)
+        epoch = max(common, default=0)
+    for secondary, saved in zip(secondaries.values(), stores, strict=True):
+        if epoch and not is_frozen(config):
+            secondary.load_state(saved.load(epoch))
+    ledger = open_ledger(folder, config, plan, party=config.primary.name, resume=resume)
+    run = PrimaryRun(
+        config,
+        primary_table,
+        split,
+        shown,
+        plan=plan,
+        exchange=SimulatedExchange(
+            secondaries, ring=ring, slots=slots(config, plan), end_epoch=end_epoch
+        ),
+        rounds=RoundCounter(),
+        ledger=ledger,
+        checkpoints=store,
+        device=device,
+        observe=observe,
+        traffic=lambda: 0,
+    )
+    run.train(resume_epoch=epoch)
+    metrics = run.finish(run_folder, mode="simulated", traffic={})
+    assert ledger.path is not None
+    lines = ledger.path.read_text(encoding="utf-8").splitlines()
+    return SimulationResult(
+        metrics=metrics,
+        history=run.primary.history,
+        losses=run.primary.losses,
+        ledger=[json.loads(line) for line in lines],
+    )

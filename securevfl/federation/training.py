@@ -1,0 +1,261 @@
+"""The primary's run from the first release to the last figure, over any exchange."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.core import files
+from securevfl.core.errors import BudgetExceededError
+from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.assemble import LinkKeys, build_top, is_frozen, primary_data, task_head
+from securevfl.federation.cached import ReleasedRows, active_parties, release_once
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.local import train_solo
+from securevfl.federation.outcome import privacy_figures, write_history
+from securevfl.federation.primary import Observer, Primary
+from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.models.optimisers import build_optimizer
+from securevfl.version import __version__
+
+
+class ChargedExchange:
+    """The primary's own books: every release is charged here too before it is asked for."""
+
+    def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
+        self.inner = inner
+        self.ledger = ledger
+        self.heard = heard
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries."""
+        return self.inner.ranks
+
+    def release(self, plan: RoundPlan) -> Tensor:
+        """Charge, then release.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        epsilon = self.ledger.charge(
+            round_number=plan.round_number, rows=len(plan.rows), purpose=plan.purpose
+        )
+        self.heard(epsilon)
+        return self.inner.release(plan)
+
+    def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
+        """Pass the gradient on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.return_gradient(plan, gradient)
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pass the request on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self.inner.average_positions(own)
+
+    def end_epoch(self, mark: EpochMark) -> None:
+        """Pass the mark on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.end_epoch(mark)
+
+
+class PrimaryRun:
+    """Train, test, compare with solo, and write down what happened."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        table: PartyTable,
+        split: RowSplit,
+        shown: LinkKeys,
+        *,
+        plan: ReleasePlan,
+        exchange: Exchange,
+        rounds: RoundCounter,
+        ledger: Ledger,
+        checkpoints: Checkpoints,
+        device: torch.device,
+        observe: Observer,
+        traffic: Callable[[], int],
+    ) -> None:
+        self._start = time.monotonic()
+        self.config = config
+        self.plan = plan
+        self.ledger = ledger
+        self.checkpoints = checkpoints
+        self.device = device
+        self._observe = observe
+        self._traffic = traffic
+        self._epsilon = 0.0
+        self.head = task_head(config, table, split)
+        self.data = primary_data(config, table, split, shown, self.head, device)
+        self.exchange = ChargedExchange(exchange, ledger, self._spent)
+        top = build_top(
+            config,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            outputs=self.head.outputs,
+        ).to(device)
+        self.primary = Primary(
+            data=self.data,
+            top=top,
+            head=self.head,
+            optimizer=build_optimizer(
+                config.training.optimizer,
+                top.parameters(),
+                learning_rate=config.training.learning_rate,
+                weight_decay=config.training.weight_decay,
+            ),
+            training=config.training,
+            exchange=self.exchange,
+            rounds=rounds,
+            dropout=DropoutStream(config.federation.seed, config.primary.name, device=device),
+            seed=config.federation.seed,
+            active_parties=len(config.secondaries)
+            if is_frozen(config)
+            else active_parties(config.secondaries, config.model.party_dropout),
+            average_positions_every=0
+            if is_frozen(config)
+            else config.model.average_positions_every,
+            observe=self._tell,
+        )
+        self.test_metric = math.nan
+
+    def _spent(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def _tell(self, event: Mapping[str, object]) -> None:
+        figures: dict[str, object] = {"bytes": self._traffic()}
+        if math.isfinite(self._epsilon):
+            figures["epsilon"] = self._epsilon
+        if event["event"] == "epoch":
+            self.primary.history[-1].update(figures)  # type: ignore[arg-type]
+        self._observe({**event, **figures})
+
+    def train(self, *, resume_epoch: int) -> None:
+        """Make all releases and train the top model (and, through gradients, bottom models).
+
+        Args:
+            resume_epoch: Epoch to go on from; 0 starts afresh.
+
+        Raises:
+            BudgetExceededError: If the plan does not fit into what the ledger has left; nothing
+                was released then.
+
+        Reveals:
+            What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
+        """
+        if resume_epoch:
+            self.primary.load_state(self.checkpoints.load(resume_epoch))
+        if is_frozen(self.config):
+            self._train_on_one_release()
+        else:
+            self._train_by_rounds(fresh=not resume_epoch)
+
+    def _train_on_one_release(self) -> None:
+        aggregates = self.checkpoints.load_released()
+        if aggregates is None:
+            self.ledger.require_room(rounds=self.plan.rounds, row_releases=self.plan.row_releases)
+            self._tell({"event": "stage", "text": "releasing rows", "of": self.plan.rounds})
+            aggregates = release_once(
+                self.exchange,
+                np.arange(len(self.data.targets), dtype=np.int64),
+                batch_size=self.config.training.batch_size,
+                next_round=self.primary.rounds.next,
+                observe=self._tell,
+            )
+            self.checkpoints.save_released(aggregates)
+        cache = ReleasedRows(aggregates, ranks=self.exchange.ranks, device=self.device)
+        secondaries, self.primary.exchange = self.primary.exchange, cache
+        try:
+            self.primary.train(after_epoch=self._save)
+            self.primary.restore_best()
+            self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+        finally:
+            self.primary.exchange = secondaries
+
+    def _train_by_rounds(self, *, fresh: bool) -> None:
+        if fresh:
+            self.ledger.require_room(rounds=self.plan.rounds, row_releases=self.plan.row_releases)
+        self.primary.may_go_on = self._room_for_an_epoch
+        self.primary.train(after_epoch=self._save)
+        self.primary.restore_best()
+        self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+
+    def _room_for_an_epoch(self) -> bool:
+        """Return whether one more epoch and the final test fit into the budget.
+
+        A run that was resumed has less left than a fresh one: it stops early rather than fail.
+        """
+        batch, split = self.config.training.batch_size, self.data.split
+        parts = (len(split.train), len(split.validation), len(split.test))
+        try:
+            self.ledger.require_room(
+                rounds=sum(math.ceil(rows / batch) for rows in parts), row_releases=sum(parts)
+            )
+        except BudgetExceededError:
+            return False
+        return True
+
+    def _save(self, mark: EpochMark) -> None:
+        self.checkpoints.save(mark.epoch, self.primary.state())
+        if mark.best:
+            self.checkpoints.save_best(self.primary.best_weights)
+
+    def finish(
+        self, run_folder: Path, *, mode: str, traffic: Mapping[str, Mapping[str, int]]
+    ) -> dict[str, Any]:
+        """Train the solo baseline, write ``metrics.json`` and ``history.csv``, return the metrics.
+
+        Reveals:
+            Nothing: the primary works alone here.
+        """
+        self._observe({"event": "stage", "text": "training solo", "of": 1})
+        solo = train_solo(self.config, self.data, self.head)
+        primary, config = self.primary, self.config
+        best = primary.history[primary.best_epoch - 1]
+        metrics: dict[str, Any] = {
+            "federation": config.federation.name,
+            "task": config.federation.task,
+            "family": config.family.name,
+            "metric": self.head.metric_name,
+            "higher_is_better": self.head.higher_is_better,
+            "train": best["train"],
+            "validation": best["validation"],
+            "test": self.test_metric,
+            "solo_test": solo,
+            "epochs": primary.epoch,
+            "best_epoch": primary.best_epoch,
+            "seconds": round(time.monotonic() - self._start, 3),
+            "parties": len(config.parties),
+            "bytes": {name: dict(row) for name, row in traffic.items()},
+            "mode": mode,
+            "privacy": privacy_figures(
+                config, self.plan, rounds=self.ledger.rounds, row_releases=self.ledger.row_releases
+            ),
+            "ledger": str(self.ledger.path.relative_to(run_folder)) if self.ledger.path else None,
+            "version": __version__,
+        }
+        write_history(run_folder, primary.history)
+        files.write_json(run_folder / "metrics.json", metrics)
+        return metrics

@@ -1,0 +1,440 @@
+"""The star between the parties: secondaries dial out to the primary's one open port.
+
+Both ends share their verbs: send, receive with a deadline, abort, close. Used as a context
+manager, a transport says farewell when its block ends well, and when an error leaves the block,
+tells every party who failed and why.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Final, NoReturn, TypeVar
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.federation.admission import Doorkeeper, open_listener
+from securevfl.federation.connection import Connection, Outgoing, TransportLimits
+from securevfl.federation.dialling import dial
+from securevfl.federation.failure import Failure, FailureKind, public_reason
+from securevfl.federation.framing import SESSION_BYTES, EncodedMessage, encode
+from securevfl.federation.identity import Identity
+from securevfl.federation.star_loop import StarLoop
+from securevfl.federation.tls import check_pins, tls_context
+from securevfl.federation.wire import Message, MessageKind
+
+PRIMARY_RANK: Final = 0
+# A wait wakes up this often even if a notification were lost; it costs nothing.
+_LONGEST_NAP_S: Final = 1.0
+
+_Self = TypeVar("_Self", bound="Transport")
+Kinds = MessageKind | Collection[MessageKind]
+
+
+def new_session() -> bytes:
+    """Return a fresh session id; the primary draws one for every start."""
+    return secrets.token_bytes(SESSION_BYTES)
+
+
+class Transport:
+    """What both ends of the star have in common."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        ranks: Mapping[str, int],
+        limits: TransportLimits,
+    ) -> None:
+        self.name = identity.name
+        self.ranks = dict(ranks)
+        primaries = [name for name, rank in ranks.items() if rank == PRIMARY_RANK]
+        if len(primaries) != 1 or len(set(ranks.values())) != len(ranks):
+            raise ConfigError(f"ranks: must be unique, with one party of rank 0; got {dict(ranks)}")
+        if identity.name not in ranks:
+            raise ConfigError(f"{identity.name}: is no party of this federation: {sorted(ranks)}")
+        self.primary = primaries[0]
+        self.secondaries = tuple(name for name in ranks if name != self.primary)
+        is_primary = identity.name == self.primary
+        self._peers = self.secondaries if is_primary else (self.primary,)
+        check_pins(identity, pinned, self._peers)
+        self._address = address
+        self._identity = identity
+        self._pinned = dict(pinned)
+        self._limits = limits
+        self._loop = StarLoop(own_name=identity.name, relays=is_primary, limits=limits)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of the federation that this party knows of, or None."""
+        return self._loop.failure
+
+    @property
+    def bytes_sent(self) -> dict[str, int]:
+        """Bytes of frames given to TLS, by peer; TLS adds 22 to each 16 KiB."""
+        return {name: peer.bytes_sent for name, peer in list(self._loop.connections.items())}
+
+    @property
+    def bytes_received(self) -> dict[str, int]:
+        """Bytes of frames taken from TLS, by peer."""
+        return {name: peer.bytes_received for name, peer in list(self._loop.connections.items())}
+
+    def abort(self, reason: str) -> None:
+        """End the federation for everybody because of this party; the first failure stays.
+
+        Args:
+            reason: One sentence without private data.
+
+        Reveals:
+            To every party: this party's name and the reason.
+        """
+        self._loop.fail(Failure(party=self.name, reason=reason))
+
+    def check(self) -> None:
+        """Raise the federation's failure if there is one; for long computations between waits.
+
+        Raises:
+            ProtocolError: Or the kind of it that fits: a party failed, was silent, lied.
+        """
+        if self._loop.failure is not None:
+            raise self._loop.failure.error()
+
+    def close(self) -> None:
+        """Deliver what waits, say farewell and close; safe to call again.
+
+        Reveals:
+            To every peer: that this party is done.
+        """
+        self._loop.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(public_reason(error))
+        self.close()
+
+    def _fail(self, party: str, reason: str, kind: FailureKind) -> NoReturn:
+        raise self._loop.fail(Failure(party=party, reason=reason, kind=kind)).error()
+
+    def _connection(self, name: str) -> Connection:
+        connection = self._loop.connections.get(name)
+        if connection is None:
+            self.check()
+            raise ProtocolError(f"{name}: has not joined")
+        return connection
+
+    def _post(self, names: Sequence[str], encoded: EncodedMessage, *, owned: bool) -> None:
+        self.check()
+        items = [(self._connection(name), Outgoing(encoded)) for name in names]
+        for connection, item in items:
+            if connection.peer_left:
+                self._fail(connection.peer, f"left before {encoded.kind.name} was sent", "failed")
+            connection.outgoing.append(item)
+        self._loop.wake()
+        if encoded.borrows and not owned:
+            self._wait_sent(items)
+
+    def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
+        # The loop finds a peer that takes nothing within the limit of silence.
+        with self._loop.changed:
+            while waiting := [pair for pair in items if not pair[1].sent]:
+                self.check()
+                for connection, item in waiting:
+                    if connection.ended:
+                        due = item.encoded.kind.name
+                        self._fail(connection.peer, f"left before it took {due}", "failed")
+                self._loop.changed.wait(_LONGEST_NAP_S)
+
+    def _receive_first(
+        self,
+        names: Collection[str],
+        kinds: Kinds,
+        *,
+        round_number: int | None,
+        deadline: float,
+        patience_s: float,
+    ) -> Message:
+        """Return the next message of whichever party of ``names`` is first."""
+        wanted = (kinds,) if isinstance(kinds, MessageKind) else tuple(kinds)
+        connections = [self._connection(name) for name in names]
+        due = " or ".join(kind.name for kind in wanted)
+        with self._loop.changed:
+            while True:
+                self.check()
+                for connection in connections:
+                    if connection.incoming:
+                        message = connection.incoming.popleft()
+                        self._expect(message, wanted, round_number)
+                        return message
+                    if connection.peer_left or connection.ended:
+                        self._fail(connection.peer, f"left before it sent {due}", "failed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    missing = ", ".join(sorted(names))
+                    text = f"sent no {due} within {patience_s:g} s"
+                    self._fail(missing, text, "timeout")
+                self._loop.changed.wait(min(left, _LONGEST_NAP_S))
+
+    def _expect(
+        self, message: Message, wanted: tuple[MessageKind, ...], round_number: int | None
+    ) -> None:
+        round_fits = round_number is None or message.round_number == round_number
+        if message.kind in wanted and round_fits:
+            return
+        due = " or ".join(kind.name for kind in wanted)
+        of_round = "" if round_number is None else f" of round {round_number}"
+        came = f"{message.kind.name} of round {message.round_number}"
+        text = f"sent {came} where {due}{of_round} was due"
+        self._fail(message.sender, text, "protocol")
+
+
+class PrimaryTransport(Transport):
+    """The primary's end: listens, admits every pinned secondary once, relays the first failure.
+
+    Args:
+        address: Host and port to listen on; port 0 lets the system choose one.
+        identity: The primary's own, with every secondary's certificate among the trusted.
+        pinned: Public text of every party, from the federation file.
+        session: 16 bytes, from :func:`new_session`; never used twice.
+        ranks: Rank by name; the primary has 0.
+        limits: Deadlines and sizes.
+
+    Raises:
+        ConfigError: If an identity or certificate is missing or not valid now.
+        AuthenticationError: If a certificate is not the pinned one.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        session: bytes,
+        ranks: Mapping[str, int],
+        *,
+        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        if len(session) != SESSION_BYTES:
+            raise ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
+        super().__init__(address, identity, pinned, ranks, limits)
+        self.session = session
+        self._door: Doorkeeper | None = None
+
+    def listen(self) -> tuple[str, int]:
+        """Open the port and return its address.
+
+        Raises:
+            ConfigError: If the address is in use or not this machine's.
+        """
+        listener = open_listener(self._address)
+        host, port = listener.getsockname()[:2]
+        self._door = Doorkeeper(
+            loop=self._loop,
+            listener=listener,
+            context=tls_context(self._identity, self._peers, server=True),
+            names={self._pinned[name]: name for name in self.secondaries},
+            ranks=self.ranks,
+            session=self.session,
+        )
+        self._loop.service = self._door
+        self._loop.start()
+        return str(host), int(port)
+
+    def wait_for_parties(
+        self, deadline_s: float, on_join: Callable[[str], None] | None = None
+    ) -> None:
+        """Wait until every secondary has joined.
+
+        Args:
+            deadline_s: Seconds until those that are missing are given up.
+            on_join: Called with each party's name, in this thread, as it joins.
+
+        Raises:
+            PartyTimeoutError: Naming who is missing, and who was refused meanwhile.
+            PartyFailedError: If a party that had joined is lost.
+
+        Reveals:
+            To each secondary: the session id and its rank.
+        """
+        checks.positive(deadline_s=deadline_s)
+        deadline = time.monotonic() + deadline_s
+        told: set[str] = set()
+        while True:
+            with self._loop.changed:
+                self.check()
+                fresh = [name for name in self._loop.connections if name not in told]
+                left = deadline - time.monotonic()
+                if not fresh and len(told) < len(self.secondaries):
+                    if left <= 0:
+                        self._give_up_joining(told, deadline_s)
+                    self._loop.changed.wait(min(left, _LONGEST_NAP_S))
+            for name in fresh:
+                told.add(name)
+                if on_join is not None:
+                    on_join(name)
+            if len(told) == len(self.secondaries):
+                return
+
+    def send(self, name: str, message: Message, *, owned: bool = False) -> None:
+        """Send one message to one secondary.
+
+        Large arrays are sent from where they lie, so this waits until TLS has taken them, unless
+        ``owned`` says that nobody will change them any more.
+
+        Raises:
+            ProtocolError: Or the kind of it that fits the federation's failure.
+
+        Reveals:
+            To the secondary ``name``: the message, as its kind says; to others: its size.
+        """
+        self._post([name], encode(message), owned=owned)
+
+    def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
+        """Send one message to several secondaries; see :meth:`send`.
+
+        Reveals:
+            To each of ``names``: the message, as its kind says; to others: its size.
+        """
+        self._post(names, encode(message), owned=owned)
+
+    def receive(
+        self, name: str, kind: Kinds, *, round_number: int | None, deadline_s: float
+    ) -> Message:
+        """Return the next message of one secondary, which must be what is due.
+
+        Args:
+            name: The secondary.
+            kind: What is due; one kind or several.
+            round_number: The round it must belong to; None takes any.
+            deadline_s: Seconds to wait.
+
+        Raises:
+            ProtocolError: If something else came; every party is told.
+            PartyTimeoutError: If nothing came in time; every party is told.
+            PartyFailedError: If a party of the federation has failed meanwhile.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            [name],
+            kind,
+            round_number=round_number,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )
+
+    def receive_each(
+        self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
+    ) -> Iterator[Message]:
+        """Yield one message of each secondary as they arrive, within one common deadline.
+
+        Raises:
+            ProtocolError: And its kinds, as :meth:`receive` does.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        deadline = time.monotonic() + deadline_s
+        waiting = set(names)
+        while waiting:
+            message = self._receive_first(
+                waiting,
+                kind,
+                round_number=round_number,
+                deadline=deadline,
+                patience_s=deadline_s,
+            )
+            waiting.discard(message.sender)
+            yield message
+
+    def _give_up_joining(self, told: set[str], deadline_s: float) -> NoReturn:
+        missing = ", ".join(name for name in self.secondaries if name not in told)
+        refused = "; ".join(self._door.refusals) if self._door is not None else ""
+        note = f"; refused meanwhile: {refused}" if refused else ""
+        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "timeout")
+
+
+class SecondaryTransport(Transport):
+    """A secondary's end: dials out, and talks to the primary alone.
+
+    Args:
+        address: Host and port of the primary.
+        identity: This party's own, with the primary's certificate among the trusted.
+        pinned: Public text of every party, from the federation file.
+        ranks: Rank by name; the primary has 0.
+        limits: Deadlines and sizes.
+
+    Raises:
+        ConfigError: If an identity or certificate is missing or not valid now.
+        AuthenticationError: If a certificate is not the pinned one.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        ranks: Mapping[str, int],
+        *,
+        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(address, identity, pinned, ranks, limits)
+        self.session = b""
+        """The session's id, once connected."""
+
+    def connect(self, deadline_s: float) -> None:
+        """Dial until the primary answers, prove this party's identity and learn the session.
+
+        Raises:
+            PartyTimeoutError: If the primary does not answer in time.
+            AuthenticationError: If either end does not accept the other's identity.
+            PartyFailedError: If the primary turns this party away.
+            ConfigError: If the primary's host name is unknown.
+
+        Reveals:
+            To the primary, and on the wire to anybody: that this party takes part.
+        """
+        checks.positive(deadline_s=deadline_s)
+        connection = dial(
+            self._address,
+            context=tls_context(self._identity, self._peers, server=False),
+            peer=self.primary,
+            pinned=self._pinned[self.primary],
+            rank=self.ranks[self.name],
+            deadline_s=deadline_s,
+            limits=self._limits,
+        )
+        self.session = connection.session
+        self._loop.add(connection)
+        self._loop.start()
+
+    def send(self, message: Message, *, owned: bool = False) -> None:
+        """Send one message to the primary; see :meth:`PrimaryTransport.send`.
+
+        Reveals:
+            To the primary: the message, as its kind says; to others: its size.
+        """
+        self._post([self.primary], encode(message), owned=owned)
+
+    def receive(self, kind: Kinds, *, round_number: int | None, deadline_s: float) -> Message:
+        """Return the primary's next message; see :meth:`PrimaryTransport.receive`.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            [self.primary],
+            kind,
+            round_number=round_number,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )

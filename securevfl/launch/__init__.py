@@ -1,0 +1,1 @@
+"""securevfl.launch."""

@@ -1,0 +1,85 @@
+"""What a party's process does for the launcher that started it: report, and end with it.
+
+Without a launcher (a party started by hand on its own machine) every function here does nothing.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Final
+
+from securevfl.core.events import plain
+
+EVENTS_VARIABLE: Final = "SECUREVFL_EVENTS_FD"
+LIFELINE_VARIABLE: Final = "SECUREVFL_LIFELINE"
+FAILURE_EVENT: Final = "failure"
+
+# How long a party may take to say farewell when the launcher has gone, before it is ended hard.
+_FAREWELL_S: Final = 5.0
+
+
+def report(event: str, **fields: Any) -> None:
+    """Tell the launcher what happens, as one JSON line; figures and words only.
+
+    Raises:
+        SecureVflError: If a field is a tensor or another object that may not be logged.
+
+    Reveals:
+        To whoever started this process: the fields.
+    """
+    line = json.dumps({"event": event, **plain(fields)}) + "\n"
+    number = os.environ.get(EVENTS_VARIABLE)
+    if number is None:
+        return
+    rest = line.encode()
+    # A launcher that is gone ends this process by the lifeline, and a process that only inherited
+    # the variable has no launcher: neither is a reason for a party to fail.
+    with contextlib.suppress(OSError):
+        while rest:
+            rest = rest[os.write(int(number), rest) :]
+
+
+def report_failure(*, party: str, reason: str, exit_code: int) -> None:
+    """Tell the launcher where the failure began, before this process ends.
+
+    Args:
+        party: Where it began, as far as this process knows: itself or another party.
+        reason: One sentence, shown to the user of this machine.
+        exit_code: What this process is about to exit with.
+
+    Reveals:
+        To whoever started this process: the arguments.
+    """
+    report(FAILURE_EVENT, party=party, reason=reason, exit_code=exit_code)
+
+
+def end_with_launcher() -> None:
+    """Make this process end when its launcher does, however that ends; call it first of all.
+
+    The launcher holds the only writing end of this process's standard input. When it closes,
+    even by SIGKILL, the system says so here: the main thread is interrupted as by Ctrl-C, so
+    that it can tell the other parties, and a few seconds later the process ends in any case.
+    SIGTERM interrupts it in the same way.
+    """
+    if LIFELINE_VARIABLE not in os.environ:
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_follow, name="securevfl-lifeline", daemon=True).start()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1):
+            continue
+    hard_end = threading.Timer(_FAREWELL_S, os._exit, args=(1,))
+    hard_end.daemon = True
+    hard_end.start()
+    os.kill(os.getpid(), signal.SIGTERM)

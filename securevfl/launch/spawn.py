@@ -1,0 +1,149 @@
+"""Start one process per party on this machine; the first failure ends them all, and comes home."""
+
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.launch.outcome import PartyExit, PartyFailure
+from securevfl.launch.process import PartyCommand, PartyProcess
+
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+
+# How long the other parties may take to hear of a failure and to end by themselves.
+GRACE_S: Final = 5.0
+# And then, to end when they are told to.
+_TERMINATE_S: Final = 2.0
+# Process ends are noticed within this time, reports at once.
+_POLL_S: Final = 0.05
+_LOST: Final = 3
+
+
+def run_party_processes(
+    commands: Sequence[PartyCommand],
+    *,
+    deadline_s: float,
+    on_event: OnEvent | None = None,
+    grace_s: float = GRACE_S,
+) -> dict[str, PartyExit]:
+    """Run every party to its end, together.
+
+    No process outlives this call, however it ends: they get ``grace_s`` to end by themselves
+    after a failure, are then told to, and then killed. If the launcher itself is killed, they
+    notice by their lifeline (:func:`securevfl.launch.child.end_with_launcher`).
+
+    Args:
+        commands: One a party.
+        deadline_s: Seconds for all of it.
+        on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
+        grace_s: Seconds between a failure and the end of the others.
+
+    Returns:
+        How each ended, by name; all with exit code 0.
+
+    Raises:
+        SecureVflError: The kind that fits the exit code of the party where the failure began,
+            naming it and the reason: 2 ConfigError, 3 PartyFailedError, 4 PrivacyError.
+
+    Reveals:
+        To the user of this machine: every party's reports.
+    """
+    checks.positive(deadline_s=deadline_s, grace_s=grace_s)
+    names = [command.name for command in commands]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"commands: two parties of one name in {names}")
+    launch = _Launch(on_event)
+    try:
+        for command in commands:
+            launch.start(command)
+        failure = launch.watch(deadline=time.monotonic() + deadline_s, deadline_s=deadline_s)
+        if failure is not None:
+            failure = launch.wind_up(failure, grace_s=grace_s)
+    finally:
+        launch.end_all()
+    if failure is not None:
+        raise failure.error()
+    return {party.name: party.exit for party in launch.parties if party.exit is not None}
+
+
+class _Launch:
+    """The processes of one run."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self.parties: list[PartyProcess] = []
+        self._on_event = on_event
+        self._selector = selectors.DefaultSelector()
+
+    def start(self, command: PartyCommand) -> None:
+        party = PartyProcess(command)
+        self.parties.append(party)
+        self._selector.register(party.events_fd, selectors.EVENT_READ, party)
+
+    def watch(self, *, deadline: float, deadline_s: float) -> PartyFailure | None:
+        """Wait until all have ended well, one has failed, or time is over."""
+        while any(party.exit is None for party in self.parties):
+            self._turn()
+            failure = self._first_failure()
+            if failure is not None:
+                return failure
+            if time.monotonic() > deadline:
+                late = ", ".join(party.name for party in self.parties if party.exit is None)
+                reason = f"did not end within {deadline_s:g} s"
+                return PartyFailure(party=late, reason=reason, exit_code=_LOST)
+        return None
+
+    def wind_up(self, failure: PartyFailure, *, grace_s: float) -> PartyFailure:
+        """Let the others end by themselves, and return where the failure really began.
+
+        The party that ends first is often not the first that failed: it may have been told of
+        the failure. A party that names itself, or that a signal ended, is where it began.
+        """
+        deadline = time.monotonic() + grace_s
+        while any(party.exit is None for party in self.parties) and time.monotonic() < deadline:
+            self._turn()
+        failures = [(party, party.own_failure()) for party in self.parties]
+        for party, own in failures:
+            if own is not None and own.party == party.name and own.party == failure.party:
+                return own
+        for party, own in failures:
+            if own is not None and own.party == party.name:
+                return own
+        return failure
+
+    def end_all(self) -> None:
+        """End what still runs: first by asking, then by force; reap and close everything."""
+        running = [party for party in self.parties if party.poll() is None]
+        for party in running:
+            party.interrupt()
+        deadline = time.monotonic() + _TERMINATE_S
+        while any(party.poll() is None for party in running) and time.monotonic() < deadline:
+            self._turn(silent=True)  # a full pipe must not keep a party from ending
+        for party in self.parties:
+            party.kill()
+            party.close()
+        self._selector.close()
+
+    def _turn(self, *, silent: bool = False) -> None:
+        for key, _ in self._selector.select(_POLL_S):
+            self._hand_on(key.data, silent=silent)
+        for party in self.parties:
+            if party.exit is None and party.poll() is not None and not party.reports_ended:
+                self._hand_on(party, silent=silent)  # what it reported just before it ended
+        listened = {key.fd: key.data for key in self._selector.get_map().values()}
+        for number, party in listened.items():
+            if party.reports_ended or party.exit is not None:
+                self._selector.unregister(number)
+
+    def _hand_on(self, party: PartyProcess, *, silent: bool) -> None:
+        for event in party.read_events():
+            if self._on_event is not None and not silent:
+                self._on_event(party.name, event)
+
+    def _first_failure(self) -> PartyFailure | None:
+        for party in self.parties:
+            failure = party.own_failure()
+            if failure is not None:
+                return failure
+        return None

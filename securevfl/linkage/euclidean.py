@@ -1,0 +1,177 @@
+"""Exact K nearest records by Euclidean distance, in one order for every storage order.
+
+``scipy.spatial.cKDTree`` finds candidates; the order is decided by distances that are computed
+again in one canonical way, then by record number. A tree alone breaks ties by where it
+stores a point.
+
+Memory: beside the keys and the result, at most :data:`_CHUNK_CELLS` candidate cells at a time,
+each of 16 bytes plus 24 for every key dimension.
+"""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from scipy.spatial import cKDTree
+
+from securevfl.core.errors import DataError
+from securevfl.linkage.links import LinkTable, empty_links
+from securevfl.linkage.topk import eligible_ids
+
+# Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
+_CHUNK_CELLS: Final = 2**19
+
+# A tree's distance and the canonical one differ by a few roundings, far below this fraction.
+_RELATIVE_SLACK: Final = 1e-9
+
+# Squares below 1e-300 lose their precision, so distances below 1e-150 may come out equal.
+_ABSOLUTE_SLACK: Final = 1e-150
+
+# Squares of larger keys overflow float64.
+_LARGEST_KEY: Final = 1e150
+
+
+def nearest_records(
+    primary_keys: Float64[np.ndarray, "rows key_dim"],
+    record_keys: Float64[np.ndarray, "records other_dim"],
+    k: int,
+    *,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link every primary row to its ``k`` nearest records.
+
+    Args:
+        primary_keys: Keys of the primary's rows, finite.
+        record_keys: Keys of the secondary's records, finite, of the same dimension and unit.
+        k: Links a row, at most the number of records.
+        eligible: Records that may be linked (a round's sample); None allows all. Rows are left
+            with fewer than ``k`` links if fewer records are eligible.
+        workers: Threads of the tree search; -1 takes every core.
+
+    Returns:
+        Exact links, ascending by (distance, record number).
+
+    Raises:
+        DataError: If a table is empty, the dimensions differ, a key is not finite or beyond
+            1e150, or ``k`` exceeds the number of records.
+    """
+    check_keys(primary_keys, record_keys)
+    ids = eligible_ids(len(record_keys), k, eligible)
+    indices, distances = empty_links(len(primary_keys), k)
+    if not len(ids):
+        return LinkTable(indices=indices, distances=distances)
+    # Rows at one place (flats of one block) have one answer, so each place is searched once.
+    first_row, place_of = _places(primary_keys)
+    width = min(k, len(ids))
+    near, far = _search(
+        primary_keys[first_row], record_keys, _first_copies(record_keys, ids, k), width, workers
+    )
+    indices[:, :width] = near[place_of]
+    distances[:, :width] = far[place_of]
+    return LinkTable(indices=indices, distances=distances)
+
+
+def check_keys(
+    primary_keys: Float64[np.ndarray, "rows key_dim"],
+    record_keys: Float64[np.ndarray, "records other_dim"],
+) -> None:
+    """Check that two parties' keys can be compared.
+
+    Raises:
+        DataError: If a table is empty, the dimensions differ, or a key is not finite or too large.
+    """
+    for whose, keys in (("the primary", primary_keys), ("the secondary", record_keys)):
+        if keys.ndim != 2 or 0 in keys.shape:
+            raise DataError(f"keys of {whose}: must be a matrix that is not empty, {keys.shape=}")
+        if keys.dtype != np.float64:
+            raise DataError(f"keys of {whose}: must be float64, got {keys.dtype}")
+        # NaN fails this comparison, so it is found here too.
+        bad = ~(np.abs(keys) <= _LARGEST_KEY)
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise DataError(
+                f"keys of {whose}: row {row + 1}, dimension {column + 1}: must be finite and at "
+                f"most 1e150, got {keys[row, column]}"
+            )
+    if primary_keys.shape[1] != record_keys.shape[1]:
+        raise DataError(
+            f"keys: the primary's have {primary_keys.shape[1]} dimensions, the secondary's "
+            f"{record_keys.shape[1]}; both must link by the same columns"
+        )
+
+
+def canonical_distances(
+    points: Float64[np.ndarray, "*shape key_dim"], others: Float64[np.ndarray, "*shape_2 key_dim"]
+) -> Float64[np.ndarray, "*joint"]:
+    """Return distances in the one way that decides order; symmetric to the last bit."""
+    return np.sqrt(((points - others) ** 2).sum(axis=-1))
+
+
+def _places(
+    keys: Float64[np.ndarray, "rows key_dim"],
+) -> tuple[Int64[np.ndarray, " places"], Int64[np.ndarray, " rows"]]:
+    """Return the first row at each different place, and each row's place.
+
+    ``np.unique(axis=0)`` does the same in ten times the time.
+    """
+    order = np.lexsort(keys.T)
+    in_order = keys[order]
+    new = np.concatenate([[True], (in_order[1:] != in_order[:-1]).any(axis=1)])
+    place_of = np.empty(len(keys), dtype=np.int64)
+    place_of[order] = np.cumsum(new) - 1
+    # lexsort is stable, so the first of a run of equal keys has the lowest row number.
+    return order[new], place_of
+
+
+def _first_copies(
+    keys: Float64[np.ndarray, "records key_dim"], ids: Int64[np.ndarray, " chosen"], k: int
+) -> Int64[np.ndarray, " kept"]:
+    """Drop records that can't be linked: all but the ``k`` lowest numbers at one place."""
+    _, place_of = _places(keys[ids])
+    counts = np.bincount(place_of)
+    if counts.max() <= k:
+        return ids
+    # A stable sort by place keeps numbers ascending, so the position in its place is a rank.
+    order = np.argsort(place_of, kind="stable")
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(ids[order[rank < k]])
+
+
+def _search(
+    queries: Float64[np.ndarray, "rows key_dim"],
+    record_keys: Float64[np.ndarray, "records key_dim"],
+    ids: Int64[np.ndarray, " kept"],
+    k: int,
+    workers: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the exact first ``k`` of ``ids`` for every query, and their distances."""
+    points = record_keys[ids]
+    tree = cKDTree(points)
+    indices, distances = empty_links(len(queries), k)
+    pending = np.arange(len(queries))
+    width = min(k + 1, len(ids))
+    while len(pending):
+        undecided = []
+        step = max(1, _CHUNK_CELLS // width)
+        for start in range(0, len(pending), step):
+            rows = pending[start : start + step]
+            answer = tree.query(queries[rows], k=np.arange(1, width + 1), workers=workers)
+            found, position = np.asarray(answer[0]), np.asarray(answer[1])
+            # If the last candidate is as far as the k-th, others as far may be still outside.
+            limit = found[:, k - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
+            decided = (found[:, -1] > limit) | (width == len(ids))
+            undecided.append(rows[~decided])
+            rows, position = rows[decided], position[decided]
+            exact = canonical_distances(points[position], queries[rows][:, None])
+            # Most rows come in order from the tree; sorting all of them would cost as much as it.
+            unsorted = np.flatnonzero((exact[:, 1:] <= exact[:, :-1]).any(axis=1))
+            # Positions ascend with record numbers, so they break ties the same way.
+            order = np.lexsort((position[unsorted], exact[unsorted]), axis=1)
+            position[unsorted] = np.take_along_axis(position[unsorted], order, axis=1)
+            exact[unsorted] = np.take_along_axis(exact[unsorted], order, axis=1)
+            indices[rows] = ids[position[:, :k]]
+            distances[rows] = exact[:, :k]
+        pending = np.concatenate(undecided)
+        width = min(2 * width, len(ids))
+    return indices, distances

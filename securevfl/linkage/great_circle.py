@@ -1,0 +1,82 @@
+"""Exact K nearest records on a sphere, for keys that are longitude and latitude in degrees.
+
+A degree of longitude is shorter than one of latitude everywhere but at the equator, and 179.9 is
+next to -179.9; Euclidean distance of raw degrees knows neither. Points become unit vectors, whose
+straight-line distance has the same order as the distance along the surface.
+"""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from securevfl.core.errors import DataError
+from securevfl.linkage.euclidean import check_keys, nearest_records
+from securevfl.linkage.links import LinkTable
+
+EARTH_RADIUS_M: Final = 6_371_008.8
+"""Mean radius of the earth in metres (IUGG)."""
+
+
+def nearest_on_earth(
+    primary_keys: Float64[np.ndarray, "rows 2"],
+    record_keys: Float64[np.ndarray, "records 2"],
+    k: int,
+    *,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link every primary row to its ``k`` nearest records along the surface.
+
+    Args:
+        primary_keys: Longitude and latitude of the primary's rows, in degrees.
+        record_keys: The same of the secondary's records.
+        k: Links a row, at most the number of records.
+        eligible: Records that may be linked (a round's sample); None allows all.
+        workers: Threads of the tree search; -1 takes every core.
+
+    Returns:
+        Links, ascending by (distance, record number), distances in metres, right to about a
+        millimetre between neighbours.
+
+    Raises:
+        DataError: As :func:`~securevfl.linkage.euclidean.nearest_records`, or if a longitude is
+            outside [-180, 180] or a latitude outside [-90, 90].
+    """
+    check_keys(primary_keys, record_keys)
+    links = nearest_records(
+        unit_vectors(primary_keys, whose="the primary"),
+        unit_vectors(record_keys, whose="the secondary"),
+        k,
+        eligible=eligible,
+        workers=workers,
+    )
+    chord = np.where(links.present, links.distances, 0)
+    arc = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(chord / 2, 1))
+    return LinkTable(indices=links.indices, distances=np.where(links.present, arc, np.inf))
+
+
+def unit_vectors(
+    degrees: Float64[np.ndarray, "rows 2"], *, whose: str
+) -> Float64[np.ndarray, "rows 3"]:
+    """Return points on the unit sphere.
+
+    Raises:
+        DataError: If a value is no longitude or latitude.
+    """
+    longitude, latitude = degrees.T
+    bad = ~((np.abs(longitude) <= 180) & (np.abs(latitude) <= 90))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"keys of {whose}: row {row + 1}: {degrees[row].tolist()} is not [longitude, latitude] "
+            f"in degrees; are the two columns swapped?"
+        )
+    across = np.cos(np.radians(latitude))
+    return np.column_stack(
+        [
+            across * np.cos(np.radians(longitude)),
+            across * np.sin(np.radians(longitude)),
+            np.sin(np.radians(latitude)),
+        ]
+    )

@@ -1,0 +1,188 @@
+"""Keys of several fields (names, dates, numbers): a weighted mean of one similarity a field.
+
+For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fields f, with s_f in
+[0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
+come nearer by telling less. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
+three times as much for one field's similarities.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.levenshtein import edit_distances
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.text import checked_texts
+from securevfl.linkage.topk import eligible_ids, nearest_by_block
+
+_CHUNK_CELLS: Final = 2**21
+
+Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
+"""One column a field: texts with None for missing, or float64 numbers with NaN for missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """How one key column is compared."""
+
+    name: str
+    """Column name, the same at both parties."""
+
+    kind: Literal["text", "number", "exact"]
+    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0;
+    ``exact``: 1 for equal texts, else 0."""
+
+    weight: float = 1.0
+    """Share of the mean, > 0."""
+
+    scale: float | None = None
+    """Difference from which two numbers have nothing in common; for numbers only, > 0."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(("text", "number", "exact"), kind=self.kind)
+        checks.positive(weight=self.weight)
+        if (self.kind == "number") != (self.scale is not None):
+            raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
+        if self.scale is not None:
+            checks.positive(scale=self.scale)
+
+
+def nearest_mixed(
+    primary: Columns,
+    records: Columns,
+    fields: Sequence[Field],
+    k: int,
+    *,
+    missing_similarity: float = 0.5,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link every primary row to the ``k`` records of the smallest weighted distance.
+
+    Args:
+        primary: The primary's key columns.
+        records: The secondary's key columns.
+        fields: Which columns are compared, and how.
+        k: Links a row, at most the number of records.
+        missing_similarity: Similarity of a field that one of the two does not have, in [0, 1].
+        eligible: Records that may be linked (a round's sample); None allows all.
+        workers: Threads; -1 takes every core.
+
+    Returns:
+        Exact links, distances in [0, 1], ascending by (distance, record number).
+
+    Raises:
+        ConfigError: If no field is given, one is given twice, or an argument is out of range.
+        DataError: If a column is missing, of the wrong kind or another length.
+    """
+    if not fields or len({field.name for field in fields}) < len(fields):
+        raise ConfigError("fields: must name at least one key column, and each once")
+    if not 0 <= missing_similarity <= 1:
+        raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
+    rows = _length(primary, fields, whose="the primary")
+    ids = eligible_ids(_length(records, fields, whose="the secondary"), k, eligible)
+    total = sum(field.weight for field in fields)
+    pairs = [
+        (
+            field,
+            _Column.read(primary[field.name], field, whose="the primary"),
+            _Column.read(records[field.name], field, whose="the secondary").take(ids),
+        )
+        for field in fields
+    ]
+
+    def block(start: int, end: int) -> Float64[np.ndarray, "chunk records"]:
+        distance = np.zeros((end - start, len(ids)))
+        for field, mine, theirs in pairs:
+            part = mine.take(np.arange(start, end))
+            similarity = _similarity(part, theirs, field, missing_similarity, workers=workers)
+            distance += field.weight / total * (1 - similarity)
+        return distance
+
+    return nearest_by_block(block, rows=rows, ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Column:
+    """A column as its different values, and which of them each row has."""
+
+    values: list[str] | Float64[np.ndarray, " values"]
+    value_of: Int64[np.ndarray, " rows"]
+    """Position in ``values``; -1 where the value is missing."""
+
+    @classmethod
+    def read(cls, column: Any, field: Field, *, whose: str) -> "_Column":
+        where = f"{whose}, field {field.name!r}"
+        if field.kind == "number":
+            numbers = np.asarray(column)
+            if numbers.dtype != np.float64 or np.isinf(numbers).any():
+                raise DataError(f"keys of {where}: must be float64 numbers, NaN for missing")
+            present = ~np.isnan(numbers)
+            values, inverse = np.unique(numbers[present], return_inverse=True)
+            value_of = np.full(len(numbers), -1, dtype=np.int64)
+            value_of[present] = inverse
+            return cls(values=values, value_of=value_of)
+        present = np.array([value is not None for value in column], dtype=np.bool_)
+        texts = [value for value in column if value is not None]
+        words = checked_texts(texts, whose=where) if texts else []
+        different = sorted(set(words))
+        position = {word: number for number, word in enumerate(different)}
+        value_of = np.full(len(present), -1, dtype=np.int64)
+        value_of[present] = [position[word] for word in words]
+        return cls(values=different, value_of=value_of)
+
+    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "_Column":
+        """Return the column of the chosen rows, with the values that they have."""
+        chosen = self.value_of[rows]
+        present = chosen >= 0
+        used, inverse = np.unique(chosen[present], return_inverse=True)
+        value_of = np.full(len(rows), -1, dtype=np.int64)
+        value_of[present] = inverse
+        values: list[str] | np.ndarray
+        if isinstance(self.values, list):
+            values = [self.values[number] for number in used]
+        else:
+            values = self.values[used]
+        return _Column(values=values, value_of=value_of)
+
+
+def _similarity(
+    mine: _Column, theirs: _Column, field: Field, missing: float, *, workers: int
+) -> Float64[np.ndarray, "chunk records"]:
+    """Return similarities of all pairs: compared once for each pair of different values."""
+    table = np.full((len(mine.values) + 1, len(theirs.values) + 1), missing)
+    if len(mine.values) and len(theirs.values):
+        table[:-1, :-1] = _value_similarity(mine.values, theirs.values, field, workers=workers)
+    # -1 picks the last row or column, which stands for a missing value.
+    return table[mine.value_of][:, theirs.value_of]
+
+
+def _value_similarity(mine: Any, theirs: Any, field: Field, *, workers: int) -> np.ndarray:
+    if field.kind == "number":
+        assert field.scale is not None
+        return np.maximum(0, 1 - np.abs(mine[:, None] - theirs[None]) / field.scale)
+    if field.kind == "exact":
+        return (np.array(mine)[:, None] == np.array(theirs)[None]).astype(np.float64)
+    longest = np.maximum(
+        np.array([len(word) for word in mine])[:, None], np.array([len(word) for word in theirs])
+    )
+    # Two empty texts are equal, and 0 / 0 is not a number.
+    return 1 - edit_distances(mine, theirs, workers=workers) / np.maximum(longest, 1)
+
+
+def _length(columns: Columns, fields: Sequence[Field], *, whose: str) -> int:
+    lengths = set()
+    for field in fields:
+        if field.name not in columns:
+            raise DataError(
+                f"keys of {whose}: have no field {field.name!r}; there are {', '.join(columns)}"
+            )
+        lengths.add(len(columns[field.name]))
+    if len(lengths) > 1 or lengths == {0}:
+        raise DataError(f"keys of {whose}: fields must have one length above 0, got {lengths}")
+    return lengths.pop()

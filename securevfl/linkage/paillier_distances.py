@@ -1,0 +1,254 @@
+"""Squared distances under Paillier encryption: the primary holds the key, the secondary computes.
+
+The primary packs one coordinate of many rows into one plaintext, a lane of bits each. For a record
+y, the secondary raises the ciphertexts of -2 x to its coordinates, multiplies them, and adds to
+every lane |y|^2 and a mask of its own. The primary decrypts masked lanes, adds |x|^2, and holds one
+share of |x - y|^2; the secondary's masks are the other. A third party without the key adds them
+(:func:`~securevfl.linkage.shared_distances.links_from_shares`).
+
+Keys are quantised whole numbers: phe's encoding of other numbers leaves their exponents in clear.
+Every ciphertext that goes back is made fresh by an obfuscator that is used once: without it, the
+key holder, who knows the randomness of its own ciphertexts, finds a coordinate by trying all.
+
+``phe`` is GPLv3 and imported nowhere else.
+"""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.quantised import LARGEST_UNIT
+
+_FEWEST_KEY_BITS: Final = 2048
+
+# A lane's mask is uniform over 2^40 times the values it hides: their distributions differ by at
+# most 2^-40.
+_HIDING_BITS: Final = 40
+
+_WORD: Final = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many rows share one plaintext, and what a lane holds."""
+
+    key_dim: int
+    """Dimensions of the keys."""
+
+    key_bits: int
+    """Bits of the modulus."""
+
+    @property
+    def offset(self) -> int:
+        """What is added to |y|^2 - 2 x.y so that it is never negative."""
+        return self.key_dim * LARGEST_UNIT**2
+
+    @property
+    def mask_bits(self) -> int:
+        """Bits of the uniform mask of a lane."""
+        return (2 * self.offset).bit_length() + _HIDING_BITS
+
+    @property
+    def width(self) -> int:
+        """Bits of a lane: a masked value has one bit more than its mask at most."""
+        return self.mask_bits + 1
+
+    @property
+    def count(self) -> int:
+        """Lanes of one plaintext; they stay below the modulus, so nothing wraps."""
+        return (self.key_bits - 1) // self.width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class PackedRows:
+    """The primary's encrypted keys: for each pack of rows, one ciphertext a dimension."""
+
+    modulus: int
+    """n, the public key."""
+
+    rows: int
+    """Primary rows, of which the last pack may hold fewer than it could."""
+
+    packs: tuple[tuple[int, ...], ...]
+    """Ciphertexts of -2 x, packed."""
+
+    @property
+    def lanes(self) -> Lanes:
+        """How rows are packed."""
+        return Lanes(len(self.packs[0]), self.modulus.bit_length())
+
+    def __repr__(self) -> str:
+        return f"PackedRows({self.rows} rows in {len(self.packs)} packs)"
+
+
+class Keyholder:
+    """The primary's side: it alone can decrypt."""
+
+    def __init__(self, *, bits: int = _FEWEST_KEY_BITS, insecure_short_key: bool = False) -> None:
+        """Make a fresh key.
+
+        Args:
+            bits: Bits of the modulus, at least 2048.
+            insecure_short_key: Allows fewer, which can be factored: tests only.
+
+        Raises:
+            ConfigError: If phe is not installed or the key is too short.
+        """
+        checks.at_least(256 if insecure_short_key else _FEWEST_KEY_BITS, bits=bits)
+        self._public, self._private = _phe().generate_paillier_keypair(n_length=bits)
+
+    @property
+    def modulus(self) -> int:
+        """n, the public key."""
+        return int(self._public.n)
+
+    def encrypt(self, units: Int64[np.ndarray, "rows key_dim"]) -> PackedRows:
+        """Pack and encrypt quantised keys.
+
+        Raises:
+            DataError: If keys are not quantised.
+
+        Reveals:
+            To the secondary: the number of rows, and the public key.
+        """
+        _require_units(units)
+        lanes = Lanes(units.shape[1], self.modulus.bit_length())
+        packs = []
+        for start in range(0, len(units), lanes.count):
+            chunk = units[start : start + lanes.count]
+            packs.append(
+                tuple(
+                    self._public.raw_encrypt(-2 * _pack(axis, lanes.width) % self.modulus)
+                    for axis in chunk.T.tolist()
+                )
+            )
+        return PackedRows(modulus=self.modulus, rows=len(units), packs=tuple(packs))
+
+    def share(
+        self, units: Int64[np.ndarray, "rows key_dim"], answers: list[list[int]]
+    ) -> UInt64[np.ndarray, "rows records"]:
+        """Decrypt the secondary's answers into the primary's share of all squared distances.
+
+        Args:
+            units: The keys that were encrypted.
+            answers: From :func:`masked_distances`: for each pack, a ciphertext a record.
+
+        Reveals:
+            To the primary: values that are masked to within 2^-40 of uniform. To the third party,
+            with the other share: all squared distances of quantised keys.
+        """
+        lanes = Lanes(units.shape[1], self.modulus.bit_length())
+        share = np.empty((len(units), len(answers[0])), dtype=np.uint64)
+        for pack, ciphertexts in enumerate(answers):
+            start = pack * lanes.count
+            end = min(start + lanes.count, len(units))
+            for record, ciphertext in enumerate(ciphertexts):
+                plain = int(self._private.raw_decrypt(ciphertext))
+                share[start:end, record] = _unpack(plain, lanes.width, end - start)
+        norms = (units.astype(np.uint64) ** 2).sum(axis=1)
+        return share + norms[:, None] - np.uint64(lanes.offset)
+
+    def __repr__(self) -> str:
+        return f"Keyholder({self.modulus.bit_length()} bits)"
+
+
+def obfuscators(modulus: int, count: int) -> Iterator[int]:
+    """Yield fresh random encryptions of zero, r^n mod n^2; each may be used once.
+
+    They take most of the time and depend on no data, so they can be made ahead.
+    """
+    powmod = _powmod()
+    for _ in range(count):
+        yield int(powmod(secrets.randbelow(modulus - 1) + 1, modulus, modulus**2))
+
+
+def masked_distances(
+    packed: PackedRows,
+    units: Int64[np.ndarray, "records key_dim"],
+    fresh: Iterator[int],
+) -> tuple[list[list[int]], UInt64[np.ndarray, "rows records"]]:
+    """Compute on the primary's ciphertexts, as the secondary does.
+
+    Args:
+        packed: The primary's encrypted keys.
+        units: The secondary's quantised keys.
+        fresh: From :func:`obfuscators`: one for each pack and record.
+
+    Returns:
+        The answers for the primary, and the secondary's share of all squared distances.
+
+    Raises:
+        ConfigError: If phe is not installed.
+        DataError: If the dimensions differ, keys are not quantised, or obfuscators run out.
+
+    Reveals:
+        To the primary: fresh ciphertexts of masked lanes. To the third party: see
+        :meth:`Keyholder.share`.
+    """
+    _require_units(units)
+    lanes, n = packed.lanes, packed.modulus
+    if units.shape[1] != lanes.key_dim:
+        raise DataError(
+            f"keys: the primary's have {lanes.key_dim} dimensions, the secondary's {units.shape[1]}"
+        )
+    powmod, square = _powmod(), n**2
+    norms = (units**2).sum(axis=1).tolist()
+    share = np.empty((packed.rows, len(units)), dtype=np.uint64)
+    answers = []
+    for pack, ciphertexts in enumerate(packed.packs):
+        start = pack * lanes.count
+        end = min(start + lanes.count, packed.rows)
+        row_answers = []
+        for record, (key, norm) in enumerate(zip(units.tolist(), norms, strict=True)):
+            masks = [secrets.randbits(lanes.mask_bits) for _ in range(end - start)]
+            added = _pack([mask + lanes.offset + norm for mask in masks], lanes.width)
+            answer = (1 + n * added) % square
+            for ciphertext, coordinate in zip(ciphertexts, key, strict=True):
+                answer = answer * int(powmod(ciphertext, coordinate, square)) % square
+            obfuscator = next(fresh, None)
+            if obfuscator is None:
+                raise DataError("obfuscators ran out; every ciphertext needs one of its own")
+            row_answers.append(answer * obfuscator % square)
+            share[start:end, record] = [-mask % _WORD for mask in masks]
+        answers.append(row_answers)
+    return answers, share
+
+
+def _require_units(units: Int64[np.ndarray, "own key_dim"]) -> None:
+    if 0 in units.shape or not 0 <= units.min() <= units.max() <= LARGEST_UNIT:
+        raise DataError(f"keys must be whole numbers of 0 to {LARGEST_UNIT}, at least one")
+
+
+def _pack(values: list[int], width: int) -> int:
+    """Put values side by side; none may need more than ``width`` bits."""
+    return sum(value << (lane * width) for lane, value in enumerate(values))
+
+
+def _unpack(packed: int, width: int, count: int) -> list[int]:
+    """Return the first ``count`` lanes mod 2^64, which is all that a share needs."""
+    lane_bits = (1 << width) - 1
+    return [(packed >> (lane * width) & lane_bits) % _WORD for lane in range(count)]
+
+
+def _phe() -> Any:
+    try:
+        from phe import paillier
+    except ImportError:
+        raise ConfigError(
+            "linkage.protection: paillier needs the package phe (GPLv3); "
+            "pip install 'securevfl[paillier]'"
+        ) from None
+    return paillier
+
+
+def _powmod() -> Any:
+    _phe()
+    from phe.util import powmod
+
+    return powmod

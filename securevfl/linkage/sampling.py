@@ -1,0 +1,218 @@
+"""Links within a round's Poisson sample of a secondary's records.
+
+The sample is what amplification by sampling rests on (DESIGN 7): every record is in it with
+probability q, independently, freshly each round, and nobody but the secondary ever learns which.
+Lists and samples therefore never leave the secondary, and samples come from the operating system.
+"""
+
+import os
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from scipy.stats import binom
+
+from securevfl.core import checks
+from securevfl.linkage.capped import EligiblePairs, eligible_pairs
+from securevfl.linkage.links import LinkTable, empty_links, fill_slots
+from securevfl.linkage.metrics import EuclideanKeys, KeyMetric
+from securevfl.linkage.topk import eligible_ids
+
+# Share of rows whose ranked list holds K sampled records; the others are linked anew.
+_SURVIVAL: Final = 0.999
+
+# Below this rate a list of K / q records costs more than a small tree a round
+# (benchmarks/linkage.py measures where the two meet).
+_LOWEST_LIST_RATE: Final = 0.1
+
+# Longest ranked lists that are kept: 2^25 links of 16 bytes are 512 MiB.
+_LARGEST_LIST_CELLS: Final = 2**25
+
+# Links of ranked lists that are filtered together: a few dozen MiB.
+_CHUNK_CELLS: Final = 2**20
+
+Method = Literal["auto", "list", "rebuild"]
+
+
+class PoissonSampler:
+    """Draw a round's sample: each record on its own, with probability ``rate``."""
+
+    def __init__(self, num_records: int, rate: float, *, insecure_seed: int | None = None) -> None:
+        """Make a sampler.
+
+        Args:
+            num_records: Records of the secondary, >= 1.
+            rate: q, in (0, 1].
+            insecure_seed: Makes samples predictable, which voids amplification: tests only.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+        """
+        checks.at_least(1, num_records=num_records)
+        checks.rate(sampling_rate=rate)
+        self._num_records = num_records
+        # Rounded down, so that no record is drawn with more than probability q.
+        self._threshold = int(rate * 2**64)
+        self._insecure = None if insecure_seed is None else np.random.default_rng(insecure_seed)
+
+    def draw(self) -> Bool[np.ndarray, " records"]:
+        """Return a fresh sample: True for the records that are in it."""
+        if self._threshold >= 2**64:
+            return np.ones(self._num_records, dtype=np.bool_)
+        size = 8 * self._num_records
+        entropy = os.urandom(size) if self._insecure is None else self._insecure.bytes(size)
+        return np.frombuffer(entropy, dtype="<u8") < np.uint64(self._threshold)
+
+    def __repr__(self) -> str:
+        return f"PoissonSampler({self._num_records} records)"
+
+
+class RoundLinker:
+    """Link primary rows to their nearest records of a sample, as if linked to the sample alone.
+
+    With a cap, every record picks its rows once, sampled or not; so a record's rows, and with them
+    the bound on its influence, are the same in every round. Without one, either a ranked list a row
+    is made once, and filtered each round (rows whose list runs dry are linked anew), or the sample
+    is searched anew each round. The links are the same; only the cost differs.
+    """
+
+    def __init__(
+        self,
+        metric: KeyMetric,
+        k: int,
+        *,
+        rate: float,
+        cap: int | None = None,
+        method: Method = "auto",
+    ) -> None:
+        """Prepare what all rounds share.
+
+        Args:
+            metric: Keys of all primary rows and of the secondary's records.
+            k: Links a row, at most the number of records.
+            rate: q, in (0, 1]; samples given to :meth:`link` should be drawn at it.
+            cap: m, the most rows that a record may be linked to; None for no cap.
+            method: How to link without a cap; ``auto`` decides by rate and memory, for many rounds.
+                To link all rows once in one sample, ``rebuild`` is the cheapest.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+            DataError: If keys are not what the metric needs, or ``k`` exceeds the records.
+        """
+        checks.rate(sampling_rate=rate)
+        checks.one_of(("auto", "list", "rebuild"), method=method)
+        eligible_ids(metric.num_records, k, None)
+        self._metric = metric
+        self._k = k
+        self._pairs: EligiblePairs | None = None
+        self._ranked: LinkTable | None = None
+        self.redone = 0
+        """Rows so far whose ranked list held too few sampled records."""
+        if cap is not None:
+            self._pairs = eligible_pairs(metric, cap=cap)
+            return
+        length = list_length(k, rate=rate, records=metric.num_records)
+        affordable = metric.num_rows * length <= _LARGEST_LIST_CELLS
+        if method == "list" or (method == "auto" and rate > _LOWEST_LIST_RATE and affordable):
+            self._ranked = metric.nearest(None, length)
+
+    @property
+    def method(self) -> str:
+        """``pairs`` under a cap, else ``list`` or ``rebuild``."""
+        if self._pairs is not None:
+            return "pairs"
+        return "rebuild" if self._ranked is None else "list"
+
+    def link(
+        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
+    ) -> LinkTable:
+        """Return the nearest sampled records of the chosen rows.
+
+        Args:
+            rows: Primary rows of this round.
+            sample: The round's records, from :meth:`PoissonSampler.draw`.
+
+        Returns:
+            Links, ascending by (distance, record number); a row has fewer than K if the sample, or
+            what is eligible in it, holds fewer.
+        """
+        if self._pairs is not None:
+            return self._pairs.links(rows, self._k, sample=sample)
+        if self._ranked is None:
+            return self._metric.nearest(rows, self._k, eligible=sample)
+        links = filtered(self._ranked, rows, self._k, sample)
+        if self._ranked.num_links < self._metric.num_records:
+            short = np.flatnonzero(~links.present[:, -1])
+            if len(short):
+                self.redone += len(short)
+                again = self._metric.nearest(rows[short], self._k, eligible=sample)
+                links.indices[short] = again.indices
+                links.distances[short] = again.distances
+        return links
+
+
+class SampledLinker(RoundLinker):
+    """A :class:`RoundLinker` of numeric keys by Euclidean distance."""
+
+    def __init__(
+        self,
+        primary_keys: Float64[np.ndarray, "rows key_dim"],
+        record_keys: Float64[np.ndarray, "records other_dim"],
+        k: int,
+        *,
+        rate: float,
+        cap: int | None = None,
+        method: Method = "auto",
+        workers: int = 1,
+    ) -> None:
+        """Prepare what all rounds share; arguments and errors as for :class:`RoundLinker`."""
+        keys = EuclideanKeys(primary=primary_keys, records=record_keys, workers=workers)
+        super().__init__(keys, k, rate=rate, cap=cap, method=method)
+
+
+def filtered(
+    ranked: LinkTable,
+    rows: Int64[np.ndarray, " chosen"],
+    k: int,
+    sample: Bool[np.ndarray, " records"],
+) -> LinkTable:
+    """Return the first ``k`` sampled records of each chosen row's ranked list, chunk by chunk."""
+    indices, distances = empty_links(len(rows), k)
+    step = max(1, _CHUNK_CELLS // ranked.num_links)
+    for start in range(0, len(rows), step):
+        part = ranked.take(rows[start : start + step])
+        kept = sample[np.where(part.present, part.indices, 0)] & part.present
+        row, column = np.nonzero(kept)
+        near = fill_slots(
+            part.num_rows, k, row, part.indices[row, column], part.distances[row, column]
+        )
+        indices[start : start + step] = near.indices
+        distances[start : start + step] = near.distances
+    return LinkTable(indices=indices, distances=distances)
+
+
+def list_length(k: int, *, rate: float, records: int, survival: float = _SURVIVAL) -> int:
+    """Return how many nearest records to rank, so that ``k`` of them are sampled almost surely.
+
+    Args:
+        k: Links wanted, >= 1.
+        rate: q, in (0, 1].
+        records: Records of the secondary: no list is longer.
+        survival: Wanted probability of Binomial(length, q) >= k, in (0, 1).
+
+    Returns:
+        The smallest such length, at most ``records``.
+    """
+    checks.at_least(1, k=k, records=records)
+    checks.rate(sampling_rate=rate)
+    checks.open_unit(survival=survival)
+    low, high = k - 1, k
+    while high < records and binom.sf(k - 1, high, rate) < survival:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if binom.sf(k - 1, middle, rate) < survival:
+            low = middle
+        else:
+            high = middle
+    return min(high, records)

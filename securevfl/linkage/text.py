@@ -1,0 +1,52 @@
+"""Text keys in one form: what counts as the same letter, and which texts are refused."""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from securevfl.core.errors import DataError
+
+# Edit distances up to this length fit 16 bits, which bounds the memory of a block.
+LONGEST_TEXT: Final = 65_535
+
+
+def normalise_text(text: str) -> str:
+    r"""Return a text as it is compared.
+
+    Unicode NFKC (a letter with a combining accent equals its one-character form, full-width letters
+    equal plain ones), case folded ("STRASSE" equals "straße"), blanks at the ends dropped and runs
+    of blanks made one. Accents are kept: "é" and "e" differ by one edit.
+
+    Examples:
+        >>> normalise_text("  Ame\u0301lie\t MÜLLER ")
+        'amélie müller'
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    # Folding may leave letters decomposed, so composition comes last.
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
+
+
+def checked_texts(values: Sequence[Any] | np.ndarray, *, whose: str) -> list[str]:
+    """Check and normalise a column of texts.
+
+    Raises:
+        DataError: If it is empty, a value is no text, or one is longer than 65,535 characters.
+    """
+    if len(values) == 0:
+        raise DataError(f"keys of {whose}: has no rows")
+    texts = []
+    for row, value in enumerate(values, 1):
+        if not isinstance(value, str):
+            raise DataError(
+                f"keys of {whose}: row {row}: must be text, got {type(value).__name__}; "
+                f"a column holds texts or numbers, not both"
+            )
+        text = normalise_text(value)
+        if len(text) > LONGEST_TEXT:
+            raise DataError(
+                f"keys of {whose}: row {row}: has {len(text)} characters, more than {LONGEST_TEXT}"
+            )
+        texts.append(text)
+    return texts

@@ -1,0 +1,81 @@
+"""The K nearest of a block of distances, in the order that every metric keeps."""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Int64, Shaped
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.links import LinkTable, empty_links, fill_slots
+
+DistanceBlock = Callable[[int, int], Shaped[np.ndarray, "chunk records"]]
+"""Distances of the primary rows from a start to an end, to all eligible records."""
+
+
+def nearest_by_block(
+    block: DistanceBlock,
+    *,
+    rows: int,
+    ids: Int64[np.ndarray, " chosen"],
+    k: int,
+    chunk_cells: int,
+) -> LinkTable:
+    """Link rows chunk by chunk, from dense blocks of distances.
+
+    Args:
+        block: Computes a block; its columns are the records ``ids``.
+        rows: Primary rows.
+        ids: Eligible records, ascending.
+        k: Links a row.
+        chunk_cells: Most distances in memory at a time.
+
+    Returns:
+        Links, ascending by (distance, record number).
+    """
+    indices, distances = empty_links(rows, k)
+    if len(ids):
+        step = max(1, chunk_cells // len(ids))
+        for start in range(0, rows, step):
+            end = min(start + step, rows)
+            near = nearest_in_block(block(start, end), k)
+            columns = np.where(near.present, near.indices, 0)
+            indices[start:end] = np.where(near.present, ids[columns], near.indices)
+            distances[start:end] = near.distances
+    return LinkTable(indices=indices, distances=distances)
+
+
+def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> LinkTable:
+    """Return each row's ``k`` smallest distances by (distance, column)."""
+    rows, records = block.shape
+    if k < records:
+        # Everything up to the k-th distance is sorted; ties beyond the k-th fall off the end.
+        limit = np.partition(block, k - 1, axis=1)[:, k - 1 : k]
+        row, column = np.nonzero(block <= limit)
+    else:
+        row, column = (axis.ravel() for axis in np.indices(block.shape))
+    distance = block[row, column].astype(np.float64)
+    order = np.lexsort((column, distance, row))
+    return fill_slots(rows, k, row[order], column[order], distance[order])
+
+
+def eligible_ids(
+    records: int, k: int, eligible: Bool[np.ndarray, " records"] | None
+) -> Int64[np.ndarray, " chosen"]:
+    """Check K and eligibility, and return the records that may be linked.
+
+    Raises:
+        ConfigError: If ``k`` is below 1 or ``eligible`` has another length.
+        DataError: If there are no records or fewer than ``k``.
+    """
+    checks.at_least(1, k=k)
+    if k > records:
+        raise DataError(
+            f"K = {k} links were asked for, but the table has only {records} records; "
+            f"lower model.neighbours"
+        )
+    if eligible is None:
+        return np.arange(records, dtype=np.int64)
+    if eligible.shape != (records,):
+        raise ConfigError(f"eligible: must have the length {records}, got {eligible.shape}")
+    return np.flatnonzero(eligible)

@@ -1,0 +1,1 @@
+"""Model families: plain PyTorch, without transport, cryptography or accounting."""

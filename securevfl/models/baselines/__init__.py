@@ -1,0 +1,1 @@
+"""What a federation is compared with: the primary alone, and all features in one place."""

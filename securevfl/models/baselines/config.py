@@ -1,0 +1,38 @@
+"""Settings of the one-table baselines."""
+
+from dataclasses import dataclass
+
+from securevfl.core import checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineConfig:
+    """A perceptron on one table, and how it is trained."""
+
+    hidden: tuple[int, ...] = (128, 64)
+    """Widths of the hidden layers."""
+
+    dropout: float = 0.1
+    """Share of hidden units dropped in training."""
+
+    epochs: int = 60
+    """Passes over the training rows, at most."""
+
+    batch_size: int = 128
+    """Rows an optimizer step."""
+
+    learning_rate: float = 3e-3
+    """Step size of AdamW."""
+
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+
+    patience: int = 15
+    """Epochs without a better validation metric before training stops."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, **{f"hidden[{i}]": width for i, width in enumerate(self.hidden)})
+        checks.fraction(dropout=self.dropout)
+        checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        checks.positive(learning_rate=self.learning_rate)
+        checks.non_negative(weight_decay=self.weight_decay)

@@ -1,0 +1,101 @@
+"""Train a perceptron on one table: solo and combine differ in their inputs alone."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from securevfl.core.errors import DataError
+from securevfl.core.seeds import derive_seed
+from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.initial import initialise
+from securevfl.models.mlp import MLP
+from securevfl.models.optimisers import build_optimizer
+from securevfl.models.tasks import TaskHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineResult:
+    """Metrics of the epoch that validated best."""
+
+    train: float
+    validation: float
+    test: float
+    epochs: int
+    """Epochs run."""
+    best_epoch: int
+    model: MLP = field(repr=False)
+    """The perceptron with that epoch's weights."""
+
+
+def fit_table(
+    inputs: Float[Tensor, "rows inputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    head: TaskHead,
+    train: Int[Tensor, " train_rows"],
+    validation: Int[Tensor, " validation_rows"],
+    test: Int[Tensor, " test_rows"],
+    config: BaselineConfig,
+    seed: int,
+) -> BaselineResult:
+    """Train with early stopping on the validation rows; test rows are read once, at the end.
+
+    Args:
+        inputs: One table, float32; see :mod:`securevfl.models.baselines.tables`.
+        targets: As :class:`TaskHead` wants them.
+        head: Loss and metric.
+        train: Rows to learn from.
+        validation: Rows that choose the epoch.
+        test: Rows that are reported.
+        config: The perceptron and its training.
+        seed: Run seed of initialisation, shuffling and dropout.
+
+    Raises:
+        DataError: If a group of rows is empty.
+    """
+    for name, rows in (("training", train), ("validation", validation), ("test", test)):
+        if len(rows) == 0:
+            raise DataError(f"the baseline has no {name} rows")
+    model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
+    initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
+    model.to(inputs.device)
+    optimizer = build_optimizer(
+        "adamw",
+        model.parameters(),
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    order = torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline"))
+    best, best_epoch, weights, epoch = float("nan"), 0, model.state_dict(), 0
+    # Dropout draws from torch's global generator: seeded inside, as it was outside.
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(derive_seed(seed, "dropout", "baseline"))
+        while epoch < config.epochs and epoch - best_epoch < config.patience:
+            epoch += 1
+            model.train()
+            shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
+            for rows in shuffled.split(config.batch_size):
+                optimizer.zero_grad()
+                head.loss(model(inputs[rows]), targets[rows]).backward()
+                optimizer.step()
+            metric = _evaluate(model, inputs, targets, validation, head)
+            if best_epoch == 0 or head.is_better(metric, best):
+                best, best_epoch = metric, epoch
+                weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+    return BaselineResult(
+        train=_evaluate(model, inputs, targets, train, head),
+        validation=best,
+        test=_evaluate(model, inputs, targets, test, head),
+        epochs=epoch,
+        best_epoch=best_epoch,
+        model=model,
+    )
+
+
+@torch.no_grad()
+def _evaluate(model: MLP, inputs: Tensor, targets: Tensor, rows: Tensor, head: TaskHead) -> float:
+    model.eval()
+    return head.metric(model(inputs[rows]), targets[rows])

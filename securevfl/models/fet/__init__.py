@@ -1,0 +1,1 @@
+"""FeT, the Federated Transformer: attention over a row's links, keys as positions."""

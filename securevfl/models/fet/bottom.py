@@ -1,0 +1,63 @@
+"""A secondary's encoder: attention among the K records linked to a row."""
+
+from typing import cast
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from securevfl.models.fet.attention import EncoderBlock
+from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.masking import DynamicMask, attention_bias
+from securevfl.models.fet.positions import FourierPositions
+
+
+class FeTBottom(nn.Module):
+    """Encode a row's links; reordering them reorders a sequence, and leaves a pooled row as it is.
+
+    References:
+        [FeT] section 5.1 and Algorithm 1, line 7. ``release = "pooled"`` is ours: the K vectors
+        are averaged by the softmax of the dynamic mask, which shrinks a release K times.
+    """
+
+    recordwise = False
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
+        super().__init__()
+        self.pools = config.release == "pooled"
+        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
+        self.mask = DynamicMask(key_dim, hidden=config.hidden) if config.dynamic_masking else None
+        self.blocks = nn.ModuleList(
+            EncoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
+            for _ in range(config.encoder_blocks)
+        )
+        self.norm = nn.LayerNorm(config.hidden)
+
+    @property
+    def positions(self) -> FourierPositions:
+        """The positional encoding, which parties average."""
+        return self.embedding.positions
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return (B, K, H), zero at absent links, or (B, 1, H) if pooled."""
+        bias = attention_bias(self.mask(keys, present) if self.mask else None, present)
+        hidden = self.embedding(features, keys)
+        for block in self.blocks:
+            hidden = block(hidden, bias)
+        hidden = self.norm(hidden)
+        if not self.pools:
+            return cast(Tensor, hidden * present.unsqueeze(-1))
+        return _pool(hidden, bias, present)
+
+
+def _pool(hidden: Tensor, bias: Tensor | None, present: Tensor) -> Tensor:
+    if bias is None:
+        pooled = hidden.mean(dim=1, keepdim=True)
+    else:
+        pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
+    return pooled * present.any(dim=1)[:, None, None]

@@ -1,0 +1,40 @@
+"""FeT as a family: what the registry asks of it."""
+
+from torch import nn
+
+from securevfl.models.family import Family
+from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.fet.top import FeTTop
+
+
+def _build_bottom(
+    config: FeTConfig, *, num_features: int, key_dim: int, frozen: bool = False
+) -> nn.Module:
+    kind = FrozenBottom if frozen else FeTBottom
+    return kind(config, num_features=num_features, key_dim=key_dim)
+
+
+def _build_top(config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
+    return FeTTop(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
+
+
+def _cut_shape(config: FeTConfig) -> tuple[int, int]:
+    return config.cut_shape
+
+
+def _pooled(config: FeTConfig, *, frozen: bool) -> bool:
+    # FeTBottom pools by itself, after attention has mixed its records.
+    return frozen and config.release == "pooled"
+
+
+FET = Family(
+    name="fet",
+    config_class=FeTConfig,
+    build_bottom=_build_bottom,
+    build_top=_build_top,
+    cut_shape=_cut_shape,
+    pooled=_pooled,
+)
+"""The Federated Transformer."""

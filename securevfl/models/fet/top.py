@@ -1,0 +1,64 @@
+"""The primary's part: an encoder of its own row, and a decoder that attends to the aggregate."""
+
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from securevfl.models.fet.attention import DecoderBlock, EncoderBlock
+from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.positions import FourierPositions
+
+# The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
+_MEMORY_EPSILON: Final = 1e-10
+
+
+class FeTTop(nn.Module):
+    """Encode the primary's row as one position, let it attend to the L of the aggregate, predict.
+
+    Differs from FeT's published code: there the primary's encoder is built and never called.
+
+    References:
+        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10 and 13.
+    """
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
+        super().__init__()
+        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
+        self.encoder = nn.ModuleList(
+            EncoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
+            for _ in range(config.encoder_blocks)
+        )
+        # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
+        # works with; a norm at the primary is post-processing of what was released.
+        self.memory_norm = nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
+        self.slots = nn.Parameter(torch.zeros(config.cut_shape))
+        self.decoder = nn.ModuleList(
+            DecoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
+            for _ in range(config.decoder_blocks)
+        )
+        self.norm = nn.LayerNorm(config.hidden)
+        self.output = nn.Linear(config.hidden, outputs)
+
+    @property
+    def positions(self) -> FourierPositions:
+        """The positional encoding, which parties average."""
+        return self.embedding.positions
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch."""
+        hidden = self.embedding(features, keys).unsqueeze(1)
+        for block in self.encoder:
+            hidden = block(hidden)
+        memory = self.memory_norm(aggregate) + self.slots
+        for block in self.decoder:
+            hidden = block(hidden, memory)
+        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
+        return out

@@ -1,0 +1,56 @@
+"""Initial weights from named seeds, so that a party draws the same ones in every runner."""
+
+import math
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A module that draws parameters or buffers of its own from a generator."""
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw all values that the module holds directly, not those of its children."""
+        ...
+
+
+def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
+    """Draw every weight of a bottom or top model again, in place.
+
+    Layers are built with torch's global generator, which all parties of a simulated federation
+    share; this makes the weights depend on the two seeds alone. Draws are made on the CPU, so
+    call it before the model moves to a GPU.
+
+    Args:
+        model: A bottom or top model.
+        seed: The party's own seed.
+        positions_seed: Seed of ``model.positions``, one for all parties: encodings that start
+            equal are aligned from the first round on.
+
+    References:
+        [FeT] section 5.1, "Positional Encoding Averaging": encodings that differ between parties
+        are what averaging repairs. Starting from common ones costs nothing.
+    """
+    _draw_all(model, torch.Generator().manual_seed(seed))
+    positions = getattr(model, "positions", None)
+    if positions is not None:
+        _draw_all(positions, torch.Generator().manual_seed(positions_seed))
+
+
+def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
+    for module in model.modules():
+        if isinstance(module, Drawn):
+            module.draw(generator)
+        elif isinstance(module, nn.Linear):
+            _draw_linear(module, generator)
+
+
+def _draw_linear(layer: nn.Linear, generator: torch.Generator) -> None:
+    # torch's own default for a linear layer: uniform within 1 / sqrt(inputs).
+    bound = 1 / math.sqrt(layer.in_features)
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        if layer.bias is not None:
+            layer.bias.uniform_(-bound, bound, generator=generator)

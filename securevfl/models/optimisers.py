@@ -1,0 +1,67 @@
+"""Optimizers by name; each party has its own, over its own parameters."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+
+OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
+"""The names that :func:`build_optimizer` knows."""
+
+
+def build_optimizer(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """Return a new optimizer.
+
+    Args:
+        name: One of :data:`OPTIMIZERS`.
+        parameters: What it may change.
+        learning_rate: Step size, > 0.
+        weight_decay: Decoupled decay of ``adamw``, ``lamb`` and ``sgd``; ``adam`` takes the L2
+            form, which is its definition.
+
+    Raises:
+        ConfigError: For an unknown name, an impossible number, or ``lamb`` where the library
+            that has it is missing.
+
+    References:
+        [LAMB] You et al. 2020 (arXiv:1904.00962v5), Algorithm 2, from the library
+        ``pytorch-optimizer``; FeT's published training uses it.
+    """
+    checks.one_of(OPTIMIZERS, optimizer=name)
+    checks.positive(learning_rate=learning_rate)
+    checks.non_negative(weight_decay=weight_decay)
+    if name == "lamb":
+        return _lamb(parameters, learning_rate, weight_decay)
+    if name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay
+        )
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    # One fused kernel for all tensors: these models have many small ones.
+    return kind(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
+
+
+def _lamb(
+    parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    # Imported here: it takes a second to load, and only this optimizer needs it.
+    try:
+        from pytorch_optimizer import Lamb
+    except ImportError:
+        raise ConfigError(
+            'training.optimizer: "lamb" needs the package pytorch-optimizer; '
+            'install it, or use "adamw"'
+        ) from None
+    optimizer: torch.optim.Optimizer = Lamb(
+        list(parameters), lr=learning_rate, weight_decay=weight_decay
+    )
+    return optimizer

@@ -1,0 +1,57 @@
+"""The two halves of a split network, as every model family must offer them.
+
+B = rows of a batch, K = links of a row, F = features, D = key dimension, L = positions and
+H = width of a representation, O = outputs.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Bottom(Protocol):
+    """A secondary's half: a row's linked records in, the row's representation out."""
+
+    positions: nn.Module
+    """Its positional encoding, whose parameters parties may average; it may have none."""
+
+    recordwise: bool
+    """Whether position j depends on link j's record alone. Then L = K, and absent links are zero.
+
+    Only such a model may be pooled behind a clip of each record, which is what makes one record's
+    influence on a row 2C/K instead of 2C.
+    """
+
+    def __call__(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return the representation of a batch.
+
+        Args:
+            features: The linked records' features; rows of absent links hold anything finite.
+            keys: The linked records' keys, likewise.
+            present: Which links there are.
+        """
+        ...
+
+
+@runtime_checkable
+class Top(Protocol):
+    """The primary's half: its own rows and the aggregate in, the task's outputs out."""
+
+    positions: nn.Module
+    """Its positional encoding, whose parameters parties may average; it may have none."""
+
+    def __call__(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs: logits for classes, standardised values for a regression."""
+        ...

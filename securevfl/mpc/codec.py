@@ -1,0 +1,141 @@
+"""Reals to ring units, units to words, and the sum of words back to reals; CPU and CUDA."""
+
+from typing import Final
+
+import torch
+from jaxtyping import Float, Float32, Int32, Int64
+from torch import Tensor
+
+from securevfl.core.errors import EncodingRangeError, ProtocolError
+from securevfl.mpc.ring_format import RingFormat
+
+# The narrow integer type of one lane, by lanes in a word; signed, since torch's arithmetic on
+# unsigned 16 and 32 bits is incomplete and wraps alike.
+_LANE_DTYPE: Final = {2: torch.int32, 4: torch.int16}
+
+# Numbers that one core's cache holds with a copy of them in float64.
+_PIECE: Final = 1 << 15
+
+
+def quantise(x: Float[Tensor, "*shape"], fmt: RingFormat) -> Int32[Tensor, "*shape"]:
+    """Return ``x`` in ring units, rounded towards zero so that no norm can grow.
+
+    ``units = trunc(x * 2^p)``; both steps are exact, hence ``|units| <= |x| * 2^p`` elementwise.
+
+    Raises:
+        EncodingRangeError: If ``x`` is not float32 or float64, is not finite, or leaves the
+            format's range; nothing was encoded.
+    """
+    if x.dtype not in (torch.float32, torch.float64):
+        raise EncodingRangeError(f"values to encode must be float32 or float64, got {x.dtype}")
+    units = torch.empty(x.shape, dtype=torch.int32, device=x.device)
+    for source, target in zip(_pieces(x), _pieces(units), strict=True):
+        scaled = source * 2.0**fmt.precision_bits
+        _require_range(scaled, fmt, what="a value to encode")
+        # The conversion itself truncates towards zero.
+        target.copy_(scaled)
+    return units
+
+
+def require_row_norms(
+    units: Int32[Tensor, "rows *positions"], fmt: RingFormat, *, clip_norm: float
+) -> None:
+    """Check, in exact integers, that every row's L2 norm is at most ``clip_norm``.
+
+    Every guarantee rests on this bound. It cannot fail after the clipping of
+    :mod:`securevfl.dp.clipping`; it is there for whoever forgets that.
+
+    Raises:
+        EncodingRangeError: Naming the largest norm.
+    """
+    if units.numel() == 0:
+        return
+    rows = units.reshape(units.shape[0], -1)
+    at_a_time = len(rows) if units.is_cuda else max(1, _PIECE // max(1, rows.shape[1]))
+    largest = 0.0
+    for piece in rows.split(at_a_time):
+        # Squares of numbers up to C * 2^p, and their sums up to its square, are exact in float64.
+        wide = piece.to(torch.float64)
+        largest = max(largest, float(torch.linalg.vecdot(wide, wide).max()))
+    limit = clip_norm * 2.0**fmt.precision_bits
+    if not largest <= limit**2:
+        raise EncodingRangeError(
+            f"a row has norm {largest**0.5 * fmt.granularity:g}, over clip_norm {clip_norm:g}; "
+            f"clip before encoding"
+        )
+
+
+def encode(units: Int32[Tensor, "*shape"], fmt: RingFormat) -> Int64[Tensor, "words"]:
+    """Pack ring units into words; the last word is filled up with zeros' code.
+
+    Raises:
+        EncodingRangeError: If a number leaves the format's range. The whole tensor is checked
+            before anything is returned, so a lane can never wrap into its neighbour.
+    """
+    _require_range(units, fmt, what="a noised value")
+    flat = units.reshape(-1)
+    missing = fmt.words(flat.numel()) * fmt.lanes - flat.numel()
+    if missing:
+        flat = torch.cat([flat, flat.new_zeros(missing)])
+    # An int32 addition that wraps has the same bits as the unsigned one that is meant.
+    biased = flat + fmt.bound_units
+    return biased.to(_LANE_DTYPE[fmt.lanes]).view(torch.int64)
+
+
+def decode_sum(
+    words: Int64[Tensor, "words"], fmt: RingFormat, *, elements: int, parties_active: int
+) -> Int32[Tensor, "elements"]:
+    """Unpack the sum of ``parties_active`` contributions into ring units.
+
+    Raises:
+        ProtocolError: If the number of words is wrong, or a lane lies outside what that many
+            contributions can sum to: a mask did not cancel, or a party sent something else.
+    """
+    if words.numel() != fmt.words(elements):
+        raise ProtocolError(
+            f"a sum of {elements} elements needs {fmt.words(elements)} words, got {words.numel()}"
+        )
+    if not 1 <= parties_active <= fmt.parties:
+        raise ProtocolError(
+            f"a sum of {parties_active} contributions, in a format for 1 to {fmt.parties}"
+        )
+    lanes = words.view(_LANE_DTYPE[fmt.lanes])[:elements].to(torch.int32)
+    if fmt.lanes == 4:
+        lanes &= 0xFFFF
+    bound = parties_active * fmt.bound_units
+    # The unsigned difference lies in int32's range, so the wrapping one of 32-bit lanes is right.
+    units = lanes - bound
+    if elements:
+        low, high = (int(end) for end in torch.aminmax(units))
+        if low < -bound or high > bound:
+            raise ProtocolError(
+                f"the sum decodes to {max(-low, high)} units, over the {bound} that "
+                f"{parties_active} contributions can make: masks did not cancel"
+            )
+    return units
+
+
+def to_float(
+    units: Int32[Tensor, "*shape"], fmt: RingFormat, *, divisor: int
+) -> Float32[Tensor, "*shape"]:
+    """Return ``units * 2^-p / divisor`` in float32; the divisor makes a sum an average."""
+    return units.to(torch.float32).mul_(fmt.granularity / divisor)
+
+
+def _pieces(values: Tensor) -> tuple[Tensor, ...]:
+    """Cut into pieces that a CPU core's cache holds while several passes go over them."""
+    flat = values.reshape(-1)
+    return (flat,) if values.is_cuda else flat.split(_PIECE)
+
+
+def _require_range(values: Tensor, fmt: RingFormat, *, what: str) -> None:
+    if values.numel() == 0:
+        return
+    low, high = (end.item() for end in torch.aminmax(values))
+    # Written so that NaN, which aminmax passes on, fails.
+    if not (-fmt.bound_units <= low and high <= fmt.bound_units):
+        worst = max(low, high, key=abs) if low == low else low
+        raise EncodingRangeError(
+            f"{what} is {worst * fmt.granularity:g}, outside the bound "
+            f"{fmt.bound_units * fmt.granularity:g} of the fixed-point ring; nothing was sent"
+        )

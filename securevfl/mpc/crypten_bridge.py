@@ -1,0 +1,138 @@
+"""CrypTen's shared tensor and its reveal over our own transport; the only user of CrypTen.
+
+What is used of CrypTen is the share algebra behind ``ArithmeticSharedTensor.from_shares`` and its
+``reveal`` through the ``Communicator`` interface. Its generators, codec and transport are not:
+nothing here calls ``crypten.init``, and ``torch.distributed`` stays untouched.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from securevfl.core.errors import ProtocolError
+from securevfl.mpc.compat import import_crypten
+from securevfl.mpc.sum_to import PRIMARY, WordWire
+
+crypten = import_crypten()
+
+from crypten import communicator as crypten_communicator  # noqa: E402
+from crypten.mpc.primitives.arithmetic import ArithmeticSharedTensor  # noqa: E402
+
+
+class StarCommunicator(crypten_communicator.Communicator):  # type: ignore[misc]
+    """The one collective that a star can do safely: a sum that the primary alone receives.
+
+    CrypTen's own reduce over gloo leaves a part of the plaintext in every party's buffer, and its
+    object collectives are pickles; here they do not exist.
+    """
+
+    def __init__(
+        self, wire: WordWire, *, rank: int, round_number: int, active: Sequence[int]
+    ) -> None:
+        self._wire = wire
+        self._rank = rank
+        self._round_number = round_number
+        self._active = tuple(active)
+
+    def _refused(self, *_positional: object, **_named: object) -> NoReturn:
+        """Refuse a collective that would show data to others than the primary."""
+        _refuse("another collective than a sum to the primary")
+
+    send = recv = scatter = all_reduce = gather = all_gather = broadcast = barrier = _refused
+    send_obj = recv_obj = broadcast_obj = _refused
+
+    def get_world_size(self) -> int:
+        """Return the number of parties in this round, the primary among them."""
+        return len(self._active) + 1
+
+    def get_rank(self) -> int:
+        """Return this party's rank."""
+        return self._rank
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: object = None,
+        async_op: bool = False,
+        batched: bool = False,
+    ) -> Tensor | None:
+        """Sum every party's tensor at the primary.
+
+        Raises:
+            ProtocolError: For another destination, operation or mode.
+
+        Reveals:
+            To the primary: each party's tensor, which its mask makes uniformly random but for
+            the sum. To anyone else: nothing.
+        """
+        if dst != PRIMARY or op is not None or async_op or batched:
+            _refuse(f"reduce(dst={dst}, op={op}, async_op={async_op}, batched={batched})")
+        if self._rank != PRIMARY:
+            self._wire.send_words(self._round_number, tensor)
+            return None
+        total = self._wire.collect_sum(self._round_number, tensor.numel(), self._active)
+        return tensor.add_(total)
+
+
+class CrypTenBridge:
+    """Reveals sums of secret shares to the primary through CrypTen, over a :class:`WordWire`."""
+
+    def __init__(self, wire: WordWire, *, rank: int) -> None:
+        self._wire = wire
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:
+        """This party's rank."""
+        return self._rank
+
+    def reveal(
+        self, share: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
+    ) -> Int64[Tensor, "words"] | None:
+        """Return the sum of all shares at the primary, None elsewhere.
+
+        Reveals:
+            To the primary: every share as it is, hence their sum. To anyone else: nothing.
+        """
+        communicator = StarCommunicator(
+            self._wire, rank=self._rank, round_number=round_number, active=active
+        )
+        with _installed(communicator):
+            # Precision 0: words are ring elements already, and CrypTen's codec stays out.
+            shared = ArithmeticSharedTensor.from_shares(share, precision=0)
+            total: Tensor | None = shared.reveal(dst=PRIMARY)
+        if total is not None and (total.dtype, total.shape) != (torch.int64, share.shape):
+            raise ProtocolError(f"the sum came back as {total.dtype} of shape {list(total.shape)}")
+        return total
+
+
+_current: ContextVar[StarCommunicator] = ContextVar("securevfl_crypten_communicator")
+_original_get = crypten_communicator.get
+
+
+def _get_communicator() -> Any:
+    return _current.get(None) or _original_get()
+
+
+# CrypTen finds its communicator through this module-level function. Ours is seen inside a reveal
+# of ours only, by the thread that runs it; elsewhere CrypTen finds what it always would.
+crypten_communicator.get = _get_communicator
+
+
+@contextmanager
+def _installed(communicator: StarCommunicator) -> Iterator[None]:
+    token = _current.set(communicator)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ProtocolError(f"CrypTen asked for {what}, which this transport does not offer")

@@ -1,0 +1,165 @@
+"""Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
+
+The mask of rank i in round r is ``sum_(j > i) F(k_ij, r) - sum_(j < i) F(k_ij, r) mod 2^64``, over
+the other active ranks j, where F is the pair's AES-256 key stream with nonce r.
+"""
+
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from jaxtyping import Int64
+from torch import Tensor
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.mpc.pair_keys import PAIR_KEY_BYTES
+
+# Key stream is made in pieces that stay in the cache; 128 KiB measured best of 32 KiB to 1 MiB.
+_PIECE_BYTES: Final = 1 << 17
+_ZEROS: Final = memoryview(bytes(_PIECE_BYTES))
+_AES_BLOCK_BYTES: Final = 16
+
+
+class PairwiseMasks:
+    """One secondary's masks of a session.
+
+    A round number is used once, whatever becomes of the round: two releases under one mask would
+    give their difference away. That holds across threads, and a prepared mask that is never
+    applied counts as used. A retry is a new round; a restart is a new session with new keys.
+    """
+
+    def __init__(self, rank: int, pair_keys: Mapping[int, bytes]) -> None:
+        if rank < 1 or rank in pair_keys or any(peer < 1 for peer in pair_keys):
+            raise ConfigError(f"rank {rank} cannot mask with ranks {sorted(pair_keys)}")
+        if any(len(key) != PAIR_KEY_BYTES for key in pair_keys.values()):
+            raise ConfigError(f"pair keys must have {PAIR_KEY_BYTES} bytes")
+        if len(set(pair_keys.values())) != len(pair_keys):
+            raise ConfigError("two pairs share one key; pair keys must differ")
+        self.rank = rank
+        self._keys = dict(pair_keys)
+        self._used: set[int] = set()
+        self._lock = threading.Lock()
+        self._prepared: dict[int, tuple[int, tuple[int, ...], Future[npt.NDArray[np.int64]]]] = {}
+        self._worker: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"PairwiseMasks(rank={self.rank}, peers={sorted(self._keys)})"
+
+    def apply(
+        self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
+    ) -> None:
+        """Add this party's mask of one round to ``words``, in place.
+
+        Args:
+            words: Encoded contribution, on the CPU and contiguous.
+            round_number: The round; each is accepted once.
+            active: Ranks of all secondaries that contribute, this one among them.
+
+        Raises:
+            ProtocolError: If the round was used before, was prepared for another size or another
+                active set, or ``active`` names an unknown rank.
+
+        Reveals:
+            Nothing by itself. Whoever sees the masked words without one of this party's pair
+            keys with another active party sees uniformly random words. With no other active
+            party there is no mask, and the words are in clear.
+        """
+        peers = self._peers(active)
+        target = words.numpy()
+        with self._lock:
+            prepared = self._prepared.pop(round_number, None)
+            if prepared is None:
+                self._claim(round_number)
+        if prepared is None:
+            self._add_key_streams(target, round_number, peers)
+            return
+        count, prepared_peers, future = prepared
+        if (count, prepared_peers) != (len(target), peers):
+            raise ProtocolError(
+                f"round {round_number}: the mask was prepared for {count} words with ranks "
+                f"{list(prepared_peers)}, but {len(target)} words with {list(peers)} came; "
+                f"retry as a new round"
+            )
+        np.add(target, future.result(), out=target)
+
+    def prepare(self, round_number: int, count: int, active: Sequence[int]) -> None:
+        """Start making the mask of a round in the background, while the model computes.
+
+        Masks depend on no data. The round counts as used from here on.
+
+        Raises:
+            ProtocolError: As :meth:`apply`.
+
+        Reveals:
+            Nothing.
+        """
+        peers = self._peers(active)
+        with self._lock:
+            self._claim(round_number)
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="securevfl-masks")
+            future = self._worker.submit(self._mask, count, round_number, peers)
+            self._prepared[round_number] = (count, peers, future)
+
+    def close(self) -> None:
+        """Stop the background thread and forget the keys; later calls raise."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+            self._prepared.clear()
+        if worker is not None:
+            worker.shutdown(wait=True, cancel_futures=True)
+        self._keys = {}
+
+    def _peers(self, active: Sequence[int]) -> tuple[int, ...]:
+        peers = tuple(sorted(rank for rank in active if rank != self.rank))
+        known = set(self._keys)
+        if self.rank not in active or len(set(active)) != len(active) or not set(peers) <= known:
+            raise ProtocolError(
+                f"rank {self.rank} cannot mask for the active ranks {list(active)}; it shares "
+                f"keys with {sorted(known)}"
+            )
+        return peers
+
+    def _claim(self, round_number: int) -> None:
+        if not 0 <= round_number < 2**63:
+            raise ProtocolError(f"a round number must lie in [0, 2^63), got {round_number}")
+        if round_number in self._used:
+            raise ProtocolError(
+                f"round {round_number}: its mask was used before; a retry must be a new round"
+            )
+        self._used.add(round_number)
+
+    def _mask(self, count: int, round_number: int, peers: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        mask = np.zeros(count, np.int64)
+        self._add_key_streams(mask, round_number, peers)
+        return mask
+
+    def _add_key_streams(
+        self, target: npt.NDArray[np.int64], round_number: int, peers: tuple[int, ...]
+    ) -> None:
+        streams = [(peer, _key_stream(self._keys[peer], round_number)) for peer in peers]
+        # A cipher context wants room for one block more than it is given.
+        buffer = bytearray(_PIECE_BYTES + _AES_BLOCK_BYTES)
+        room = memoryview(buffer)
+        stream_words = np.frombuffer(buffer, np.int64, _PIECE_BYTES // 8)
+        for start in range(0, len(target), _PIECE_BYTES // 8):
+            piece = target[start : start + _PIECE_BYTES // 8]
+            for peer, stream in streams:
+                stream.update_into(_ZEROS[: piece.nbytes], room)
+                combine = np.add if self.rank < peer else np.subtract
+                combine(piece, stream_words[: len(piece)], out=piece)
+
+
+def _key_stream(key: bytes, round_number: int) -> CipherContext:
+    # GCM without its tag is counter mode over the blocks nonce || 2, nonce || 3, ...; OpenSSL has
+    # wide vector code for it alone, 2.5 times as fast as for plain CTR. The round is the nonce,
+    # and the 32-bit counter, which may not wrap, ends a stream after 64 GiB with an error.
+    nonce = struct.pack(">IQ", 0, round_number)
+    return Cipher(AES256(key), GCM(nonce)).encryptor()

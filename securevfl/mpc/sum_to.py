@@ -1,0 +1,128 @@
+"""Add up the parties' words so that the primary alone learns the total."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.mpc.masks import PairwiseMasks
+
+PRIMARY = 0
+"""Rank of the primary; secondaries are 1 and up."""
+
+
+@runtime_checkable
+class SumTo(Protocol):
+    """Adds every party's words modulo 2^64, element by element, for the primary."""
+
+    def __call__(
+        self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
+    ) -> Int64[Tensor, "words"] | None:
+        """Contribute ``words``; return the total at the primary and None elsewhere.
+
+        Args:
+            words: This party's contribution; the primary gives its own or zeros. A secondary's is
+                masked in place and must not be used again.
+            round_number: The round, never used before in this session.
+            active: Ranks of the secondaries that contribute.
+
+        Reveals:
+            To the primary: the total. The primary together with some of the active secondaries
+            learns the sum of the other active ones, and nothing else. To anyone else: nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class WordWire(Protocol):
+    """What carries words: an authenticated, ordered star around the primary."""
+
+    def send_words(self, round_number: int, words: Int64[Tensor, "words"]) -> None:
+        """Send a secondary's masked words to the primary.
+
+        Reveals:
+            To the primary: the words as they are.
+        """
+        ...
+
+    def collect_sum(
+        self, round_number: int, count: int, ranks: Sequence[int]
+    ) -> Int64[Tensor, "words"]:
+        """Receive ``count`` words from each of ``ranks`` at the primary; return their sum.
+
+        Reveals:
+            Nothing more than was sent.
+        """
+        ...
+
+
+@runtime_checkable
+class RevealToPrimary(Protocol):
+    """Turns every party's secret share into the plaintext sum at the primary."""
+
+    @property
+    def rank(self) -> int:
+        """This party's rank."""
+        ...
+
+    def reveal(
+        self, share: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
+    ) -> Int64[Tensor, "words"] | None:
+        """Return the sum of all shares at the primary, None elsewhere.
+
+        Reveals:
+            To the primary: every share as it is, hence the sum.
+        """
+        ...
+
+
+class CrypTenSumTo:
+    """The real thing: pairwise masks make the words secret shares, CrypTen reveals their sum."""
+
+    def __init__(self, bridge: RevealToPrimary, masks: PairwiseMasks | None) -> None:
+        if (masks is None) != (bridge.rank == PRIMARY):
+            raise ConfigError("every secondary masks and the primary does not")
+        if masks is not None and masks.rank != bridge.rank:
+            raise ConfigError(f"masks of rank {masks.rank} at rank {bridge.rank}")
+        self._bridge = bridge
+        self._masks = masks
+
+    def __call__(
+        self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
+    ) -> Int64[Tensor, "words"] | None:
+        """Contribute ``words``; see :class:`SumTo`.
+
+        Raises:
+            ProtocolError: If the round's mask was used before, or a peer is at fault.
+
+        Reveals:
+            To the primary: the total over it and ``active``. With one active secondary that is
+            its words as they are: only the noise in them protects. To anyone else: nothing.
+        """
+        if self._masks is not None:
+            self._masks.apply(words, round_number=round_number, active=active)
+        return self._bridge.reveal(words, round_number=round_number, active=active)
+
+
+class InProcessSum:
+    """The same total for the simulator, where all parties live in one process: no masks."""
+
+    def __call__(self, contributions: Sequence[Int64[Tensor, "words"]]) -> Int64[Tensor, "words"]:
+        """Return the sum of all contributions; int64 wraps, which is arithmetic modulo 2^64.
+
+        Raises:
+            ProtocolError: If there is none, or their sizes differ.
+
+        Reveals:
+            Nothing leaves the process.
+        """
+        if not contributions or len({len(words) for words in contributions}) != 1:
+            raise ProtocolError(
+                f"cannot add contributions of {[len(words) for words in contributions]} words"
+            )
+        total = contributions[0].clone()
+        for words in contributions[1:]:
+            total += words
+        return total

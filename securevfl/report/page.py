@@ -1,0 +1,79 @@
+"""A run's report: one HTML file with everything in it, made from the run folder alone."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.report import plots
+
+_TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+    (Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8")
+)
+
+
+def write_report(run: Path) -> Path:
+    """Write ``RUN/report.html`` and return its path.
+
+    Args:
+        run: A run folder with ``metrics.json``, ``history.csv`` and ``federation.toml``.
+
+    Raises:
+        ConfigError: If the folder is not that of a finished run.
+    """
+    metrics = _read_json(run / "metrics.json")
+    history = _read_history(run / "history.csv")
+    rounds, epsilon = _read_ledger(run / metrics["ledger"]) if metrics["ledger"] else ([], [])
+    privacy = metrics["privacy"]
+    figures = [
+        plots.metric_plot(history, metric=metrics["metric"], solo=metrics["solo_test"]),
+        plots.loss_plot(history),
+    ]
+    if rounds and privacy["epsilon"] is not None:
+        figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
+    if metrics["bytes"]:
+        figures.append(plots.bytes_plot(metrics["bytes"]))
+    page = _TEMPLATE.render(
+        metrics=metrics,
+        privacy=privacy,
+        figures=figures,
+        federation=(run / "federation.toml").read_text(encoding="utf-8"),
+    )
+    path = run / "report.html"
+    files.write_text(path, page)
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ConfigError(
+            f"run folder {path.parent}: has no {path.name}; is it a finished run?"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from None
+    return content
+
+
+def _read_history(path: Path) -> list[dict[str, float]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                {name: float(value) for name, value in row.items() if value}
+                for row in csv.DictReader(file)
+            ]
+    except OSError:
+        raise ConfigError(f"run folder {path.parent}: has no {path.name}") from None
+
+
+def _read_ledger(path: Path) -> tuple[list[int], list[float]]:
+    if not path.exists():
+        return [], []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    charges = [line for line in lines if "epsilon" in line and line["epsilon"] is not None]
+    return list(range(1, len(charges) + 1)), [float(line["epsilon"]) for line in charges]

@@ -1,0 +1,88 @@
+"""The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_SIZE = (6.4, 2.9)
+_BLUE, _ORANGE, _GREY, _GREEN = "#2f5d8a", "#c8661a", "#8a8f98", "#3d7a4f"
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    # Text stays text (smaller, selectable); a fixed salt makes equal runs give equal files.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def metric_plot(history: Sequence[Mapping[str, float]], *, metric: str, solo: float | None) -> str:
+    """Return the metric's curves over epochs, with the solo baseline as a line."""
+    figure, axes = _axes(f"{metric} by epoch", "epoch", metric)
+    epochs = [row["epoch"] for row in history]
+    axes.plot(epochs, [row["train"] for row in history], color=_GREY, label="training")
+    axes.plot(epochs, [row["validation"] for row in history], color=_BLUE, label="validation")
+    if solo is not None:
+        axes.axhline(solo, color=_ORANGE, linestyle="--", label="solo (test)")
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
+    """Return the training loss over epochs."""
+    figure, axes = _axes("training loss by epoch", "epoch", "loss")
+    axes.plot([row["epoch"] for row in history], [row["loss"] for row in history], color=_BLUE)
+    return _svg(figure)
+
+
+def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
+    """Return the privacy spent after each round, with the budget as a line."""
+    figure, axes = _axes("privacy spent by round", "round", "epsilon")
+    axes.step(rounds, epsilon, where="post", color=_GREEN, label="spent")
+    if budget is not None:
+        axes.axhline(budget, color=_ORANGE, linestyle="--", label="budget")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the bytes that each party sent and received, in megabytes."""
+    figure, axes = _axes("bytes on the wire", "megabytes", "")
+    names = list(traffic)
+    places = range(len(names))
+    height = 0.38
+    axes.barh(
+        [place - height / 2 for place in places],
+        [traffic[name]["sent"] / 1e6 for name in names],
+        height,
+        color=_BLUE,
+        label="sent",
+    )
+    axes.barh(
+        [place + height / 2 for place in places],
+        [traffic[name]["received"] / 1e6 for name in names],
+        height,
+        color=_GREY,
+        label="received",
+    )
+    axes.set_yticks(list(places), names)
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)

@@ -1,0 +1,50 @@
+"""A machine in the middle: passes bytes between a secondary and the primary, and may alter them."""
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+
+
+class Middle:
+    """What went through, and what is done to it."""
+
+    def __init__(self) -> None:
+        self.seen = bytearray()
+        self.cut = False
+        self.alter: Callable[[bytes], bytes] = lambda raw: raw
+
+    def pump(self, source: socket.socket, sink: socket.socket, *, upwards: bool) -> None:
+        with suppress(OSError):
+            while raw := source.recv(1 << 16):
+                self.seen += raw
+                sink.sendall(self.alter(raw) if upwards else raw)
+                if self.cut:
+                    break
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def in_the_middle(address):
+    """Yield a Middle and its own address; one caller is served."""
+    middle = Middle()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            caller, _ = listener.accept()
+            with caller, socket.create_connection(address) as primary:
+                ways = [
+                    threading.Thread(target=middle.pump, args=ends, kwargs={"upwards": upwards})
+                    for ends, upwards in (((caller, primary), True), ((primary, caller), False))
+                ]
+                for way in ways:
+                    way.start()
+                for way in ways:
+                    way.join(60)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        yield middle, listener.getsockname()
+        server.join(60)
+        assert not server.is_alive()

@@ -1,0 +1,275 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import run_party_processes
+
+pytestmark = pytest.mark.multiprocess
+
+BEGIN = (
+    "import os, signal, sys, time\nfrom securevfl.launch import child\nchild.end_with_launcher()\n"
+)
+# Longer than any test may take: who is still there then was not ended by the launcher.
+LONG_S = 100
+# Failing only once the other party has come to the point that is tested.
+FAIL_WHEN_READY = "while not os.path.exists('ready'): time.sleep(0.01)\nsys.exit(2)\n"
+READY = "open('ready', 'w').close()\n"
+FOREVER = f"time.sleep({LONG_S})\n"
+DEADLINE_S = 60.0
+
+
+def command(folder: Path, name: str, script: str, **environment: str) -> PartyCommand:
+    return PartyCommand(
+        name=name,
+        arguments=[sys.executable, "-c", f"{BEGIN}os.chdir({str(folder)!r})\n{script}"],
+        log_path=folder / name / "log.txt",
+        environment=environment,
+    )
+
+
+def launch(folder, scripts, *, on_event=None, deadline_s=DEADLINE_S, grace_s=0.3):
+    commands = [command(folder, name, script) for name, script in scripts.items()]
+    return run_party_processes(commands, deadline_s=deadline_s, on_event=on_event, grace_s=grace_s)
+
+
+def log(folder: Path, name: str) -> str:
+    return (folder / name / "log.txt").read_text()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie, which only its parent has yet to reap, does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_parties_run_side_by_side_and_report(tmp_path):
+    """Each gets its own log; reports arrive in order, with the party's name; exits are told."""
+    events = []
+    script = "child.report('epoch', loss=0.5)\nprint('hello from', NAME)\nchild.report('end')\n"
+    exits = launch(
+        tmp_path,
+        {name: f"NAME = {name!r}\n{script}" for name in ("agency", "rental", "bank")},
+        on_event=lambda name, event: events.append((name, event)),
+    )
+    for name in ("agency", "rental", "bank"):
+        assert [event for who, event in events if who == name] == [
+            {"event": "epoch", "loss": 0.5},
+            {"event": "end"},
+        ]
+        assert log(tmp_path, name) == f"hello from {name}\n"
+        assert exits[name].exit_code == 0
+        assert 1e6 < exits[name].peak_memory_bytes < 1e10
+        assert 0 < exits[name].seconds < DEADLINE_S
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(1, SecureVflError), (2, ConfigError), (3, PartyFailedError), (4, PrivacyError)],
+)
+def test_the_first_failure_comes_home(tmp_path, code, error):
+    """Party, last words and exit code arrive as the error of that code; the others are ended."""
+    started = time.monotonic()
+    with pytest.raises(error, match=rf"^rental: exited with {code}: no such column") as caught:
+        launch(
+            tmp_path,
+            {
+                "agency": FOREVER,
+                "rental": f"print('no such column', file=sys.stderr)\nsys.exit({code})\n",
+            },
+        )
+    assert type(caught.value) is error
+    assert caught.value.exit_code == code
+    assert str(tmp_path / "rental" / "log.txt") in str(caught.value)
+    assert time.monotonic() - started < 10
+
+
+def test_a_killed_party_is_named_with_its_signal(tmp_path):
+    """A party that the system kills, for want of memory for example, says nothing itself."""
+    with pytest.raises(PartyFailedError, match=r"^bank: was ended by SIGKILL"):
+        launch(tmp_path, {"agency": FOREVER, "bank": "os.kill(os.getpid(), signal.SIGKILL)\n"})
+
+
+def test_the_failure_is_told_where_it_began(tmp_path):
+    """A party that was told of another's failure may end first; the origin is named anyway."""
+    told = "child.report_failure(party='rental', reason='heard of it', exit_code=3)\nsys.exit(3)\n"
+    began = (
+        "try:\n    time.sleep(1)\nfinally:\n"
+        "    child.report_failure(party='rental', reason='privacy is spent', exit_code=4)\n"
+        "    sys.exit(4)\n"
+    )
+    with pytest.raises(PrivacyError, match=r"^rental: privacy is spent$"):
+        launch(tmp_path, {"agency": told, "bank": told, "rental": began}, grace_s=30.0)
+
+
+def test_others_may_end_by_themselves_before_they_are_told_to(tmp_path):
+    """Within the grace a party finishes what it writes; nobody interrupts it."""
+    finish = "time.sleep(0.7)\nprint('ledger closed')\nsys.exit(3)\n"
+    with pytest.raises(ConfigError, match=r"^rental: "):
+        launch(tmp_path, {"agency": finish, "rental": "sys.exit(2)\n"}, grace_s=30.0)
+    assert log(tmp_path, "agency") == "ledger closed\n"
+
+
+def test_who_does_not_end_is_interrupted_and_may_say_farewell(tmp_path):
+    """After the grace a party is interrupted as by Ctrl-C: its cleaning up still runs."""
+    polite = (
+        f"try:\n    print('busy')\n    {READY}    {FOREVER}"
+        "except KeyboardInterrupt:\n    print('farewell')\n"
+    )
+    with pytest.raises(ConfigError, match=r"^rental: "):
+        launch(tmp_path, {"agency": polite, "rental": FAIL_WHEN_READY})
+    assert log(tmp_path, "agency") == "busy\nfarewell\n"
+
+
+@pytest.mark.parametrize(
+    "stubborn",
+    [
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{READY}{FOREVER}",
+        f"{READY}os.kill(os.getpid(), signal.SIGSTOP)\n",
+    ],
+)
+def test_who_cannot_be_interrupted_is_killed(tmp_path, stubborn):
+    """Neither a party that ignores signals nor a stopped one outlives the launch."""
+    report = "child.report('pid', pid=os.getpid())\n"
+    pids = []
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"^rental: "):
+        launch(
+            tmp_path,
+            {"agency": report + stubborn, "rental": FAIL_WHEN_READY},
+            on_event=lambda _name, event: pids.append(event["pid"]),
+        )
+    assert time.monotonic() - started < 10
+    assert len(pids) == 1
+    assert not is_alive(pids[0])
+
+
+def test_the_deadline_ends_all(tmp_path):
+    """Parties that are still running at the deadline are named and ended."""
+    with pytest.raises(PartyFailedError, match=r"^agency, bank: did not end within 1 s$"):
+        launch(tmp_path, {"agency": FOREVER, "rental": "", "bank": FOREVER}, deadline_s=1.0,
+               grace_s=0.2)  # fmt: skip
+
+
+def test_a_bug_in_the_display_leaves_no_process(tmp_path):
+    """When the receiver of reports raises, its error comes through and the parties are ended."""
+    pids = []
+
+    def broken(_name, event):
+        pids.append(event["pid"])
+        raise RuntimeError("display")
+
+    with pytest.raises(RuntimeError, match="display"):
+        launch(
+            tmp_path,
+            {"agency": "child.report('pid', pid=os.getpid())\n" + FOREVER},
+            on_event=broken,
+        )
+    assert not is_alive(pids[0])
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path):
+    """The parties that had started before it are ended."""
+    commands = [
+        command(tmp_path, "agency", FOREVER),
+        PartyCommand(name="rental", arguments=["/no/such/program"], log_path=tmp_path / "log"),
+    ]
+    with pytest.raises(ConfigError, match=r"rental: cannot be started .*: /no/such/program"):
+        run_party_processes(commands, deadline_s=DEADLINE_S)
+
+
+def test_names_must_differ(tmp_path):
+    """Two parties of one name would share a log; nothing is started."""
+    twice = [command(tmp_path, "bank", ""), command(tmp_path, "bank", "")]
+    with pytest.raises(ConfigError, match="two parties of one name"):
+        run_party_processes(twice, deadline_s=DEADLINE_S)
+
+
+def test_many_reports_do_not_block_a_party(tmp_path):
+    """More reports than a pipe holds, sent while nobody listens closely, all arrive."""
+    events = []
+    launch(
+        tmp_path,
+        {"agency": "for i in range(5000): child.report('step', number=i, text='x' * 50)\n"},
+        on_event=lambda _name, event: events.append(event["number"]),
+    )
+    assert events == list(range(5000))
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import run_party_processes
+script = sys.argv[2]
+folder = Path(sys.argv[1])
+arguments = [sys.executable, "-c", script]
+commands = [
+    PartyCommand(name=name, arguments=arguments, log_path=folder / name)
+    for name in ("agency", "rental")
+]
+tell = lambda name, event: print(event["pid"], flush=True)
+try:
+    run_party_processes(commands, deadline_s=100, on_event=tell)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_no_party_outlives_its_launcher(tmp_path, number):
+    """However the launcher ends, by Ctrl-C or by SIGKILL, its parties end within seconds."""
+    script = BEGIN + "child.report('pid', pid=os.getpid())\n" + FOREVER
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), script], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        assert all(is_alive(pid) for pid in pids)
+        launcher.send_signal(number)
+        said, _ = launcher.communicate(timeout=15)
+        deadline = time.monotonic() + 10
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)  # another process's child can only be asked, not waited for
+        assert not any(is_alive(pid) for pid in pids)
+        assert said == ("interrupted\n" if number is signal.SIGINT else "")
+        assert launcher.returncode == (130 if number is signal.SIGINT else -number)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_reports_without_a_launcher_go_nowhere():
+    """A party started by hand reports to nobody, and its standard input is its own."""
+    script = BEGIN + "child.report('epoch', loss=1.0)\nprint(sys.stdin.read())\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "typed\n"
+
+
+def test_data_cannot_be_reported():
+    """Only figures and words go to the launcher; an array is refused."""
+    script = BEGIN + "child.report('epoch', keys=[[0.1] * 100])\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "may not be logged" in done.stderr

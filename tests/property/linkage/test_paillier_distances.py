@@ -1,0 +1,126 @@
+"""Linking under Paillier encryption gives the plain links; what goes back tells the key holder nothing."""
+
+from itertools import repeat
+
+import numpy as np
+import pytest
+
+pytest.importorskip("phe", reason="phe is an optional dependency")
+
+from phe import paillier
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.paillier_distances import Keyholder, Lanes, masked_distances, obfuscators
+from securevfl.linkage.quantised import LARGEST_UNIT
+from securevfl.linkage.shared_distances import links_from_shares
+
+
+@pytest.fixture(scope="module")
+def keyholder() -> Keyholder:
+    """One short key for all tests of this file: making keys takes longest."""
+    return Keyholder(bits=512, insecure_short_key=True)
+
+
+@pytest.mark.parametrize("key_dim", [1, 2, 3])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_links_equal_the_unprotected_ones(
+    keyholder: Keyholder, key_dim: int, extreme: bool
+) -> None:
+    """To the last bit, over several packs of which the last is not full, corners included."""
+    rng = np.random.default_rng(key_dim)
+    rows, records = (rng.integers(0, LARGEST_UNIT + 1, size=(count, key_dim)) for count in (17, 25))
+    if extreme:
+        rows, records = LARGEST_UNIT * (rows % 2), LARGEST_UNIT * (records % 2)
+    packed = keyholder.encrypt(rows)
+    fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
+    answers, theirs = masked_distances(packed, records, fresh)
+    links = links_from_shares(keyholder.share(rows, answers), theirs, 4, key_dim=key_dim, step=1.0)
+    plain = nearest_records(rows.astype(np.float64), records.astype(np.float64), 4)
+
+    assert len(packed.packs) > 1
+    assert np.array_equal(links.indices, plain.indices)
+    assert np.array_equal(links.distances, plain.distances)
+
+
+def test_27_rows_share_a_ciphertext_at_2048_bits() -> None:
+    """At two dimensions a lane has 75 bits: 34 of a value, 40 that hide it, 1 for the carry."""
+    lanes = Lanes(2, 2048)
+
+    assert (lanes.width, lanes.count) == (75, 27)
+    largest = 2 * lanes.offset + 2**lanes.mask_bits - 1
+    assert largest < 2**lanes.width
+    assert lanes.count * lanes.width < 2048
+
+
+def recovered(keyholder: Keyholder, ciphertext: int, answer: int) -> list[int]:
+    """Try all coordinates, as a key holder can that looks at randomness alone.
+
+    Modulo n a ciphertext is its randomness to the n-th power, whatever it encrypts; the answer's is
+    the primary's own to the power of the coordinate, unless it was made fresh.
+    """
+    n = keyholder.modulus
+    own, power, found = ciphertext % n, 1, []
+    for coordinate in range(LARGEST_UNIT + 1):
+        if power == answer % n:
+            found.append(coordinate)
+        power = power * own % n
+    return found
+
+
+def test_a_key_holder_recovers_a_record_from_stale_ciphertexts_only(keyholder: Keyholder) -> None:
+    """Without fresh obfuscators the attack finds the coordinate; with them it finds none."""
+    rows, records = np.array([[1234]]), np.array([[54321]])
+    packed = keyholder.encrypt(rows)
+    stale, _ = masked_distances(packed, records, repeat(1))
+    fresh, _ = masked_distances(packed, records, obfuscators(keyholder.modulus, 1))
+
+    assert recovered(keyholder, packed.packs[0][0], stale[0][0]) == [54321]
+    assert recovered(keyholder, packed.packs[0][0], fresh[0][0]) == []
+
+
+def test_every_ciphertext_needs_an_obfuscator(keyholder: Keyholder) -> None:
+    """Running out of them is an error, not a stale ciphertext; and no two are equal."""
+    packed = keyholder.encrypt(np.array([[1, 2]]))
+
+    with pytest.raises(DataError, match="obfuscators ran out"):
+        masked_distances(packed, np.zeros((3, 2), dtype=np.int64), obfuscators(packed.modulus, 2))
+    assert len(set(obfuscators(packed.modulus, 20))) == 20
+
+
+def test_masks_are_fresh_for_every_lane(keyholder: Keyholder) -> None:
+    """Two answers to one question have unrelated shares."""
+    rows, records = np.zeros((5, 2), dtype=np.int64), np.zeros((3, 2), dtype=np.int64)
+    packed = keyholder.encrypt(rows)
+    one, other = (
+        masked_distances(packed, records, obfuscators(packed.modulus, 9))[1] for _ in range(2)
+    )
+
+    assert len(set(np.concatenate([one, other]).ravel().tolist())) == 30
+
+
+def test_short_keys_are_refused() -> None:
+    """2048 bits at least, outside tests."""
+    with pytest.raises(ConfigError, match="bits must be at least 2048, got 1024"):
+        Keyholder(bits=1024)
+
+
+def test_bad_keys_are_refused(keyholder: Keyholder) -> None:
+    """Not quantised, empty, or of another dimension."""
+    with pytest.raises(DataError, match="whole numbers of 0 to 65535"):
+        keyholder.encrypt(np.array([[LARGEST_UNIT + 1]]))
+    with pytest.raises(DataError, match="at least one"):
+        keyholder.encrypt(np.empty((0, 2), dtype=np.int64))
+    with pytest.raises(DataError, match="primary's have 1 dimensions, the secondary's 2"):
+        masked_distances(keyholder.encrypt(np.array([[1]])), np.array([[1, 2]]), repeat(1))
+
+
+def test_nothing_secret_is_shown(keyholder: Keyholder) -> None:
+    """Texts hold sizes only."""
+    assert repr(keyholder) == "Keyholder(512 bits)"
+    assert repr(keyholder.encrypt(np.array([[1, 2]]))) == "PackedRows(1 rows in 1 packs)"
+
+
+def test_phe_s_own_example_holds() -> None:
+    """n=126869, m=10100, r=74384 gives 935906717: python-paillier 1.5.0, tests/paillier_test.py."""
+    assert paillier.PaillierPublicKey(126869).raw_encrypt(10100, 74384) == 935906717

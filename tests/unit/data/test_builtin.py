@@ -1,0 +1,89 @@
+"""Real tables by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from securevfl.core.errors import ConfigError
+from securevfl.data.builtin import data_folder, load_builtin, load_folder, load_full
+from securevfl.data.partition import split_table, split_views
+
+
+def real_data() -> None:
+    """Skip where the real tables are not at hand."""
+    if data_folder() is None:
+        pytest.skip("SECUREVFL_DATA is not set")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("digits", (1797, 64)),
+        ("breast_cancer", (569, 30)),
+        ("wine", (178, 13)),
+        ("diabetes", (442, 10)),
+    ],
+)
+def test_builtin_tables_can_be_split(name: str, shape: tuple[int, int]) -> None:
+    """Every built-in table has its known size, and fits its task."""
+    table = load_builtin(name)
+
+    assert table.X.shape == shape
+    assert split_table(table.X, table.y, parties=2, task=table.task)[0].num_rows == shape[0]
+
+
+def test_unknown_names_are_refused() -> None:
+    """With the names that there are."""
+    with pytest.raises(ConfigError, match="no built-in table 'iris'; there are digits"):
+        load_builtin("iris")
+
+
+def test_a_wrong_data_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not set, no folder, or a folder without the table: each says what to do."""
+    monkeypatch.delenv("SECUREVFL_DATA", raising=False)
+    assert data_folder() is None
+    with pytest.raises(ConfigError, match="set SECUREVFL_DATA to the folder that holds 'hdb'"):
+        load_folder("hdb")
+    monkeypatch.setenv("SECUREVFL_DATA", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="absent is not a folder"):
+        load_full("mnist")
+    monkeypatch.setenv("SECUREVFL_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match="has no folder 'hdb'"):
+        load_folder("hdb")
+
+
+@pytest.mark.parametrize(
+    ("name", "primary", "secondary", "key_dim"),
+    [
+        ("hdb", (92_240, 68), (165, 8), 2),
+        ("house_kc", (21_408, 17), (7_739, 25), 2),
+        ("fate_breast", (569, 10), (569, 20), 1),
+        ("fate_vehicle", (846, 9), (846, 9), 1),
+    ],
+)
+def test_two_party_folders_are_read(
+    name: str, primary: tuple[int, int], secondary: tuple[int, int], key_dim: int
+) -> None:
+    """Sizes are those that the folders' descriptions state."""
+    real_data()
+    first, second = load_folder(name)
+
+    assert (first.num_rows, first.num_features) == primary
+    assert (second.num_rows, second.num_features) == secondary
+    assert first.key_dim == second.key_dim == key_dim
+    assert first.labels is not None
+    assert second.labels is None
+
+
+def test_full_tables_are_read() -> None:
+    """Letter has 26 classes, mnist 60,000 training rows, mfeat six views that cover its columns."""
+    real_data()
+    letter, mfeat = load_full("letter"), load_full("mfeat")
+
+    assert letter.X.shape == (20_000, 16)
+    assert len(np.unique(letter.y)) == 26
+    assert mfeat.X.shape == (2_000, 649)
+    assert sorted(column for view in mfeat.views.values() for column in view) == list(range(649))
+    assert len(split_views(mfeat.X, mfeat.y, views=mfeat.views)) == 6
+    assert load_full("mnist").X.shape == (60_000, 784)

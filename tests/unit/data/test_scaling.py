@@ -1,0 +1,114 @@
+"""Scaling: by own statistics, by declared bounds, by common statistics."""
+
+import math
+
+import numpy as np
+import pytest
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.scaling import FeatureScaler, KeyScaler, LabelScaler, feature_scaler
+
+FEATURES = np.array([[1, 5, 0], [3, 5, 1], [5, 5, 1]], dtype=np.float32)
+NAMES = ("area", "floor", "town=east")
+
+
+def test_standard_scaling_has_mean_0_and_deviation_1() -> None:
+    """A constant feature becomes 0; the scaler says that it depends on the data."""
+    scaler = feature_scaler(FEATURES, NAMES, scaling="standard")
+    scaled = scaler.apply(FEATURES)
+
+    assert scaled.mean(axis=0) == pytest.approx([0, 0, 0], abs=1e-6)
+    assert scaled.std(axis=0) == pytest.approx([1, 0, 1], abs=1e-6)
+    assert not scaler.data_independent
+
+
+def test_a_constant_that_float32_can_not_hold_stays_constant() -> None:
+    """The rounding error of a constant's deviation is not blown up."""
+    features = np.full((1000, 1), 0.1, dtype=np.float32)
+
+    assert not FeatureScaler.standard(features).apply(features).any()
+
+
+def test_declared_bounds_are_independent_of_the_data() -> None:
+    """Bounds map to -1 and 1, what lies outside is clamped, and other rows have no influence."""
+    scaler = feature_scaler(FEATURES, NAMES, scaling="bounds", bounds=[1.0, 3.0])
+
+    assert scaler.apply(FEATURES).tolist() == [[-1, 1, -1], [1, 1, -1], [1, 1, -1]]
+    assert np.array_equal(scaler.apply(FEATURES[:1]), scaler.apply(FEATURES)[:1])
+    assert scaler.data_independent
+
+
+def test_bounds_for_each_feature() -> None:
+    """A one-hot column needs no bounds of its own."""
+    bounds = {"area": [0.0, 10.0], "floor": [5.0, 6.0]}
+    scaled = FeatureScaler.bounded(NAMES, bounds).apply(FEATURES)
+
+    assert scaled == pytest.approx(np.array([[-0.8, -1, -1], [-0.4, -1, 1], [0, -1, 1]]))
+
+
+def test_no_scaling_changes_nothing() -> None:
+    """``none`` is the identity."""
+    scaler = feature_scaler(FEATURES, NAMES, scaling="none")
+
+    assert np.array_equal(scaler.apply(FEATURES), FEATURES)
+    assert scaler.data_independent
+
+
+@pytest.mark.parametrize(
+    ("scaling", "bounds", "message"),
+    [
+        ("standard", [0.0, 1.0], "goes with scaling"),
+        ("bounds", None, "goes with scaling"),
+        ("bounds", [1.0, 0.0], r"'area' must be finite \[low, high\]"),
+        ("bounds", [0.0, math.nan], r"'area' must be finite \[low, high\]"),
+        ("bounds", [0.0, 1.0, 2.0], r"'area' must be finite \[low, high\]"),
+        ("bounds", {"area": [0.0, 1.0]}, "the feature 'floor' has none"),
+    ],
+)
+def test_impossible_bounds_are_refused(scaling: str, bounds: object, message: str) -> None:
+    """The message names the feature and the form."""
+    with pytest.raises(ConfigError, match=message):
+        feature_scaler(FEATURES, NAMES, scaling=scaling, bounds=bounds)
+
+
+def test_another_number_of_columns_is_refused() -> None:
+    """A scaler fits one table's columns."""
+    with pytest.raises(DataError, match="features: have 2 columns, the scaler 3"):
+        FeatureScaler.unscaled(3).apply(FEATURES[:, :2])
+    with pytest.raises(DataError, match="keys: have 1 dimensions, the scaler 2"):
+        KeyScaler(centre=np.zeros(2), width=np.ones(2)).apply(np.zeros((3, 1)))
+
+
+def test_common_key_statistics_keep_one_place_one_place() -> None:
+    """The same coordinates get the same scaled keys at every party."""
+    primary = np.array([[103.8, 1.30], [103.9, 1.35], [104.0, 1.45]])
+    scaler = KeyScaler.fit(primary)
+    other = np.array([[103.9, 1.35], [1.0, 50.0]])
+
+    assert np.array_equal(scaler.apply(primary)[1], scaler.apply(other)[0])
+
+
+def test_neighbours_survive_float32_when_centred_first() -> None:
+    """Two houses 10 cm apart stay apart; rounding the raw longitudes would merge them."""
+    keys = np.array([[103.85387990], [103.85388080], [103.9]])
+    scaled = KeyScaler.fit(keys).apply(keys)
+
+    assert np.float32(keys[0, 0]) == np.float32(keys[1, 0])
+    assert scaled[0, 0] < scaled[1, 0]
+
+
+def test_labels_come_back_in_their_unit() -> None:
+    """``invert`` undoes ``apply`` to float32 precision."""
+    labels = np.array([200, 350, 900], dtype=np.float32)
+    scaler = LabelScaler.fit(labels)
+
+    assert scaler.apply(labels).mean() == pytest.approx(0, abs=1e-6)
+    assert scaler.invert(scaler.apply(labels)) == pytest.approx(labels, rel=1e-6)
+
+
+def test_constant_training_labels_are_refused() -> None:
+    """Labels may be constant in the training rows though they are not in the table."""
+    with pytest.raises(DataError, match="constant in the training rows"):
+        LabelScaler.fit(np.array([1, 1], dtype=np.float32))
+    with pytest.raises(ConfigError, match="mean must be finite"):
+        LabelScaler(mean=math.nan, deviation=1.0)

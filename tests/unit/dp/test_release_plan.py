@@ -1,0 +1,212 @@
+"""From a plan to noise, and from noise to epsilon."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.accountant import pld_epsilon
+from securevfl.dp.events import SampledRelease
+from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import ReleasePlan
+
+
+def plan_of(
+    *, min_active: int = 4, pooled: bool = False, passes: int = 1, **privacy
+) -> ReleasePlan:
+    """Return a plan of 1,000 rows in 10 rounds a pass, at four secondaries."""
+    settings = {"epsilon": 8.0} if "noise_multiplier" not in privacy else {}
+    return ReleasePlan(
+        privacy=Privacy(**{**settings, **privacy}),
+        parties=4,
+        min_active=min_active,
+        rounds=10 * passes,
+        rows_per_round=100,
+        row_releases=1000 * passes,
+        releases_per_row=passes,
+        links=20,
+        pooled=pooled,
+    )
+
+
+FROZEN = {"encoder": "frozen", "links_per_record": 4}
+
+
+def test_a_trained_encoder_pays_for_every_row_of_every_round() -> None:
+    """mu = 2C sqrt(row releases) / (tau sqrt(k)), [DESIGN 7]."""
+    plan = plan_of(passes=5, clip_norm=3.0)
+    mu = 2 * 3.0 * math.sqrt(5000) / (7.0 * 2)
+
+    assert plan.epsilon(7.0) == pytest.approx(
+        gaussian_epsilon(delta=1e-5, noise_multiplier=1 / mu), rel=1e-9
+    )
+
+
+def test_a_frozen_encoder_pays_once_for_the_rows_of_one_record() -> None:
+    """Delta_sum = 2C sqrt(m), whatever the number of rounds."""
+    plan = plan_of(**FROZEN)
+
+    assert plan.sensitivity() == 4.0
+    assert plan.noise_share_std() == pytest.approx(
+        gaussian_noise_multiplier(epsilon=8.0, delta=1e-5) * 4.0 / 2, rel=1e-9
+    )
+
+
+def test_pooling_is_worth_a_factor_of_k_with_a_frozen_encoder_only() -> None:
+    """With a trained one, all K vectors of a row may change together."""
+    frozen = plan_of(**FROZEN)
+    trained = plan_of()
+
+    assert plan_of(pooled=True, **FROZEN).noise_share_std() == pytest.approx(
+        frozen.noise_share_std() / 20, rel=1e-9
+    )
+    assert plan_of(pooled=True).noise_share_std() == trained.noise_share_std()
+
+
+def test_calibrated_noise_keeps_the_promise_and_little_more() -> None:
+    """Epsilon of the calibrated plan is at most the target, and above 99.9 % of it."""
+    for plan in (
+        plan_of(),
+        plan_of(**FROZEN),
+        plan_of(sampling_rate=0.3, **FROZEN),
+        plan_of(unit="entity", colluding=1),
+        plan_of(unit="linked-row", encoder="frozen", passes=3),
+        plan_of(min_active=2, unit="entity", **FROZEN),
+    ):
+        epsilon = plan.epsilon(plan.noise_share_std())
+
+        assert 7.99 < epsilon <= 8.0
+
+
+def test_noise_multiplier_is_noise_over_sensitivity() -> None:
+    """tau = z Delta_sum / sqrt(k - c), at the worst number of active secondaries."""
+    plan = plan_of(noise_multiplier=1.5, colluding=1, **FROZEN)
+
+    assert plan.noise_share_std() == pytest.approx(1.5 * plan.sensitivity() / math.sqrt(3))
+    assert plan.epsilon(plan.noise_share_std()) == pytest.approx(
+        gaussian_epsilon(delta=1e-5, noise_multiplier=1.5), rel=1e-9
+    )
+
+
+def test_fewest_active_parties_decide_for_a_record_and_most_for_an_entity() -> None:
+    """Noise grows with sqrt(k_a), an entity's change with k_a: the worst end differs."""
+    record = plan_of(min_active=1, **FROZEN)
+    entity = plan_of(min_active=1, unit="entity", **FROZEN)
+
+    assert record.noise_share_std() == pytest.approx(
+        2 * plan_of(**FROZEN).noise_share_std(), rel=1e-9
+    )
+    assert entity.noise_share_std() == pytest.approx(
+        plan_of(unit="entity", **FROZEN).noise_share_std(), rel=1e-9
+    )
+
+
+def test_collusion_makes_the_worst_end_move_for_an_entity() -> None:
+    """With c = 1 and two active, one honest share hides a change of 2; with four, three hide 4."""
+    plan = plan_of(min_active=2, unit="entity", colluding=1, **FROZEN)
+    worst = max(2 / math.sqrt(1), 4 / math.sqrt(3))
+    z = gaussian_noise_multiplier(epsilon=8.0, delta=1e-5)
+
+    assert plan.noise_share_std() == pytest.approx(z * 2 * worst * math.sqrt(4), rel=1e-9)
+
+
+def test_one_secret_sample_for_the_whole_pass_amplifies_once() -> None:
+    """Poisson(q, z) x 1, however many rounds the pass has."""
+    plan = plan_of(sampling_rate=0.2, **FROZEN)
+    z = 3.0 * 2 / 4.0
+    release = SampledRelease(sampling_rate=0.2, noise_multiplier=z)
+
+    assert plan.epsilon(3.0) == pytest.approx(pld_epsilon([release], delta=1e-5), rel=1e-12)
+
+
+def test_spending_rises_to_the_plans_total() -> None:
+    """A frozen encoder spends while rows come that one record can touch; a trained one always."""
+    trained, frozen = plan_of(), plan_of(**FROZEN)
+    spent = [trained.epsilon_after(9.0, rounds=r, row_releases=100 * r) for r in range(11)]
+
+    assert spent[0] == 0.0
+    assert spent == sorted(spent)
+    assert spent[-1] == trained.epsilon(9.0)
+    assert frozen.epsilon_after(9.0, rounds=1, row_releases=4) == frozen.epsilon(9.0)
+    assert frozen.epsilon_after(9.0, rounds=1, row_releases=3) < frozen.epsilon(9.0)
+
+
+def test_the_papers_figure_is_beside_the_sound_one() -> None:
+    """A trained encoder's sound epsilon is far above what Theorem 3 claims for the same noise."""
+    plan = plan_of(passes=20)
+    share = plan.noise_share_std()
+
+    assert plan.epsilon_as_published(share) < 0.4 * plan.epsilon(share)
+
+
+def test_as_published_accounting_calibrates_to_the_claim_and_says_so() -> None:
+    """The claim is met, the statement calls it no guarantee and gives the sound figure."""
+    plan = plan_of(accounting="as-published", sampling_rate=0.1, passes=20)
+    plan.check()
+
+    assert plan.epsilon_as_published(plan.noise_share_std()) == pytest.approx(8.0, rel=1e-3)
+    assert "not a guarantee" in plan.statement()
+    assert plan.epsilon(plan.noise_share_std()) > 1000
+
+
+def test_without_noise_nothing_is_promised() -> None:
+    """No noise: infinite epsilon, and a sentence that says it."""
+    plan = ReleasePlan(
+        privacy=Privacy(mechanism="none"),
+        parties=1,
+        min_active=1,
+        rounds=1,
+        rows_per_round=1,
+        row_releases=1,
+        releases_per_row=1,
+        links=1,
+    )
+    plan.check()
+
+    assert plan.noise_share_std() == 0.0
+    assert plan.epsilon(0.0) == math.inf
+    assert plan.epsilon_as_published(0.0) == math.inf
+    assert plan.epsilon_after(0.0, rounds=0, row_releases=0) == 0.0
+    assert "No noise" in plan.statement()
+
+
+def test_reserved_delta_buys_more_noise() -> None:
+    """What the sampler's divergence may cost is not spent twice."""
+    plan = plan_of(**FROZEN)
+
+    assert replace(plan, reserved_delta=5e-6).noise_share_std() > plan.noise_share_std()
+    with pytest.raises(ConfigError, match="reserved_delta must be below"):
+        replace(plan, reserved_delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (lambda: plan_of(colluding=4), "leaves nobody whose noise protects"),
+        (lambda: plan_of(min_active=2, colluding=2), "leaves nobody whose noise protects"),
+        (lambda: plan_of(passes=2, sampling_rate=0.5, **FROZEN), "one secret sample"),
+        (lambda: plan_of(encoder="dp-trained", links_per_record=1), "not available in a run yet"),
+    ],
+)
+def test_an_unsound_plan_is_refused(plan, text: str) -> None:
+    """Exit code 4, before anything is sent."""
+    with pytest.raises(PrivacyError, match=text):
+        plan().check()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"min_active": 5},
+        {"row_releases": 10_000},
+        {"row_releases": 10},
+        {"releases_per_row": 11},
+        {"rounds": 0},
+    ],
+)
+def test_an_impossible_plan_is_refused(change: dict) -> None:
+    """Counts that contradict one another are a bug of the caller's, found at once."""
+    with pytest.raises(ConfigError):
+        replace(plan_of(), **change)

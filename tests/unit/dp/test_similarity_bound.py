@@ -1,0 +1,52 @@
+"""FedSim's tau, its inverse, and the paper's misprint."""
+
+import math
+
+import pytest
+
+from securevfl.core.errors import ConfigError
+from securevfl.dp.similarity_bound import (
+    expected_recoveries,
+    reachable_floor,
+    recovery_bound,
+    similarity_noise_std,
+)
+
+SCALE = 21178.86
+
+
+def test_the_papers_example_and_its_misprint() -> None:
+    """5.0720e-5 at sigma 0.4; the 1.94e-5 that a later version prints belongs to 4.0."""
+    assert recovery_bound(noise_std=0.4, key_scale=SCALE) == pytest.approx(5.0720e-5, rel=1e-4)
+    assert recovery_bound(noise_std=4.0, key_scale=SCALE) == pytest.approx(1.94e-5, rel=2e-3)
+
+
+def test_the_inverse_inverts() -> None:
+    """From noise to bound and back."""
+    for sigma in (0.05, 0.4, 4.0, 200.0):
+        bound = recovery_bound(noise_std=sigma, key_scale=SCALE)
+
+        assert similarity_noise_std(bound=bound, key_scale=SCALE) == pytest.approx(sigma, rel=1e-8)
+
+
+@pytest.mark.parametrize("bound", [1e-5, 0.0, 1.0, -0.1, math.nan])
+def test_an_unreachable_bound_is_refused(bound: float) -> None:
+    """The published code crashes here; the floor is named instead."""
+    with pytest.raises(ConfigError, match="bound must"):
+        similarity_noise_std(bound=bound, key_scale=SCALE)
+
+
+def test_the_floor_itself_is_out_of_reach() -> None:
+    """Unlimited noise only tends to it."""
+    floor = reachable_floor(key_scale=2.0)
+
+    with pytest.raises(ConfigError, match="must be above"):
+        similarity_noise_std(bound=floor, key_scale=2.0)
+    assert recovery_bound(noise_std=1e6, key_scale=2.0) == pytest.approx(floor, rel=1e-9)
+
+
+def test_expected_recoveries_are_n_tau() -> None:
+    """About one record of the paper's 19,479 at sigma 0.4."""
+    assert expected_recoveries(noise_std=0.4, key_scale=SCALE, records=19479) == pytest.approx(
+        0.988, rel=1e-3
+    )

@@ -1,0 +1,107 @@
+"""The one-table baselines: their inputs, their training, their independence of global state."""
+
+import pytest
+import torch
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.fit import BaselineResult, fit_table
+from securevfl.models.baselines.tables import combined_inputs, solo_inputs
+from securevfl.models.tasks import TaskHead
+
+
+def fit(seed: int, *, inputs: torch.Tensor, targets: torch.Tensor) -> BaselineResult:
+    """Train the baseline on the first 200 rows, validate on 50 and test on the other 50."""
+    rows = torch.arange(300)
+    return fit_table(
+        inputs,
+        targets,
+        head=TaskHead(task="multiclass", num_classes=2),
+        train=rows[:200],
+        validation=rows[200:250],
+        test=rows[250:],
+        config=BaselineConfig(epochs=30, hidden=(32,)),
+        seed=seed,
+    )
+
+
+def table() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and the labels that they tell."""
+    inputs = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs[:, 0] * inputs[:, 1] > 0).long()
+
+
+def test_a_baseline_learns_what_its_table_tells() -> None:
+    """A product of two columns is not linear, and is learned; shuffled labels are not."""
+    inputs, labels = table()
+    shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(1))]
+
+    assert fit(0, inputs=inputs, targets=labels).test > 0.85
+    assert fit(0, inputs=inputs, targets=shuffled).test < 0.75
+
+
+def test_a_baseline_depends_on_its_seed_alone() -> None:
+    """The global generator is neither read nor moved; another seed gives other weights."""
+    inputs, labels = table()
+    torch.manual_seed(1)
+    first = fit(3, inputs=inputs, targets=labels)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    again = fit(3, inputs=inputs, targets=labels)
+    torch.manual_seed(1)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    for ours, theirs in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    other = fit(4, inputs=inputs, targets=labels)
+    assert not torch.equal(next(first.model.parameters()), next(other.model.parameters()))
+
+
+def test_test_rows_do_not_choose_the_epoch() -> None:
+    """Wrong labels on the test rows change the test metric and nothing else."""
+    inputs, labels = table()
+    wrong = labels.clone()
+    wrong[250:] = 1 - wrong[250:]
+    right, bad = (fit(0, inputs=inputs, targets=y) for y in (labels, wrong))
+
+    assert (right.best_epoch, right.validation) == (bad.best_epoch, bad.validation)
+    assert right.test == pytest.approx(1 - bad.test)
+
+
+def test_combine_joins_true_matches() -> None:
+    """Each row gets the features of its own record at each secondary."""
+    own = solo_inputs(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [0.6]]))
+    other = torch.tensor([[10.0], [20.0], [30.0]])
+
+    joined = combined_inputs(own, [other], [torch.tensor([2, 0])])
+    torch.testing.assert_close(joined, torch.tensor([[1, 0.5, 30], [2, 0.6, 10]]))
+
+
+def test_combine_needs_a_match_for_every_row() -> None:
+    """A missing match is an error that names the secondary."""
+    with pytest.raises(DataError, match="secondary 1 has no true match for some rows"):
+        combined_inputs(torch.zeros(2, 1), [torch.zeros(3, 1)], [torch.tensor([0, -1])])
+    with pytest.raises(DataError, match="secondary 1 has 1 matches for 2 rows"):
+        combined_inputs(torch.zeros(2, 1), [torch.zeros(3, 1)], [torch.tensor([0])])
+
+
+def test_an_empty_group_of_rows_is_refused() -> None:
+    """The message says which."""
+    inputs, labels = table()
+    with pytest.raises(DataError, match="no validation rows"):
+        fit_table(
+            inputs,
+            labels,
+            head=TaskHead(task="multiclass", num_classes=2),
+            train=torch.arange(10),
+            validation=torch.arange(0),
+            test=torch.arange(10),
+            config=BaselineConfig(),
+            seed=0,
+        )
+
+
+def test_impossible_baselines_are_refused() -> None:
+    """Settings check themselves."""
+    with pytest.raises(ConfigError, match=r"hidden\[1\] must be at least 1, got 0"):
+        BaselineConfig(hidden=(8, 0))

@@ -1,0 +1,304 @@
+"""FeT's parts against their formulas, and its order, masking and learning."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from securevfl.models.fet.attention import Attention
+from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.fet.masking import DynamicMask, attention_bias
+from securevfl.models.fet.positions import FourierPositions
+from securevfl.models.fet.top import FeTTop
+from securevfl.models.initial import initialise
+
+B, K, F, D = 5, 6, 3, 2
+SEQUENCE = FeTConfig(neighbours=K, hidden=16, heads=4, encoder_blocks=2, dropout=0.0)
+POOLED = FeTConfig(neighbours=K, hidden=16, heads=4, dropout=0.0, release="pooled")
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features, keys and presence of a batch with some links absent, none of row 4."""
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.ones(B, K, dtype=torch.bool)
+    present[1, 3:] = False
+    present[4] = False
+    return (
+        torch.randn(B, K, F, generator=generator),
+        torch.randn(B, K, D, generator=generator),
+        present,
+    )
+
+
+def build_bottom(config: FeTConfig, *, seed: int = 3) -> FeTBottom:
+    """Return an initialised bottom model in evaluation mode."""
+    bottom = FeTBottom(config, num_features=F, key_dim=D)
+    initialise(bottom, seed=seed, positions_seed=seed)
+    return bottom.eval()
+
+
+def test_positional_encoding_is_the_formula_of_the_paper() -> None:
+    """[Li21] equations (2) and (6), written out element by element in float64."""
+    positions = FourierPositions(D, num_features=6, hidden=4, width=3, scale=0.5).double()
+    key = torch.tensor([[0.3, -1.2]], dtype=torch.float64)
+    angles = [sum(w * x for w, x in zip(row, key[0], strict=True)) for row in positions.frequencies]
+    r = [math.cos(a) / math.sqrt(6) for a in angles] + [math.sin(a) / math.sqrt(6) for a in angles]
+    inner = [
+        sum(w * x for w, x in zip(row, r, strict=True)) + b
+        for row, b in zip(positions.into.weight, positions.into.bias, strict=True)
+    ]
+    gelu = [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in inner]
+    expected = [
+        float(sum(w * x for w, x in zip(row, gelu, strict=True)) + b)
+        for row, b in zip(positions.out.weight, positions.out.bias, strict=True)
+    ]
+
+    assert positions(key)[0].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_frequencies_start_with_standard_deviation_one_over_gamma() -> None:
+    """N(0, gamma^-2) is a variance: gamma = 0.05 gives 20, not 400; seed fixed, 5 sigma wide."""
+    positions = FourierPositions(4, num_features=10_000, hidden=2, width=2, scale=0.05)
+    initialise(positions, seed=1, positions_seed=1)
+    n = positions.frequencies.numel()
+
+    assert float(positions.frequencies.detach().std()) == pytest.approx(
+        20, rel=5 / math.sqrt(2 * n)
+    )
+
+
+def test_fourier_features_approximate_the_gaussian_kernel() -> None:
+    """r(x).r(y) is near exp(-|x-y|^2 / (2 gamma^2)) / 2, so near keys are encoded alike."""
+    positions = FourierPositions(D, num_features=20_000, hidden=2, width=2, scale=0.7)
+    initialise(positions, seed=4, positions_seed=4)
+    x, y = torch.tensor([[0.2, 0.1]]), torch.tensor([[0.6, -0.4]])
+    product = float((positions.features(x) * positions.features(y)).sum())
+
+    # The mean of 10,000 cosines, each of standard deviation at most 1: five of them.
+    assert product == pytest.approx(
+        0.5 * math.exp(-(0.4**2 + 0.5**2) / (2 * 0.7**2)), abs=0.5 * 5 / 100
+    )
+
+
+def test_attention_is_softmax_of_scores_plus_bias() -> None:
+    """The fused kernel against attention written out; minus infinity hides a position."""
+    attention = Attention(8, heads=2, dropout=0.0)
+    queries, memory = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    bias = torch.randn(3, 5)
+    bias[:, 2] = float("-inf")
+    q = attention.query(queries).view(3, 4, 2, 4)
+    k, v = attention.key_value(memory).view(3, 5, 2, 2, 4).unbind(2)
+    scores = torch.einsum("bqhe,bmhe->bhqm", q, k) / 2 + bias[:, None, None, :]
+    mixed = torch.einsum("bhqm,bmhe->bqhe", scores.softmax(-1), v).reshape(3, 4, 8)
+
+    torch.testing.assert_close(attention(queries, memory, bias), attention.out(mixed))
+
+
+def test_reordering_links_reorders_a_sequence() -> None:
+    """A bottom model is equivariant: masks and attention do not know the order of the links."""
+    bottom = build_bottom(SEQUENCE)
+    features, keys, present = batch(1)
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+
+    torch.testing.assert_close(
+        bottom(features[:, order], keys[:, order], present[:, order]),
+        bottom(features, keys, present)[:, order],
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+def test_reordering_links_leaves_a_pooled_row_alone() -> None:
+    """One vector a row is invariant to the order of its links."""
+    bottom = build_bottom(POOLED)
+    features, keys, present = batch(2)
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+
+    torch.testing.assert_close(
+        bottom(features[:, order], keys[:, order], present[:, order]),
+        bottom(features, keys, present),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("config", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
+def test_absent_links_have_no_influence(config: FeTConfig) -> None:
+    """What stands in an absent link's place changes nothing, gradients included."""
+    bottom = build_bottom(config)
+    features, keys, present = batch(3)
+    absent = ~present.unsqueeze(-1)
+    features.requires_grad_()
+    out = bottom(features, keys, present)
+    out.square().sum().backward()
+    other = bottom(features + 7 * absent, keys - 9 * absent, present)
+
+    torch.testing.assert_close(other, out)
+    assert torch.count_nonzero(features.grad * absent) == 0
+
+
+@pytest.mark.parametrize("config", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
+def test_a_row_without_links_is_zero_and_finite(config: FeTConfig) -> None:
+    """No NaN from a softmax over nothing, forwards or backwards."""
+    bottom = build_bottom(config)
+    features, keys, present = batch(4)
+    out = bottom(features, keys, present)
+    out.square().sum().backward()
+
+    assert torch.count_nonzero(out[4]) == 0
+    assert torch.count_nonzero(out[0]) > 0
+    assert all(
+        bool(torch.isfinite(p.grad).all()) for p in bottom.parameters() if p.grad is not None
+    )
+
+
+def test_rows_do_not_mix() -> None:
+    """Changing one row's links leaves every other row's representation as it was."""
+    bottom = build_bottom(SEQUENCE)
+    features, keys, present = batch(5)
+    changed = features.clone()
+    changed[0] += 1
+    before, after = bottom(features, keys, present), bottom(changed, keys, present)
+
+    torch.testing.assert_close(after[1:], before[1:])
+    assert not torch.allclose(after[0], before[0])
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    """Nothing is built and left unused, in the bottom models or the top."""
+    features, keys, present = batch(6)
+    for config in (SEQUENCE, POOLED):
+        bottom = build_bottom(config)
+        top = FeTTop(config, num_features=4, key_dim=D, outputs=2)
+        out = top(torch.randn(B, 4), torch.randn(B, D), bottom(features, keys, present))
+        out.square().sum().backward()
+        dead = [
+            name
+            for model in (bottom, top)
+            for name, parameter in model.named_parameters()
+            if parameter.grad is None or torch.count_nonzero(parameter.grad) == 0
+        ]
+        # A pooled aggregate has one position: its softmax is 1 whatever the scores. The primary's
+        # own row is one position too, so its self-attention has no scores to learn.
+        lone = (".attention.query", "self_attention.query", "memory_attention.query")
+        assert [name for name in dead if not any(part in name for part in lone)] == []
+
+
+def test_the_mask_moves_attention() -> None:
+    """A link whose mask is very low no longer matters; with masking off, it does."""
+    keys, present = torch.randn(1, K, D), torch.ones(1, K, dtype=torch.bool)
+    bias = attention_bias(torch.tensor([[0.0, 0, 0, 0, 0, -50.0]]), present)
+    attention = Attention(8, heads=2, dropout=0.0)
+    memory = torch.randn(1, K, 8)
+    changed = memory.clone()
+    changed[0, 5] += 3
+    hidden = attention(memory, memory, bias)[0, :5] - attention(memory, changed, bias)[0, :5]
+    plain = attention(memory, memory)[0, :5] - attention(memory, changed)[0, :5]
+
+    assert float(hidden.detach().abs().max()) < 1e-6 < 1e-3 < float(plain.detach().abs().max())
+    assert DynamicMask(D, hidden=4)(keys, present).shape == (1, K)
+
+
+def test_the_mask_reads_how_a_link_lies_to_its_neighbourhood() -> None:
+    """Moving one link moves the masks of the others: they are relative to the links' centre."""
+    mask = DynamicMask(D, hidden=8)
+    keys, present = torch.randn(1, K, D), torch.ones(1, K, dtype=torch.bool)
+    moved = keys.clone()
+    moved[0, 0] += 5
+
+    assert not torch.allclose(mask(keys, present)[0, 1:], mask(moved, present)[0, 1:])
+
+
+@pytest.mark.parametrize("kind", ["fourier", "linear"])
+def test_a_frozen_encoder_works_record_by_record(kind: str) -> None:
+    """Changing one link changes its own position alone, and absent ones are zero."""
+    bottom = FrozenBottom(FeTConfig(frozen_map=kind, hidden=16), num_features=F, key_dim=D)
+    initialise(bottom, seed=2, positions_seed=2)
+    features, keys, present = batch(7)
+    changed = features.clone()
+    changed[0, 2] += 1
+    before, after = bottom(features, keys, present), bottom(changed, keys, present)
+    differs = (before != after).any(dim=2)
+
+    assert differs.nonzero().tolist() == [[0, 2]]
+    assert torch.count_nonzero(before[~present]) == 0
+
+
+def test_a_frozen_encoder_has_nothing_to_learn() -> None:
+    """No parameter, no gradient, the same in training and in evaluation, and it is saved."""
+    bottom = FrozenBottom(FeTConfig(hidden=16, dropout=0.5), num_features=F, key_dim=D)
+    features, keys, present = batch(8)
+
+    assert list(bottom.parameters()) == []
+    assert not bottom(features, keys, present).requires_grad
+    assert torch.equal(
+        bottom.train()(features, keys, present), bottom.eval()(features, keys, present)
+    )
+    assert set(bottom.state_dict()) == {"projection", "phase"}
+
+
+def test_frozen_fourier_features_approximate_their_kernel() -> None:
+    """[RR07]: inner products near exp(-|x-y|^2 / (2 s^2)), s = bandwidth sqrt(inputs)."""
+    config = FeTConfig(hidden=40_000, heads=1, frozen_bandwidth=0.8, keys_as_features=False)
+    bottom = FrozenBottom(config, num_features=F, key_dim=D)
+    initialise(bottom, seed=5, positions_seed=5)
+    x, y = torch.tensor([0.2, 0.5, -0.3]), torch.tensor([-0.1, 0.9, 0.4])
+    out = bottom(torch.stack([x, y])[None], torch.zeros(1, 2, D), torch.ones(1, 2) > 0)[0]
+    expected = math.exp(-float((x - y).square().sum()) / (2 * 0.8**2 * F))
+
+    # 40,000 terms 2 cos cos / 40,000, each of standard deviation at most sqrt(2): five of them.
+    assert float(out[0] @ out[1]) == pytest.approx(expected, abs=5 * math.sqrt(2) / 200)
+
+
+@pytest.mark.parametrize("config", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
+def test_a_small_batch_can_be_learned_by_heart(config: FeTConfig) -> None:
+    """Labels that only the linked records tell are fitted: gradients reach the bottom model."""
+    bottom = build_bottom(config).train()
+    top = FeTTop(config, num_features=1, key_dim=D, outputs=2)
+    initialise(top, seed=1, positions_seed=3)
+    generator = torch.Generator().manual_seed(11)
+    features = torch.randn(32, K, F, generator=generator)
+    keys = torch.randn(32, K, D, generator=generator)
+    present = torch.ones(32, K, dtype=torch.bool)
+    labels = (features[:, :, 0].mean(dim=1) > 0).long()
+    own, own_keys = torch.zeros(32, 1), torch.zeros(32, D)
+    parameters = [*bottom.parameters(), *top.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3)
+    loss = torch.tensor(math.inf)
+    for _ in range(150):
+        # As in a run: rows are clipped to norm 1 before the primary sees them.
+        part = nn.functional.normalize(bottom(features, keys, present), dim=(1, 2))
+        loss = nn.functional.cross_entropy(top(own, own_keys, part), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    assert float(loss.detach()) < 0.05
+
+
+def test_the_aggregates_scale_does_not_matter_to_the_top() -> None:
+    """A clip norm of 1e-2 leaves the primary's outputs where 1 does."""
+    top = FeTTop(SEQUENCE, num_features=4, key_dim=D, outputs=2).eval()
+    own, keys, part = torch.randn(B, 4), torch.randn(B, D), torch.randn(B, K, 16) / 10
+
+    torch.testing.assert_close(top(own, keys, part / 100), top(own, keys, part), atol=1e-3, rtol=0)
+
+
+def test_no_model_holds_a_batch_norm() -> None:
+    """Rows of a batch must not mix in a bottom model (DESIGN 7)."""
+    for model in (build_bottom(SEQUENCE), FeTTop(SEQUENCE, num_features=4, key_dim=D, outputs=2)):
+        assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_cpus_outputs() -> None:
+    """The same weights and inputs give the same outputs on both devices."""
+    bottom = build_bottom(SEQUENCE)
+    features, keys, present = batch(9)
+    here = bottom(features, keys, present)
+    there = bottom.cuda()(features.cuda(), keys.cuda(), present.cuda())
+
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,221 @@
+"""Tasks, metrics, optimizers, initial weights, settings and the registry of models."""
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import mean_squared_error
+from torch import nn
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.models.fet.config import FeTConfig
+from securevfl.models.initial import initialise
+from securevfl.models.metrics import auc
+from securevfl.models.mlp import MLP
+from securevfl.models.optimisers import OPTIMIZERS, build_optimizer
+from securevfl.models.registry import FAMILIES, family_named
+from securevfl.models.split import Bottom, Top
+from securevfl.models.tasks import TaskHead
+
+SMALL = FeTConfig(neighbours=4, hidden=8, heads=2, fourier_features=6, fourier_width=5)
+
+
+def test_rmse_is_given_in_the_labels_own_units() -> None:
+    """Standardised labels are scaled back; the oracle is scikit-learn's mean squared error."""
+    generator = torch.Generator().manual_seed(1)
+    outputs = torch.randn(50, 1, generator=generator)
+    targets = torch.randn(50, generator=generator)
+    head = TaskHead(task="regression", label_deviation=3.0)
+
+    expected = math.sqrt(mean_squared_error(3 * targets.numpy(), 3 * outputs[:, 0].numpy()))
+    assert head.metric(outputs, targets) == pytest.approx(expected, rel=1e-6)
+
+
+def test_auc_counts_ordered_pairs_and_half_of_ties() -> None:
+    """AUC is the share of (positive, negative) pairs in the right order, ties one half."""
+    outputs = torch.tensor([[0.1], [0.4], [0.4], [0.9], [0.2]])
+    targets = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])
+    pairs = [
+        (outputs[i, 0] > outputs[j, 0]).item() + 0.5 * (outputs[i, 0] == outputs[j, 0]).item()
+        for i in (2, 3, 4)
+        for j in (0, 1)
+    ]
+
+    assert auc(outputs, targets) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_auc_of_one_class_is_refused() -> None:
+    """There is no pair to order, and the message says what to do."""
+    with pytest.raises(DataError, match="rows of both classes, and all 3 rows have the label 1"):
+        auc(torch.zeros(3, 1), torch.ones(3))
+
+
+def test_accuracy_counts_rows_whose_largest_output_is_right() -> None:
+    """Two of four rows are right."""
+    outputs = torch.eye(3)[[0, 1, 2, 0]]
+
+    assert TaskHead(task="multiclass", num_classes=3).metric(
+        outputs, torch.tensor([0, 1, 0, 2])
+    ) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "better", "worse"), [("regression", 1.0, 2.0), ("binary", 2.0, 1.0)]
+)
+def test_better_has_a_direction_and_nan_is_never_better(
+    task: str, better: float, worse: float
+) -> None:
+    """A smaller RMSE and a larger AUC win; equal or NaN does not."""
+    head = TaskHead(task=task)
+
+    assert head.is_better(better, worse)
+    assert not head.is_better(worse, better)
+    assert not head.is_better(better, better)
+    assert not head.is_better(math.nan, worse)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_each_loss_falls_towards_zero_at_a_perfect_output(task: str) -> None:
+    """The loss of right outputs is small and that of wrong ones is not."""
+    head = TaskHead(task=task, num_classes=3)
+    targets = torch.tensor([0, 1, 1]) if task == "multiclass" else torch.tensor([0.0, 1.0, 1.0])
+    if task == "multiclass":
+        right = 20 * torch.eye(3)[targets]
+    else:
+        right = (targets if task == "regression" else 40 * targets - 20).unsqueeze(1)
+
+    assert right.shape[1] == head.outputs
+    assert head.loss(right, targets).item() < 1e-6
+    assert head.loss(right.roll(1, dims=0), targets).item() > 0.3
+
+
+def test_a_metric_of_no_rows_is_refused() -> None:
+    """An empty split is an error, not NaN."""
+    with pytest.raises(DataError, match="rmse needs at least one row, got none"):
+        TaskHead(task="regression").metric(torch.zeros(0, 1), torch.zeros(0))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_lowers_a_loss(name: str) -> None:
+    """Thirty steps on a quadratic bring its loss down."""
+    if name == "lamb":
+        pytest.importorskip("pytorch_optimizer")
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = build_optimizer(name, [weight], learning_rate=0.02, weight_decay=0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+
+    assert weight.square().sum().item() < 0.7 * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"name": "rmsprop"}, "optimizer must be one of adamw, adam, lamb, sgd; got 'rmsprop'"),
+        ({"learning_rate": math.nan}, "learning_rate must be finite and > 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be finite and >= 0"),
+    ],
+)
+def test_impossible_optimizers_are_refused(change: dict[str, object], text: str) -> None:
+    """The message names the argument."""
+    given = {"name": "adamw", "learning_rate": 0.1, "weight_decay": 0.0, **change}
+    name = given.pop("name")
+    with pytest.raises(ConfigError, match=text):
+        build_optimizer(name, [nn.Parameter(torch.ones(1))], **given)
+
+
+def test_initial_weights_follow_from_the_seeds_alone() -> None:
+    """The global generator does not matter; another seed gives other weights."""
+    family = FAMILIES["fet"]
+    models = []
+    for noise, seed in ((1, 5), (2, 5), (3, 6)):
+        torch.manual_seed(noise)
+        model = family.build_bottom(SMALL, num_features=3, key_dim=2)
+        initialise(model, seed=seed, positions_seed=9)
+        models.append(model)
+    first, again, other = (nn.utils.parameters_to_vector(m.parameters()) for m in models)
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_all_parties_start_with_one_positional_encoding() -> None:
+    """Top and bottoms differ, and their positional encodings are equal."""
+    family = FAMILIES["fet"]
+    bottom = family.build_bottom(SMALL, num_features=3, key_dim=2)
+    top = family.build_top(SMALL, num_features=5, key_dim=2, outputs=1)
+    initialise(bottom, seed=1, positions_seed=9)
+    initialise(top, seed=2, positions_seed=9)
+    ours, theirs = top.positions.state_dict(), bottom.positions.state_dict()
+
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not torch.equal(
+        top.encoder[0].attention.query.weight, bottom.blocks[0].attention.query.weight
+    )
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("release", ["sequence", "pooled"])
+def test_families_keep_the_protocols_and_their_cut_shape(release: str, frozen: bool) -> None:
+    """What a bottom gives, pooled where the family says so, is what the top takes."""
+    family = FAMILIES["fet"]
+    config = FeTConfig(neighbours=4, hidden=8, heads=2, release=release)
+    bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen)
+    top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
+    part = bottom(torch.randn(6, 4, 3), torch.randn(6, 4, 2), torch.ones(6, 4, dtype=torch.bool))
+    if family.pooled(config, frozen=frozen):
+        assert bottom.recordwise
+        part = part.mean(dim=1, keepdim=True)
+
+    assert isinstance(bottom, Bottom)
+    assert isinstance(top, Top)
+    assert tuple(part.shape[1:]) == family.cut_shape(config)
+    assert top(torch.randn(6, 5), torch.randn(6, 2), part).shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (None, "model.family: is missing; available: 'fet'"),
+        ("FeT", "must be one of 'fet'; got 'FeT'"),
+        (3, "must be one of 'fet'; got 3"),
+        ("fedsim", "'fedsim' is not available yet"),
+        ("solo", "'solo' trains on one table"),
+    ],
+)
+def test_families_that_there_are_not_are_refused(name: object, text: str) -> None:
+    """The message says what there is."""
+    with pytest.raises(ConfigError, match=text):
+        family_named(name)
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"neighbors": 5}, r"model.neighbors: no such field; did you mean 'neighbours'\?"),
+        ({"neighbours": 0}, "model.neighbours must be at least 1, got 0"),
+        ({"heads": 3}, "model.heads must divide hidden=64, got 3"),
+        ({"fourier_features": 7}, "fourier_features must be even"),
+        ({"party_dropout": 1.0}, r"party_dropout must lie in \[0, 1\)"),
+        ({"dropout": math.nan}, r"dropout must lie in \[0, 1\)"),
+        ({"fourier_scale": 0.0}, "fourier_scale must be finite and > 0"),
+        ({"release": "mean"}, "model.release: must be one of 'sequence', 'pooled'; got 'mean'"),
+        ({"hidden": True}, "model.hidden: must be a whole number"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
+    """Each message has the field, the rule and the value."""
+    with pytest.raises(ConfigError, match=text):
+        FAMILIES["fet"].config_from(table)
+
+
+def test_a_perceptron_without_hidden_layers_is_linear() -> None:
+    """Outputs of a sum are sums of outputs, up to the bias."""
+    layer = MLP(3, [], 2)
+    left, right = torch.randn(4, 3), torch.randn(4, 3)
+    bias = layer(torch.zeros(4, 3))
+
+    torch.testing.assert_close(layer(left + right) + bias, layer(left) + layer(right))

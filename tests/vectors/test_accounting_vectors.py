@@ -1,0 +1,86 @@
+"""Accounting against reference cases that other implementations made."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from securevfl.dp.check_vectors import check_file, miss_of
+from securevfl.dp.vector_groups import GROUPS
+
+HERE = Path(__file__).parent
+FILES = ("dp.json", "accounting.json")
+CASES = [case for name in FILES for case in json.loads((HERE / name).read_text())["cases"]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_reference_case_holds(name: str) -> None:
+    """Every case is met within its one-sided tolerance, and every refusal is a refusal."""
+    command = [sys.executable, "-m", "securevfl.dp.check_vectors", str(HERE / name)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    cases = len(json.loads((HERE / name).read_text())["cases"])
+    assert done.stdout == f"{cases} passed, 0 failed\n"
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_group_of_the_program_has_a_case() -> None:
+    """A group that nothing checks would be a promise without evidence."""
+    assert {case["group"] for case in CASES} == set(GROUPS)
+
+
+@pytest.mark.parametrize(
+    "case_id", ["poisson_pld-001", "gaussian_eps-003", "calibrate_z-003", "noise_multiplier-008"]
+)
+@pytest.mark.parametrize("factor", [0.98, 1.02])
+def test_a_wrong_expectation_is_a_miss(case_id: str, factor: float) -> None:
+    """Negative control: two per cent off in either direction is noticed."""
+    case = copy.deepcopy(next(case for case in CASES if case["id"] == case_id))
+    for name in ("eps", "noise_multiplier"):
+        if name in case["expect"]:
+            case["expect"][name] *= factor
+
+    assert miss_of(case) is not None
+
+
+def test_an_answer_where_a_refusal_is_due_is_a_miss() -> None:
+    """Negative control: a sound plan that is marked as one to refuse fails."""
+    inputs = {"sigma": 1.0, "q": 0.01, "steps": 10, "delta": 1e-5, "max_rows_per_record": 1}
+    case = {"group": "invalid", "inputs": inputs, "expect": {"refuse": True}}
+
+    miss = miss_of(case)
+
+    assert miss is not None
+    assert "not refused" in miss
+
+
+def test_nan_is_never_within_a_tolerance() -> None:
+    """Negative control: NaN compares as a miss, whichever side it stands on."""
+    inputs = {"sensitivity": 1, "noise_std": 2, "delta": 1e-5}
+    case = {"group": "gaussian_eps", "inputs": inputs, "expect": {"eps": math.nan, "abs_tol": 1.0}}
+
+    assert miss_of(case) is not None
+
+
+def test_a_file_is_counted_and_its_misses_are_named(tmp_path: Path) -> None:
+    """The checker reports how many cases pass, and each that does not by its id."""
+    good = {"eps0": 1.0, "q": 1.0}
+    cases = [
+        {"id": "a", "group": "amplify_formula", "inputs": good, "expect": {"eps": 1.0}},
+        {"id": "b", "group": "amplify_formula", "inputs": good, "expect": {"eps": 2.0}},
+        {"id": "c", "group": "unheard_of", "inputs": {}, "expect": {}},
+        {"id": "d", "group": "amplify_formula", "inputs": {"q": 1.0}, "expect": {"eps": 1.0}},
+        {"id": "e", "group": "amplify_formula", "inputs": good, "expect": {"epsilon": 1.0}},
+    ]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"cases": cases}))
+
+    passed, misses = check_file(path)
+
+    assert passed == 1
+    assert [miss.split(":")[0] for miss in misses] == ["b", "c", "d", "e"]
