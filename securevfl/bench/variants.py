@@ -172,10 +172,11 @@ class Bench:
             words = torch.zeros(fmt.words(elements), dtype=torch.int64)
         else:
             units = quantise(self.x, fmt)
-            require_row_norms(units, fmt, clip_norm=CLIP_NORM)
             if noise_share_std:
+                # The norm bound is what the noise is measured against.
+                require_row_norms(units, fmt, clip_norm=CLIP_NORM)
                 units += self.noise.sample(units.shape)
-            words = encode(units, fmt)
+            words = encode(units, fmt, reuse=True)
         total = self.sum_to(words, round_number=round_number, active=self.secondaries)
         if total is None:
             return None

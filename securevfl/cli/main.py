@@ -46,12 +46,17 @@ Device = Annotated[
     str,
     typer.Option("--device", help="cpu, or cuda where there is a GPU."),
 ]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
+]
 
 
-def _version(show: bool) -> None:
+def _version(show: bool) -> bool:
     if show:
         print(f"securevfl {__version__}")
         raise typer.Exit
+    return show
 
 
 @app.callback()
@@ -83,12 +88,15 @@ def train(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
+    data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, one process per party."""
     from securevfl.cli.run import run_train
 
-    run_train(federation, out=out, resume=resume, device=device, as_json=as_json)
+    run_train(
+        federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
+    )
 
 
 @app.command()
@@ -97,12 +105,15 @@ def simulate(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
+    data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the same federation in one process, on CPU or GPU, with the same noise."""
     from securevfl.cli.run import run_simulate
 
-    run_simulate(federation, out=out, resume=resume, device=device, as_json=as_json)
+    run_simulate(
+        federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
+    )
 
 
 @app.command()
@@ -116,10 +127,7 @@ def party(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Where relative data paths start; default: next to the file."),
-    ] = None,
+    data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -174,7 +182,7 @@ def main() -> None:
     try:
         app()
     except SecureVflError as error:
-        print(f"securevfl: {error}", file=sys.stderr)
+        print(f"securevfl: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("securevfl: interrupted", file=sys.stderr)

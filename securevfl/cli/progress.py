@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -33,7 +33,7 @@ class RunProgress:
         self._figures: dict[str, str] = {}
         self._last_line = time.monotonic()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunProgress":
         self._progress.start()
         return self
 
@@ -48,6 +48,9 @@ class RunProgress:
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Take one event of a run; events of an unknown kind are ignored."""
         kind = event["event"]
+        if kind == "warning":
+            text = f"securevfl: warning: {event['text']}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         if "epsilon" in event:
             self._figures["epsilon"] = f"epsilon {event['epsilon']:.3g}"
         if "bytes" in event:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from securevfl.core import checks, files
 from securevfl.federation.config import parse_address, read_federation_file
 from securevfl.federation.provision import provision, provision_one
 
@@ -10,6 +11,8 @@ from securevfl.federation.provision import provision, provision_one
 def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:
     """Make identities and print the lines that the federation file pins."""
     config = read_federation_file(path)
+    checks.at_least(1, days=days)
+    files.require_writable_folder(out, what="folder")
     assert config.primary.address is not None
     host = parse_address(config.primary.address)[0]
     hosts = {config.primary.name: [host]}

@@ -10,13 +10,13 @@ from typing import Any
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_results
 from securevfl.core import files
-from securevfl.core.errors import ProtocolError, SecureVflError
-from securevfl.federation.assemble import warnings_about
+from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.federation.config import FederationConfig, read_federation_file
 from securevfl.federation.device import device_named
 from securevfl.federation.launching import train_in_processes
 from securevfl.federation.party import PartyJob
 from securevfl.federation.party import run_party as run_one_party
+from securevfl.federation.preflight import warnings_about
 from securevfl.federation.simulation import read_tables, simulate_federation
 from securevfl.launch.child import end_with_launcher, report_failure
 from securevfl.launch.child import report as report_to_launcher
@@ -24,23 +24,37 @@ from securevfl.models.tasks import TaskHead
 from securevfl.report.page import write_report
 
 
-def run_folder_for(config: FederationConfig, out: Path | None) -> Path:
-    """Return the run folder: the one that was asked for, or a new one under ``runs/``."""
+def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
+    """Return the run folder: the one that was asked for, or a new one under ``runs/``.
+
+    Raises:
+        ConfigError: If a run is to go on, and there is none.
+    """
+    if resume and out is None:
+        raise ConfigError("--resume: needs --out RUN, the folder of the run that should go on")
+    if resume and out is not None and not (out / "parties").is_dir():
+        raise ConfigError(f"run folder {out}: holds no run to go on with; run without --resume")
     if out is not None:
         return out
     return Path("runs") / f"{config.federation.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def run_train(
-    path: Path, *, out: Path | None, resume: bool, device: str, as_json: bool
+    path: Path,
+    *,
+    out: Path | None,
+    resume: bool,
+    device: str,
+    data_root: Path | None,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation on this machine, one process per party; print its metrics."""
     config = read_federation_file(path)
-    folder = run_folder_for(config, out)
-    metrics = _finished(folder) if resume else None
+    folder = run_folder_for(config, out, resume=resume)
+    metrics = _finished(config, folder) if resume else None
     if metrics is None:
         metrics = train_and_report(
-            config, folder, data_root=path.parent, resume=resume, device=device
+            config, folder, data_root=data_root or path.parent, resume=resume, device=device
         )
     print_results(metrics, folder, as_json=as_json)
     return metrics
@@ -68,23 +82,29 @@ def train_and_report(
 
 
 def run_simulate(
-    path: Path, *, out: Path | None, resume: bool, device: str, as_json: bool
+    path: Path,
+    *,
+    out: Path | None,
+    resume: bool,
+    device: str,
+    data_root: Path | None,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation in this process; print its metrics."""
     config = read_federation_file(path)
-    folder = run_folder_for(config, out)
-    metrics = _finished(folder) if resume else None
+    folder = run_folder_for(config, out, resume=resume)
+    metrics = _finished(config, folder) if resume else None
     if metrics is None:
+        torch_device = device_named(device)
         _warn(config)
-        tables = read_tables(config, path.parent)
         files.require_writable_folder(folder)
-        files.write_text(folder / "federation.toml", path.read_text(encoding="utf-8"))
+        tables = read_tables(config, data_root or path.parent)
         with RunProgress(metric=_metric_name(config)) as progress:
             metrics = simulate_federation(
                 config,
                 tables,
                 folder,
-                device=device_named(device),
+                device=torch_device,
                 resume=resume,
                 observe=progress,
             ).metrics
@@ -108,7 +128,8 @@ def run_party(
     end_with_launcher()
     try:
         config = read_federation_file(path)
-        folder = run_folder_for(config, out)
+        folder = run_folder_for(config, out, resume=resume)
+        _warn(config)
         job = PartyJob(
             config=config,
             name=name,
@@ -126,8 +147,6 @@ def run_party(
 
             metrics = run_one_party(job, observe)
         if metrics is not None:
-            if not (folder / "federation.toml").exists():
-                files.write_text(folder / "federation.toml", path.read_text(encoding="utf-8"))
             write_report(folder)
             print_results(metrics, folder, as_json=as_json)
     except SecureVflError as error:
@@ -142,11 +161,21 @@ def run_report(folder: Path, *, as_json: bool) -> None:
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
-    """Return the metrics of a run that has nothing left to do."""
+def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
+    """Return the metrics of a run that has nothing left to do.
+
+    Raises:
+        ConfigError: If it is a run of other settings.
+    """
     path = folder / "metrics.json"
     if not path.exists():
         return None
+    ran = read_federation_file(folder / "federation.toml")
+    if ran.settings_digest != config.settings_digest:
+        raise ConfigError(
+            f"run folder {folder}: holds a finished run of other settings; restore the federation "
+            f"file, or choose another --out"
+        )
     metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
     return metrics

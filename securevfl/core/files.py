@@ -35,7 +35,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def require_writable_folder(path: Path) -> None:
+def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
     """Make ``path`` and prove that a file can be written in it.
 
     Raises:
@@ -48,5 +48,5 @@ def require_writable_folder(path: Path) -> None:
         Path(name).unlink()
     except OSError as error:
         raise ConfigError(
-            f"run folder {path}: cannot be written ({error.strerror}); choose another with --out"
+            f"{what} {path}: cannot be written ({error.strerror}); choose another with --out"
         ) from None

@@ -13,12 +13,12 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
-# Larger blocks are rare and long-lived: tables, model weights.
-_KEEP_BYTES: Final = 1 << 28
+# The most that glibc takes on a 64-bit system (mallopt(3)); larger blocks are rare and long-lived.
+_KEEP_BYTES: Final = 32 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library's allocator to keep up to 256 MiB that were freed; call once at start.
+    """Tell the C library's allocator to keep up to 32 MiB that were freed; call once at start.
 
     Returns:
         Whether the allocator took it; other C libraries than glibc have no such setting, and
@@ -29,6 +29,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)) and bool(
-        mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
-    )
+    taken = [mallopt(name, _KEEP_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
+    return all(taken)

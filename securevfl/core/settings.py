@@ -20,7 +20,7 @@ def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 
     Args:
         cls: A dataclass whose fields are str, int, float, bool, ``Literal``, ``None`` unions or
-            tuples of these.
+            tuples of these, or dicts from str to these.
         table: Parsed TOML or JSON.
         where: What the table is called in messages, for example ``"privacy"``.
 
@@ -76,6 +76,11 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise ConfigError(f"{where}: must be a list, got {value!r}")
         item = get_args(hint)[0]
         return tuple(_convert(entry, item, f"{where}[{i}]") for i, entry in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: must be a table, got {value!r}")
+        item = get_args(hint)[1]
+        return {str(key): _convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
@@ -85,4 +90,5 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 def _name(hint: Any) -> str:
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    return words.get(hint) or ("a list" if get_origin(hint) is tuple else str(hint))
+    shapes = {tuple: "a list", dict: "a table"}
+    return words.get(hint) or shapes.get(get_origin(hint)) or str(hint)

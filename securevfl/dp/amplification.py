@@ -1,9 +1,13 @@
 """Amplification of one release by a secret Poisson sample."""
 
 import math
+from typing import Final
 
 from securevfl.core import checks
 from securevfl.dp.gaussian import gaussian_epsilon
+
+# exp() overflows float64 from 710 on.
+_LARGEST_EXPONENT: Final = 700.0
 
 
 def amplified_epsilon(*, epsilon: float, sampling_rate: float) -> float:
@@ -17,7 +21,7 @@ def amplified_epsilon(*, epsilon: float, sampling_rate: float) -> float:
         ``log(1 + q (exp(epsilon) - 1))``.
 
     References:
-        [BBG18] Theorem 8 (arXiv:1807.01647v2). Differs from [FeT24] section 6.1, whose
+        [BBG18] Theorem 8 (arXiv:1807.01647v2). Differs from [FeT] section 6.1, whose
         ``q epsilon`` is its first-order term, too small by up to a factor of ``1/q``.
 
     Examples:
@@ -26,8 +30,8 @@ def amplified_epsilon(*, epsilon: float, sampling_rate: float) -> float:
     """
     checks.non_negative(epsilon=epsilon)
     checks.rate(sampling_rate=sampling_rate)
-    if epsilon > 1:
-        # The same in a form that cannot overflow.
+    if epsilon > _LARGEST_EXPONENT:
+        # The same in a form that cannot overflow; below, it would cancel for small rates.
         return epsilon + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-epsilon))
     return math.log1p(sampling_rate * math.expm1(epsilon))
 

@@ -83,6 +83,10 @@ class Budget:
     neighbouring: NeighbouringName = "add-remove"
     """Whether a unit is there or not, or is exchanged for another."""
 
+    rows_mix: bool = False
+    """Whether one row's representation depends on other rows of its batch, as with BatchNorm in a
+    bottom model. Refused: one record then moves every row."""
+
     gradient_noise_multiplier: float | None = None
     """For ``dp-trained``: multiplier of the noise on each update of the bottom model; the forward
     one if None."""
@@ -132,6 +136,11 @@ class Budget:
             raise PrivacyError(
                 f"links_per_record: must be given for unit = {self.unit!r} with a {self.encoder} "
                 f"encoder; without a record-side cap one record can touch any number of rows"
+            )
+        if self.rows_mix and self.encoder != "trained":
+            raise PrivacyError(
+                "rows_mix: a bottom model that mixes the rows of a batch (BatchNorm) lets one "
+                "record move them all; use LayerNorm or none"
             )
         if self.sampling == "fixed-size":
             raise PrivacyError(

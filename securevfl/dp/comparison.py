@@ -57,7 +57,12 @@ def compare(budget: Budget, *, noise_multiplier: float) -> list[Comparison]:
     )
     return [
         Comparison(
-            name="sound", label="sound, tightest accountant here", sound=True, epsilon=exact
+            name="sound-pld",
+            label="sound, exact Gaussian curve"
+            if budget.sampling_rate == 1
+            else "sound, privacy-loss distributions",
+            sound=True,
+            epsilon=exact,
         ),
         Comparison(
             name="sound-rdp",

@@ -29,6 +29,7 @@ _STEPS_PER_MULTIPLIER: Final = 4
 # Beyond 13 standard deviations a Gaussian has less than 1e-37 of its mass.
 _TAIL: Final = 13.0
 _LARGEST_GRID: Final = 2_000_000
+_NEARLY_ONE: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +68,13 @@ class ShiftMixture:
         unit from the one without it.
         """
         points, step = self.grid(reach=max(order, 1.0) / self.noise_multiplier)
-        log_density = -points * points / 2 - math.log(2 * math.pi) / 2
-        return float(logsumexp(order * self.loss(points) + log_density)) + math.log(step)
+        log_density = -points * points / 2 - math.log(2 * math.pi) / 2 + math.log(step)
+        exponent = order * self.loss(points)
+        log_moment = float(logsumexp(exponent + log_density))
+        if abs(log_moment) > _NEARLY_ONE:
+            return log_moment
+        # Near one the logarithm would lose what little the moment has above it.
+        return math.log1p(float(np.sum(np.exp(log_density) * np.expm1(exponent))))
 
     def loss_range(self) -> float:
         """Return how far apart losses lie that occur with more than 1e-37 of the mass."""

@@ -38,7 +38,7 @@ def noise_share_std(*, sum_std: float, active: int, colluding: int = 0) -> float
         ``sum_std / sqrt(active - colluding)``.
 
     References:
-        DESIGN 7. Differs from [FeT24] section 6.1, which gives each of k parties the variance
+        DESIGN 7. Differs from [FeT] section 6.1, which gives each of k parties the variance
         ``sigma^2/k^2``: under averaging that leaves ``sigma/k^1.5`` on the average, not sigma.
 
     Examples:

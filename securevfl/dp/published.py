@@ -11,7 +11,7 @@ from securevfl.dp.events import SampledRelease
 def epsilon_as_published(
     *, average_multiplier: float, sampling_rate: float, rounds: int, delta: float
 ) -> float:
-    """Return what [FeT24]'s Theorem 3 claims, its constants replaced by a tight accountant.
+    """Return what [FeT]'s Theorem 3 claims, its constants replaced by a tight accountant.
 
     The theorem takes the noise of the released average, in units of the clip norm, for a noise
     multiplier, each of the ``B T`` batches for one step of Poisson-subsampled DP-SGD at rate q, and
@@ -25,7 +25,7 @@ def epsilon_as_published(
         delta: In (0, 1).
 
     References:
-        [FeT24] Theorem 3 (arXiv:2410.17986v1).
+        [FeT] Theorem 3 (arXiv:2410.17986v1).
     """
     checks.whole(rounds=rounds)
     checks.at_least(0, rounds=rounds)
@@ -37,7 +37,7 @@ def epsilon_as_published(
 
 
 def paper_share_std(*, average_noise_std: float, parties: int) -> float:
-    """Return the noise that [FeT24] section 6.1 gives to each party: ``sigma / k``.
+    """Return the noise that [FeT] section 6.1 gives to each party: ``sigma / k``.
 
     Added before the average is taken, it leaves ``sigma / k^1.5`` on the average; added to terms
     that were divided already, ``sigma / sqrt(k)``. Neither is the sigma that the text announces.

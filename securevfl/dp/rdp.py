@@ -16,8 +16,10 @@ from securevfl.core.errors import ConfigError
 from securevfl.dp.events import GaussianRelease, Neighbouring, Release, SampledRelease
 from securevfl.dp.mixtures import shift_mixture
 
-# Integration and summation in log space lose at most this fraction of log E[exp(order L)].
-_ROUNDING: Final = 1e-12
+# What integration and summation may lose of log E[exp(order L)]: a fraction, and a part that
+# float64 cannot see beside one.
+_RELATIVE_ROUNDING: Final = 1e-10
+_ABSOLUTE_ROUNDING: Final = 1e-16
 _SMALLEST_ORDER: Final = 1 + 1e-6
 _LARGEST_ORDER: Final = 1e5
 _COARSE_ORDERS: Final = 40
@@ -51,7 +53,7 @@ def renyi_divergence(release: Release, *, order: float) -> float:
     if order / z > _LARGEST_REACH:
         return release.count * unsampled
     log_moment = shift_mixture(release).log_moment(order)
-    log_moment += _ROUNDING * (1 + abs(log_moment))
+    log_moment += _RELATIVE_ROUNDING * abs(log_moment) + _ABSOLUTE_ROUNDING
     return release.count * min(max(log_moment, 0.0) / (order - 1), unsampled)
 
 

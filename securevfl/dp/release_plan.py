@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
@@ -15,6 +15,9 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.published import epsilon_as_published
 from securevfl.dp.sensitivity import row_change
 from securevfl.dp.statement import unit_in_words
+
+# Added to noise that rounding has left a little too small.
+_NUDGE: Final = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,10 @@ class ReleasePlan:
     """Each secondary's term of a row is the mean over K slots of clipped vectors, each of them a
     function of one record alone (and of the row's key); empty slots are zero."""
 
+    contested: bool = True
+    """Whether a pooled row keeps its K nearest eligible records, so that another one takes the
+    place of a removed one; else it is the sum of all eligible ones, drawn back to norm C."""
+
     rounding: float = 0.0
     """Largest extra L2 change of a pooled row through rounding after the mean; see
     :func:`dp.sensitivity.row_change`."""
@@ -92,6 +99,8 @@ class ReleasePlan:
                 f"releases_per_row must be at most rounds, got {self.releases_per_row} "
                 f"of {self.rounds}"
             )
+        if not self.contested and not self.pooled:
+            raise ConfigError("contested: only pooled rows can do without a contest for slots")
         if not self.reserved_delta < self.privacy.delta:
             raise ConfigError(
                 f"reserved_delta must be below privacy.delta = {self.privacy.delta}, "
@@ -164,8 +173,11 @@ class ReleasePlan:
             )
         else:
             z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
-        # The quotient that epsilon() forms from this must not fall below z by rounding.
-        return z * change * (1 + 1e-12)
+        share_std = z * change
+        # Rounding must not leave the plan's last row over its budget.
+        while self.epsilon(share_std) > privacy.epsilon:
+            share_std *= 1 + _NUDGE
+        return share_std
 
     def epsilon(self, noise_share_std: float) -> float:
         """Return the sound epsilon of the whole plan at ``tau``; infinite without noise."""
@@ -265,6 +277,7 @@ class ReleasePlan:
             unit=Unit(self.privacy.unit),
             absent_row_is_zero=self.pooled and not trained,
             pooled_links=pooled_links,
+            contested=self.contested,
             rounding=self.rounding if pooled_links else 0.0,
         )
 

@@ -18,6 +18,7 @@ def row_change(
     unit: Unit,
     absent_row_is_zero: bool = False,
     pooled_links: int | None = None,
+    contested: bool = True,
     rounding: float = 0.0,
 ) -> float:
     """Return the largest L2 change of one row of the sum.
@@ -32,6 +33,11 @@ def row_change(
     most ``2C/K``. Exchanging one record for another does no more than that to a row either: one
     vector goes and one comes.
 
+    If the slots are not contested, a row is the sum of *all* eligible records' vectors over K,
+    drawn back to the ball of radius C where it leaves it. No record takes a removed one's place,
+    and drawing back to a ball brings no two points further apart: the row moves by at most
+    ``C/K``.
+
     Args:
         clip_norm: ``C``, in the units of the representation, > 0.
         active: ``k_a``, >= 1.
@@ -39,6 +45,7 @@ def row_change(
         absent_row_is_zero: For ``linked-row``: the release of a row without links is exactly zero,
             so that removing it costs C and not 2C.
         pooled_links: ``K``, if each row is such a mean; None otherwise.
+        contested: Whether only the K nearest eligible records fill the slots.
         rounding: Largest extra L2 change through rounding after the mean, in the same units, >= 0:
             ``sqrt(width) * granularity`` if the mean is rounded into the ring, 0 if each record's
             vector is rounded before integers are added.
@@ -57,7 +64,8 @@ def row_change(
         checks.whole(pooled_links=pooled_links)
         checks.at_least(1, pooled_links=pooled_links)
         # Rounding towards zero keeps every norm below C, so 2C bounds the change in any case.
-        change = min(change, 2 * clip_norm / pooled_links + rounding)
+        moved = 2 * clip_norm if contested else clip_norm
+        change = min(change, moved / pooled_links + rounding)
     return change * active if unit is Unit.ENTITY else change
 
 

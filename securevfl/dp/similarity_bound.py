@@ -21,7 +21,7 @@ def recovery_bound(*, noise_std: float, key_scale: float) -> float:
         key_scale: ``sigma_0``, the scale that similarities were divided by, > 0.
 
     References:
-        [FedSim22] Theorem 2: ``erf(sqrt(sigma^2 + 1) / (2 sqrt(2) sigma sigma_0))``. Differs from
+        [FedSim] Theorem 2: ``erf(sqrt(sigma^2 + 1) / (2 sqrt(2) sigma sigma_0))``. Differs from
         the later version's example, which prints 1.94e-5 for sigma = 0.4 and sigma_0 = 21178.86:
         that value belongs to sigma = 4.0.
 

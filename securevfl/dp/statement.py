@@ -20,5 +20,6 @@ def unit_in_words(privacy: Privacy, *, links: int) -> str:
         case _:
             assert_never(privacy.unit)
     if privacy.encoder == "frozen" and privacy.unit != "linked-row":
-        what += f" (each record linked to at most {privacy.links_per_record} rows)"
+        cap = privacy.links_per_record
+        what += f" (each record linked to at most {cap} row{'s' if cap != 1 else ''})"
     return what

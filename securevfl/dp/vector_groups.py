@@ -315,25 +315,39 @@ def _discrete_gaussian(inputs: Inputs) -> Results:
     return {"eps": epsilon}
 
 
+# Names of a whole plan's inputs -> the calculator's.
+_PLAN_FIELDS: Final = {
+    "steps": "steps",
+    "delta": "delta",
+    "q": "sampling_rate",
+    "max_rows_per_record": "links_per_record",
+    "k": "secondaries",
+    "colluding": "colluding",
+    "C": "clip_norm",
+    "batch_rows": "batch_rows",
+    "batches_per_epoch": "batches_per_epoch",
+    "sampling_secret": "sampling_secret",
+    "batch_norm": "rows_mix",
+    "accountant": "accountant",
+}
+_PLAN_WORDS: Final = frozenset(("sigma", "target_eps", "adjacency", "encoder", "sampling"))
+
+
 def _invalid(inputs: Inputs) -> Results:
     """A whole plan, some part of which is impossible or unsound."""
+    unknown = sorted(set(inputs) - set(_PLAN_FIELDS) - _PLAN_WORDS)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such field of a plan")
     unit, neighbouring, _ = _choice(_ADJACENCIES, inputs, "adjacency", "secondary_record")
     budget = Budget(
-        steps=inputs["steps"],
-        delta=inputs["delta"],
-        sampling_rate=inputs.get("q", 1.0),
+        **{_PLAN_FIELDS[name]: inputs[name] for name in _PLAN_FIELDS if name in inputs},
         unit=unit.value,
         encoder=_choice(_ENCODERS, inputs, "encoder", "frozen"),
-        links_per_record=inputs.get("max_rows_per_record"),
-        secondaries=inputs.get("k", 1),
-        colluding=inputs.get("colluding", 0),
-        clip_norm=inputs.get("C", 1.0),
-        batch_rows=inputs.get("batch_rows", 1),
         sampling=_choice(_SAMPLINGS, inputs, "sampling", "poisson_fresh_per_step"),
-        sampling_secret=inputs.get("sampling_secret", True),
         neighbouring=neighbouring.value,
-        accountant=inputs.get("accountant", "auto"),
     )
+    if "target_eps" in inputs:
+        return {"noise_multiplier": budget.noise_multiplier(epsilon=inputs["target_eps"])}
     return {"eps": budget.epsilon(noise_multiplier=inputs["sigma"])}
 
 

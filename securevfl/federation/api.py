@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
@@ -72,8 +69,6 @@ def simulate(
     tables = {table.name: table for table in parties}
     with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
         folder = out or Path(temporary)
-        files.require_writable_folder(folder)
-        files.write_text(folder / "federation.toml", tomli_w.dumps(source))
         return simulate_federation(
             config, tables, folder, device=device_named(device), observe=observe
         )

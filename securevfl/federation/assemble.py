@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import nn
 
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import DataError, PrivacyError
 from securevfl.core.seeds import derive_seed
 from securevfl.data.reading import read_table
 from securevfl.data.rows import RowSplit, split_rows
@@ -29,13 +29,16 @@ from securevfl.federation.secondary import (
     FixedLinks,
     FreshlySampledLinks,
     LinkSource,
+    PickedLinks,
     Secondary,
 )
+from securevfl.linkage.capped import eligible_pairs
+from securevfl.linkage.metrics import EuclideanKeys
 from securevfl.linkage.sampling import PoissonSampler, SampledLinker
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
         label=party.label,
         exclude=party.exclude,
         truth=config.linkage.truth,
+        categories=party.categories,
         task=config.federation.task,
     )
 
@@ -93,7 +97,7 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
 
     Raises:
         PrivacyError: If the promise that is asked for does not hold; see also
-            :func:`require_covered_channels`.
+            :func:`federation.preflight.require_covered_channels`.
     """
     training, privacy = config.training, config.privacy
     batch = training.batch_size
@@ -118,33 +122,22 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         releases_per_row=per_row,
         links=config.model.neighbours,
         pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
+        contested=config.linkage.choose == "rows",
+        rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
     plan.check()
     return plan
 
 
-def require_covered_channels(config: FederationConfig) -> None:
-    """Refuse a run whose promise another channel would break.
+def _projection_rounding(config: FederationConfig) -> float:
+    """Return what rounding can add where a row's sum is drawn back to norm C (DESIGN 7).
 
-    Raises:
-        PrivacyError: Saying which channel, and what would make the promise hold.
+    A projected sum is rounded towards zero, which moves each coordinate of two neighbouring sums
+    apart by less than one unit; the ring's coarsest unit is taken, since the unit is only chosen
+    once the noise is known.
     """
-    if config.privacy.mechanism == "none":
-        return
-    if not is_frozen(config) and config.model.average_positions_every:
-        raise PrivacyError(
-            "model.average_positions_every: positional encodings are trained on private records, "
-            "and their average is not noised, so epsilon would not cover it; set it to 0, or "
-            'privacy.mechanism = "none"'
-        )
-    if is_frozen(config):
-        for party in config.secondaries:
-            if party.scaling == "standard":
-                raise PrivacyError(
-                    f'party {party.name!r}: scaling = "standard" fits statistics to the table, so '
-                    f"one record moves every row and a frozen encoder's epsilon would not hold; "
-                    f'use scaling = "bounds" with declared bounds, or "none"'
-                )
+    _, width = cut_shape(config)
+    return math.sqrt(width) * COARSEST_STEP / config.model.neighbours
 
 
 def ring_format(config: FederationConfig, plan: ReleasePlan) -> RingFormat:
@@ -155,6 +148,19 @@ def ring_format(config: FederationConfig, plan: ReleasePlan) -> RingFormat:
         noise_share_std=plan.noise_share_std() * scale,
         parties=len(config.secondaries),
     )
+
+
+def require_enough_records(config: FederationConfig, table: PartyTable) -> None:
+    """Refuse a secondary's table that has fewer records than links of one row.
+
+    Raises:
+        DataError: Naming the table and both numbers.
+    """
+    if table.num_rows < config.model.neighbours:
+        raise DataError(
+            f"table of {table.name!r}: has {table.num_rows} records, fewer than "
+            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
+        )
 
 
 def link_keys(table: PartyTable) -> LinkKeys:
@@ -184,6 +190,7 @@ def build_secondary(
         PrivacyError: If its features were made in a way that the promise does not allow.
     """
     frozen = is_frozen(config)
+    require_enough_records(config, table)
     if frozen and config.privacy.mechanism != "none":
         _require_declared_features(table)
     bottom = _initialised(
@@ -213,6 +220,7 @@ def build_secondary(
         contribution=Contribution(
             clip_norm=config.privacy.clip_norm,
             pooled=plan.pooled,
+            slots=slots(config, plan),
             ring=ring,
             noise=NoiseBuffer(ExactDiscreteGaussian(noise_std / ring.granularity))
             if noise_std > 0
@@ -233,23 +241,30 @@ def features_of(party: PartySettings, table: PartyTable) -> Float32[np.ndarray, 
 
 
 def _require_declared_features(table: PartyTable) -> None:
-    derived = sorted({name.split("=")[0] for name in table.feature_names if "=" in name})
-    if derived:
+    if table.inferred_columns:
+        column = table.inferred_columns[0]
         raise PrivacyError(
-            f"table of {table.name!r}: column {derived[0]!r} holds words, and which words there "
-            f"are depends on the records, so a frozen encoder's epsilon would not hold; encode it "
-            f"by an agreed list beforehand, or exclude it"
+            f"table of {table.name!r}: column {column!r} holds words, and which words there are "
+            f"depends on the records, so a frozen encoder's epsilon would not hold; list them as "
+            f'party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
         )
 
 
 def _link_source(config: FederationConfig, table: PartyTable, shown: LinkKeys) -> LinkSource:
     rate = config.privacy.sampling_rate
+    if config.linkage.choose == "records":
+        assert config.privacy.links_per_record is not None, "checked with the federation file"
+        metric = EuclideanKeys(primary=shown.keys, records=table.keys)
+        pairs = eligible_pairs(metric, cap=config.privacy.links_per_record)
+        return PickedLinks(pairs=pairs, sample=PoissonSampler(table.num_rows, rate).draw())
     linker = SampledLinker(
         shown.keys,
         table.keys,
         config.model.neighbours,
         rate=rate,
         cap=config.privacy.links_per_record,
+        # All rows are linked once: a search costs less than a list to filter.
+        method="rebuild" if is_frozen(config) else "auto",
     )
     sampler = PoissonSampler(table.num_rows, rate)
     if rate < 1 and not is_frozen(config):
@@ -257,25 +272,6 @@ def _link_source(config: FederationConfig, table: PartyTable, shown: LinkKeys) -
     # A frozen encoder answers each row once, from one sample for the whole pass.
     rows = np.arange(len(shown.keys), dtype=np.int64)
     return FixedLinks(table=linker.link(rows, sampler.draw()))
-
-
-def open_ledger(
-    folder: Path, config: FederationConfig, plan: ReleasePlan, *, party: str, resume: bool
-) -> Ledger:
-    """Open a party's ledger: its own file of the run, or the one that runs on its data share.
-
-    Raises:
-        ConfigError: If a fresh run would start in the folder of another one.
-    """
-    path = folder / "ledger.jsonl"
-    if config.privacy.ledger is not None:
-        path = Path(config.privacy.ledger).expanduser().parent / f"{party}.jsonl"
-    elif path.exists() and not resume:
-        raise ConfigError(
-            f"run folder {folder.parent.parent}: holds a run already, and what it released stays "
-            f"released; choose another --out, or go on with --resume"
-        )
-    return Ledger(path, party=party, plan=plan, noise_share_std=plan.noise_share_std())
 
 
 def cut_shape(config: FederationConfig) -> tuple[int, int]:
@@ -339,24 +335,6 @@ def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tens
         labels = LabelScaler.fit(labels[split.train]).apply(labels)
     targets = torch.from_numpy(labels)
     return targets if head.task == "multiclass" else targets.to(torch.float32)
-
-
-def warnings_about(config: FederationConfig, *, rows: int | None = None) -> list[str]:
-    """Return what a user should hear before a run, one sentence each."""
-    warnings = []
-    if len(config.secondaries) == 1:
-        warnings.append(
-            "there is one secondary, so averaging hides nothing: only the noise protects it"
-        )
-    if config.privacy.mechanism == "none":
-        warnings.append('privacy.mechanism = "none": no noise is added and nothing is promised')
-    if config.privacy.accounting == "as-published":
-        warnings.append(
-            'privacy.accounting = "as-published": the papers\' formula is not a guarantee'
-        )
-    if rows is not None and (text := config.privacy.delta_warning(rows)):
-        warnings.append(text)
-    return warnings
 
 
 def primary_data(

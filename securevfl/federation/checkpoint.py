@@ -1,7 +1,8 @@
-"""A party's checkpoints: the last two epochs and the best one, written atomically.
+"""A party's checkpoints: the last two epochs and the last two best ones, written atomically.
 
-Two epochs are kept because parties save one after another: after a crash some may hold epoch
-N and others N - 1, and the federation resumes from the newest epoch that all of them hold.
+Two are kept because parties save one after another: after a crash some may hold epoch N and others
+N - 1, and the federation resumes from the newest epoch that all of them hold. What was the best
+epoch until then must still be there too, though some have seen a better one since.
 """
 
 import io
@@ -15,7 +16,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.federation.config import FederationConfig
 
-_KEPT_EPOCHS = 2
+_KEPT = 2
 
 
 class Checkpoints:
@@ -27,17 +28,24 @@ class Checkpoints:
 
     def epochs(self) -> list[int]:
         """Return the epochs that can be resumed, oldest first."""
-        return sorted(int(path.stem.split("-")[1]) for path in self.folder.glob("epoch-*.pt"))
+        return self._saved("epoch")
+
+    def require_unused(self) -> None:
+        """Refuse a fresh run where another one has left its work.
+
+        Raises:
+            ConfigError: If there are checkpoints in the folder.
+        """
+        if self.epochs() or self._saved("best") or self._released.exists():
+            raise used_folder(self.folder)
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Save an epoch and drop the ones before the last."""
-        files.write_bytes(self.folder / f"epoch-{epoch}.pt", self._dump(state))
-        for old in self.epochs()[:-_KEPT_EPOCHS]:
-            (self.folder / f"epoch-{old}.pt").unlink()
+        self._save("epoch", epoch, state)
 
-    def save_best(self, state: dict[str, Any]) -> None:
-        """Keep ``state`` as the weights that the finished model will have."""
-        files.write_bytes(self.folder / "best.pt", self._dump(state))
+    def save_best(self, epoch: int, state: dict[str, Any]) -> None:
+        """Keep ``state`` as the weights that the finished model will have if none better come."""
+        self._save("best", epoch, state)
 
     def load(self, epoch: int) -> dict[str, Any]:
         """Return the state of a saved epoch and forget later ones.
@@ -45,25 +53,42 @@ class Checkpoints:
         Raises:
             ConfigError: If the file was written by a federation with other settings.
         """
-        for later in self.epochs():
-            if later > epoch:
-                (self.folder / f"epoch-{later}.pt").unlink()
-        return self._read(self.folder / f"epoch-{epoch}.pt")
+        state = self._read(self._path("epoch", epoch))
+        for kind in ("epoch", "best"):
+            for later in self._saved(kind):
+                if later > epoch:
+                    self._path(kind, later).unlink()
+        return state
 
-    def load_best(self) -> dict[str, Any]:
-        """Return the best epoch's state; see :meth:`load`."""
-        return self._read(self.folder / "best.pt")
+    def load_best(self, epoch: int) -> dict[str, Any]:
+        """Return the weights of the epoch that was the best; see :meth:`load`."""
+        return self._read(self._path("best", epoch))
 
     def save_released(self, aggregates: torch.Tensor) -> None:
         """Keep what a frozen run released: it can't be released again within its budget."""
-        files.write_bytes(self.folder / "released.pt", self._dump({"aggregates": aggregates}))
+        files.write_bytes(self._released, self._dump({"aggregates": aggregates}))
 
     def load_released(self) -> torch.Tensor | None:
         """Return what was released before, or None if nothing was; see :meth:`load`."""
-        if not (self.folder / "released.pt").exists():
+        if not self._released.exists():
             return None
-        aggregates: torch.Tensor = self._read(self.folder / "released.pt")["aggregates"]
+        aggregates: torch.Tensor = self._read(self._released)["aggregates"]
         return aggregates
+
+    @property
+    def _released(self) -> Path:
+        return self.folder / "released.pt"
+
+    def _path(self, kind: str, epoch: int) -> Path:
+        return self.folder / f"{kind}-{epoch}.pt"
+
+    def _saved(self, kind: str) -> list[int]:
+        return sorted(int(path.stem.split("-")[1]) for path in self.folder.glob(f"{kind}-*.pt"))
+
+    def _save(self, kind: str, epoch: int, state: dict[str, Any]) -> None:
+        files.write_bytes(self._path(kind, epoch), self._dump(state))
+        for old in self._saved(kind)[:-_KEPT]:
+            self._path(kind, old).unlink()
 
     def _dump(self, state: dict[str, Any]) -> bytes:
         buffer = io.BytesIO()
@@ -82,6 +107,14 @@ class Checkpoints:
             )
         state: dict[str, Any] = content["state"]
         return state
+
+
+def used_folder(party_folder: Path) -> ConfigError:
+    """Return the refusal of a fresh run in the folder of another one."""
+    return ConfigError(
+        f"run folder {party_folder.parent.parent}: holds a run already, and what it released stays "
+        f"released; choose another --out, or go on with --resume"
+    )
 
 
 def require_resumable(

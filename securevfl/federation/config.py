@@ -1,5 +1,6 @@
 """The federation file: the TOML file that all parties of a federation agree on (DESIGN 5.2)."""
 
+import difflib
 import hashlib
 import json
 import tomllib
@@ -86,6 +87,11 @@ class LinkageSettings:
     protection: Literal["none"]
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
 
+    choose: Literal["rows", "records"] = "rows"
+    """Who chooses: each primary row its K nearest records, or each record its
+    ``privacy.links_per_record`` nearest rows. The latter halves what one record can change, and
+    needs a frozen encoder with pooled rows."""
+
     truth: str | None = None
     """Column that tells true matches; never a feature."""
 
@@ -143,8 +149,11 @@ class PartySettings:
     scaling: Literal["standard", "bounds", "none"] = "standard"
     """``standard``: own mean and deviation; ``bounds``: declared ranges, the same for any data."""
 
-    bounds: tuple[float, ...] | None = None
-    """``[low, high]`` of every feature, for ``scaling = "bounds"``."""
+    bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
+    """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""
+
+    categories: dict[str, tuple[str, ...]] | None = None
+    """Words of text columns by column, agreed without looking at the data."""
 
     exclude: tuple[str, ...] = ()
     """Columns that are neither keys nor features."""
@@ -166,10 +175,10 @@ class PartySettings:
             raise ConfigError("label: only the primary holds labels")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
-        if self.bounds is not None and not (
-            len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]
-        ):
-            raise ConfigError(f"bounds: must be [low, high], got {list(self.bounds)}")
+        pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
+        for pair in pairs:
+            if pair is not None and not (len(pair) == 2 and pair[0] < pair[1]):
+                raise ConfigError(f"bounds: must be [low, high], got {list(pair)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +255,7 @@ def parse_address(address: str) -> tuple[str, int]:
         ConfigError: If it is not of that form.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f'address: must be "host:port", got {address!r}')
     return host.strip("[]"), int(port)
 
@@ -272,8 +281,10 @@ def parse_federation(source: Mapping[str, Any], *, file: str) -> FederationConfi
     sections = {"federation", "model", "training", "privacy", "linkage", "runtime", "party"}
     unknown = sorted(set(source) - sections)
     if unknown:
+        close = difflib.get_close_matches(unknown[0], sections, n=1)
+        hint = f"did you mean [{close[0]}]? " if close else ""
         raise ConfigError(
-            f"{file}: [{unknown[0]}]: no such section; allowed: {', '.join(sorted(sections))}"
+            f"{file}: [{unknown[0]}]: no such section; {hint}Allowed: {', '.join(sorted(sections))}"
         )
     try:
         return _parse_sections(source)
@@ -285,20 +296,37 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
     for required in ("federation", "model", "privacy", "linkage"):
         if required not in source:
             raise ConfigError(f"[{required}]: this section is missing")
+    for name, table in source.items():
+        if name != "party" and not isinstance(table, Mapping):
+            raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
     model = dict(source["model"])
     family = family_named(model.pop("family", None))
-    parties = _parse_parties(source.get("party", []))
-    return FederationConfig(
+    config = FederationConfig(
         federation=read_settings(FederationSettings, source["federation"], where="federation"),
         training=read_settings(TrainingSettings, source.get("training", {}), where="training"),
         privacy=read_settings(Privacy, source["privacy"], where="privacy"),
         linkage=_parse_linkage(source["linkage"]),
         runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
-        parties=parties,
+        parties=_parse_parties(source.get("party", [])),
         family=family,
         model=read_settings(family.config_class, model, where="model"),
         source=source,
     )
+    _check_choice(config)
+    return config
+
+
+def _check_choice(config: FederationConfig) -> None:
+    frozen = config.privacy.encoder == "frozen"
+    if config.linkage.choose == "records" and not (
+        frozen
+        and config.family.pooled(config.model, frozen=frozen)
+        and config.privacy.links_per_record
+    ):
+        raise ConfigError(
+            'linkage.choose: "records" needs privacy.encoder = "frozen", '
+            'model.release = "pooled" and privacy.links_per_record'
+        )
 
 
 # Named in the plan of the project, and refused by name until they are built.

@@ -11,8 +11,9 @@ from typing import Any
 import tomli_w
 
 from securevfl.core import files
-from securevfl.core.errors import SecureVflError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.federation.config import FederationConfig, parse_address, parse_federation
+from securevfl.federation.preflight import require_covered_channels
 from securevfl.federation.primary import Observer
 from securevfl.federation.provision import SHORT_LIVED_DAYS, provision
 from securevfl.launch.outcome import PartyExit
@@ -41,7 +42,7 @@ def train_in_processes(
         data_root: Where relative data paths start.
         resume: Go on from the last epoch that was saved.
         device: Where each party computes.
-        observe: Hears the primary's progress.
+        observe: Hears the primary's progress, and every party's warnings.
 
     Returns:
         The run's metrics, and how each process ended.
@@ -52,11 +53,13 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
+    require_covered_channels(config)
     files.require_writable_folder(run_folder)
     names = [party.name for party in config.parties]
     with tempfile.TemporaryDirectory(prefix="securevfl-identities-") as identities:
         pinned = provision(names, Path(identities), valid_days=SHORT_LIVED_DAYS)
-        federation = run_folder / "federation.toml"
+        # Not in the run folder: what lies there belongs to a run that has begun.
+        federation = Path(identities) / "federation.toml"
         pinned_config = _pin(config, pinned)
         files.write_text(federation, tomli_w.dumps(dict(pinned_config.source)))
         threads = str(max(1, (os.cpu_count() or 1) // len(names)))
@@ -78,7 +81,7 @@ def train_in_processes(
         ]
 
         def on_event(name: str, event: Mapping[str, Any]) -> None:
-            if name == config.primary.name:
+            if name == config.primary.name or event.get("event") == "warning":
                 observe(event)
 
         exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
@@ -96,6 +99,15 @@ def _pin(config: FederationConfig, pinned: Mapping[str, str]) -> FederationConfi
     ]
     for party in source["party"]:
         if party["role"] == "primary":
-            host, port = parse_address(party["address"])
-            party["address"] = f"{host}:{port or free_port(host)}"
+            party["address"] = _with_port(*parse_address(party["address"]))
     return parse_federation(source, file="federation.toml of this run")
+
+
+def _with_port(host: str, port: int) -> str:
+    try:
+        return f"{host}:{port or free_port(host)}"
+    except OSError as error:
+        raise ConfigError(
+            f"party.address: {host} is no address of this machine ({error.strerror or error}); "
+            f'use "127.0.0.1:0" for a run on one machine'
+        ) from None

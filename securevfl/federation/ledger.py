@@ -117,6 +117,16 @@ class Ledger:
         return self._own.row_releases
 
     @property
+    def all_rounds(self) -> int:
+        """Releases charged in this session and in all earlier ones."""
+        return sum(session.rounds for session in [*self._earlier, self._own])
+
+    @property
+    def all_row_releases(self) -> int:
+        """Rows charged in this session and in all earlier ones, summed over their rounds."""
+        return sum(session.row_releases for session in [*self._earlier, self._own])
+
+    @property
     def spent(self) -> float:
         """Epsilon of everything in the ledger, at this plan's delta; rounded up."""
         return self._epsilon()

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from securevfl.core import files
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.ledger import Ledger
 
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
@@ -28,23 +31,24 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def privacy_figures(
-    config: FederationConfig, plan: ReleasePlan, *, rounds: int, row_releases: int
-) -> dict[str, Any]:
+def write_federation(run_folder: Path, config: FederationConfig) -> None:
+    """Write ``federation.toml``: the file that this run really had."""
+    files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
+
+
+def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger) -> dict[str, Any]:
     """Return the ``privacy`` part of ``metrics.json``.
 
     Args:
         config: The federation file.
         plan: What was planned; the promise was made for all of it.
-        rounds: Releases that were made.
-        row_releases: Rows that were released, summed over releases.
+        ledger: What was spent: by this session, and by those before it on the same ledger.
     """
     privacy = config.privacy
     tau = plan.noise_share_std()
-    spent = plan.epsilon_after(tau, rounds=rounds, row_releases=row_releases)
     return {
         "mechanism": privacy.mechanism,
-        "epsilon": finite_or_none(spent),
+        "epsilon": finite_or_none(ledger.spent),
         "epsilon_planned": finite_or_none(plan.epsilon(tau)),
         "epsilon_as_published": finite_or_none(plan.epsilon_as_published(tau)),
         "delta": privacy.delta,
@@ -57,8 +61,8 @@ def privacy_figures(
         "noise_share_std": tau,
         "sensitivity": plan.sensitivity(),
         "clip_norm": privacy.clip_norm,
-        "releases": rounds,
-        "row_releases": row_releases,
+        "releases": ledger.all_rounds,
+        "row_releases": ledger.all_row_releases,
         "secondaries": plan.parties,
         "statement": plan.statement(),
         "as_published_note": _AS_PUBLISHED_NOTE,

@@ -12,6 +12,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.events import EventLog
 from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation import handshake
 from securevfl.federation.assemble import (
@@ -20,10 +21,9 @@ from securevfl.federation.assemble import (
     cut_shape,
     is_frozen,
     link_keys,
-    open_ledger,
     read_party,
     release_plan,
-    require_covered_channels,
+    require_enough_records,
     ring_format,
     run_facts,
     slots,
@@ -34,6 +34,9 @@ from securevfl.federation.connection import TransportLimits
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.identity import Identity
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.outcome import write_federation
+from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.secondary import Secondary
@@ -94,6 +97,14 @@ def run_party(job: PartyJob, observe: Observer) -> dict[str, Any] | None:
         log.close()
 
 
+def _read_own(job: PartyJob, observe: Observer) -> PartyTable:
+    party = job.config.party(job.name)
+    table = read_party(job.config, party, job.data_root)
+    for text in table_warnings(job.config, party, table):
+        observe({"event": "warning", "text": text})
+    return table
+
+
 def pinned_identities(config: FederationConfig) -> dict[str, str]:
     """Return every party's pinned public key.
 
@@ -121,7 +132,8 @@ def _run_primary(
     observe: Observer,
 ) -> dict[str, Any]:
     config = job.config
-    table = read_party(config, config.primary, job.data_root)
+    files.require_writable_folder(job.run_folder)
+    table = _read_own(job, observe)
     split, facts = run_facts(config, table)
     plan = release_plan(config, facts)
     checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
@@ -145,6 +157,7 @@ def _run_primary(
             on_join=lambda name: log.write("joined", name=name),
         )
         facts = _greet(job, transport, facts, checkpoints if job.resume else None)
+        write_federation(job.run_folder, config)
         shown = link_keys(table)
         observe({"event": "stage", "text": "linking", "of": len(secondaries)})
         _send_keys(transport, secondaries, shown, deadline_s=config.runtime.idle_timeout_s)
@@ -214,6 +227,14 @@ def _greet(
         require_resumable(job.config, checkpoints, common)
     facts = replace(facts, resume_epoch=max(common, default=0))
     transport.broadcast(list(hellos), handshake.welcome(hellos, facts))
+    # Not even keys are sent before every party's budget has room for the run.
+    for _ in transport.receive_each(
+        list(hellos),
+        MessageKind.READY,
+        round_number=0,
+        deadline_s=job.config.runtime.round_timeout_s,
+    ):
+        pass
     return facts
 
 
@@ -240,8 +261,9 @@ def _run_secondary(
     log: EventLog,
     observe: Observer,
 ) -> None:
-    config, party = job.config, job.config.party(job.name)
-    table = read_party(config, party, job.data_root)
+    config = job.config
+    table = _read_own(job, observe)
+    require_enough_records(config, table)
     checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
     assert config.primary.address is not None
     transport = SecondaryTransport(
@@ -263,7 +285,9 @@ def _run_secondary(
         )
         facts, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
         plan = release_plan(config, facts)
-        secondary = _link_and_build(job, table, facts, plan, transport)
+        ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
+        transport.send(Message(kind=MessageKind.READY))
+        secondary = _link_and_build(job, table, facts, plan, ledger, transport)
         if facts.resume_epoch and not is_frozen(config):
             secondary.load_state(checkpoints.load(facts.resume_epoch))
         masks = PairwiseMasks(rank, pair_keys)
@@ -293,9 +317,10 @@ def _run_secondary(
 
 def _link_and_build(
     job: PartyJob,
-    table: Any,
+    table: PartyTable,
     facts: RunFacts,
     plan: ReleasePlan,
+    ledger: Ledger,
     transport: SecondaryTransport,
 ) -> Secondary:
     config = job.config
@@ -315,7 +340,7 @@ def _link_and_build(
         LinkKeys(keys=keys, scaler=KeyScaler(centre=centre, width=width)),
         plan=plan,
         ring=ring_format(config, plan),
-        ledger=open_ledger(job.folder, config, plan, party=job.name, resume=job.resume),
+        ledger=ledger,
         device=job.device,
     )
     transport.send(Message(kind=MessageKind.LINKED))
@@ -332,8 +357,8 @@ class EpochKeeper:
     def __call__(self, mark: EpochMark) -> None:
         """Do what the mark says."""
         if mark.restore_best:
-            self._secondary.bottom.load_state_dict(self._checkpoints.load_best())
+            self._secondary.bottom.load_state_dict(self._checkpoints.load_best(mark.epoch))
             return
         self._checkpoints.save(mark.epoch, self._secondary.state())
         if mark.best:
-            self._checkpoints.save_best(self._secondary.weights())
+            self._checkpoints.save_best(mark.epoch, self._secondary.weights())

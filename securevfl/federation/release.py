@@ -1,9 +1,9 @@
 """What leaves a secondary: charged, clipped, quantised, noised. The one file where these meet."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from securevfl.core.errors import PrivacyError
@@ -14,6 +14,7 @@ from securevfl.mpc.codec import quantise, require_row_norms
 from securevfl.mpc.ring_format import RingFormat
 
 
+@runtime_checkable
 class Charge(Protocol):
     """Anything that books a release before it is made; see :class:`federation.ledger.Ledger`."""
 
@@ -34,6 +35,7 @@ class Contribution:
         *,
         clip_norm: float,
         pooled: bool,
+        slots: int,
         ring: RingFormat,
         noise: RingNoise | None,
         ledger: Charge,
@@ -41,6 +43,7 @@ class Contribution:
     ) -> None:
         self.clip_norm = clip_norm
         self.pooled = pooled
+        self.slots = slots
         self.ring = ring
         self.noise = noise
         self.ledger = ledger
@@ -95,10 +98,25 @@ class Contribution:
         rows = units.flatten(0, 1) if self.pooled else units
         require_row_norms(rows, self.ring, clip_norm=self.clip_norm)
         if self.pooled:
-            units = units.sum(dim=1, keepdim=True, dtype=torch.int32)
+            units = self._within_slots(units.sum(dim=1, keepdim=True))
         if self.noise is not None:
             units += self.noise.sample(units.shape, device=units.device)
         return units
+
+    def _within_slots(
+        self, sums: Int64[Tensor, "batch one width"]
+    ) -> Int32[Tensor, "batch one width"]:
+        """Draw sums of more than K records back to the ball of radius K C.
+
+        Where rows choose their records no sum is outside it. Where records choose, a row may have
+        any number of them; drawing back brings no two sums further apart.
+        """
+        limit = self.slots * self.clip_norm * 2.0**self.ring.precision_bits
+        exact = sums.double()
+        norm = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        # A little inside, so that rounding in the quotient cannot leave the ball.
+        shrink = (limit * (1 - 1e-12) / norm.clamp_min(1.0)).clamp_max(1.0)
+        return torch.where(norm > limit, exact * shrink, exact).to(torch.int32)
 
 
 def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None:

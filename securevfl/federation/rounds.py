@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ class EpochMark:
     """Go back to the best weights: training is over and the test rows come next."""
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """How the primary reaches the secondaries: simulated, between processes, or from a cache."""
 

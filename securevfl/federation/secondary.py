@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,12 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
+from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import PoissonSampler, SampledLinker
 
 
+@runtime_checkable
 class LinkSource(Protocol):
     """Where a round's links come from."""
 
@@ -36,6 +38,22 @@ class FixedLinks:
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Return the links of the given primary rows."""
         return self.table.take(rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickedLinks:
+    """All records that picked a row: as many slots as the fullest row of the batch needs."""
+
+    pairs: EligiblePairs
+    """Which records picked which row."""
+
+    sample: npt.NDArray[np.bool_]
+    """The secret sample; drawn once, for one pass over all rows."""
+
+    def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
+        """Return every sampled record that picked one of the rows."""
+        counts = self.pairs.starts[rows + 1] - self.pairs.starts[rows]
+        return self.pairs.links(rows, max(1, int(counts.max())), sample=self.sample)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

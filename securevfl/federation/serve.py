@@ -149,9 +149,12 @@ class SecondaryServer:
         self.secondary.load_position_weights(mean)
 
     def _epoch(self, message: Message) -> None:
+        epoch = message.figure("epoch", int)
+        if epoch < 1:
+            raise ProtocolError(f"the primary ended epoch {epoch}; epochs count from 1")
         self.end_epoch(
             EpochMark(
-                epoch=message.figure("epoch", int),
+                epoch=epoch,
                 best=message.figure("best", bool),
                 restore_best=message.figure("restore_best", bool),
             )
@@ -166,7 +169,9 @@ class SecondaryServer:
             raise ProtocolError(f"round {message.round_number}: the primary named no rows")
         if purpose not in _PURPOSES:
             raise ProtocolError(f"round {message.round_number}: unknown purpose {purpose!r}")
-        if active != sorted(set(active) & set(ranks)):
+        if not all(type(rank) is int for rank in active) or active != sorted(
+            set(active) & set(ranks)
+        ):
             raise ProtocolError(f"round {message.round_number}: impossible parties {active!r}")
         if len(active) < self.min_active:
             raise ProtocolError(

@@ -1,5 +1,6 @@
 """The whole federation in one process: the same parties, the same noise, no cryptography."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ from securevfl.federation.assemble import (
     build_secondary,
     is_frozen,
     link_keys,
-    open_ledger,
     read_party,
     release_plan,
-    require_covered_channels,
     ring_format,
     run_facts,
     slots,
 )
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
-from securevfl.federation.config import FederationConfig
+from securevfl.federation.config import FederationConfig, PartySettings
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.outcome import write_federation
 from securevfl.federation.party import EpochKeeper
+from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.simulated import SimulatedExchange
@@ -82,8 +84,39 @@ def simulate_federation(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
+    with contextlib.ExitStack() as ledgers:
+        return _simulate(
+            config,
+            tables,
+            run_folder,
+            device=device,
+            resume=resume,
+            observe=observe,
+            ledgers=ledgers,
+        )
+
+
+def _simulate(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    run_folder: Path,
+    *,
+    device: torch.device,
+    resume: bool,
+    observe: Observer,
+    ledgers: contextlib.ExitStack,
+) -> SimulationResult:
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
+    for party in config.parties:
+        for text in table_warnings(config, party, tables[party.name]):
+            observe({"event": "warning", "text": text})
+
+    def own_ledger(party: PartySettings, folder: Path) -> Ledger:
+        ledger = open_ledger(folder, config, plan, party=party.name, resume=resume)
+        ledgers.callback(ledger.close)
+        return ledger
+
     primary_table = tables[config.primary.name]
     split, facts = run_facts(config, primary_table)
     plan = release_plan(config, facts)
@@ -100,7 +133,7 @@ def simulate_federation(
             shown,
             plan=plan,
             ring=ring,
-            ledger=open_ledger(folder, config, plan, party=party.name, resume=resume),
+            ledger=own_ledger(party, folder),
             device=device,
         )
         store = Checkpoints(folder, settings_digest=config.settings_digest)
@@ -123,7 +156,8 @@ def simulate_federation(
     for secondary, saved in zip(secondaries.values(), stores, strict=True):
         if epoch and not is_frozen(config):
             secondary.load_state(saved.load(epoch))
-    ledger = open_ledger(folder, config, plan, party=config.primary.name, resume=resume)
+    ledger = own_ledger(config.primary, folder)
+    write_federation(run_folder, config)
     run = PrimaryRun(
         config,
         primary_table,

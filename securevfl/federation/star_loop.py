@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.connection import Connection, Outgoing, TransportLimits
@@ -23,6 +23,7 @@ _HEARTBEATS_PER_SILENCE: Final = 4
 _DRAIN_BYTES: Final = 1 << 16
 
 
+@runtime_checkable
 class Service(Protocol):
     """What else lives in the thread: the primary's open door."""
 
@@ -291,7 +292,10 @@ class StarLoop:
     def _finished(self) -> bool:
         if self._farewell_deadline is None:
             return False
-        done = all(peer in self._gone for peer in self.connections)
+        # Nobody waits for the goodbye of a party that is lost because it was silent.
+        failure = self._failure
+        lost = failure.party if failure is not None and failure.kind == "timeout" else ""
+        done = all(peer in self._gone or peer == lost for peer in self.connections)
         return done or time.monotonic() > self._farewell_deadline
 
     def _release_sockets(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core import files
-from securevfl.core.errors import BudgetExceededError
+from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
@@ -106,7 +106,7 @@ class PrimaryRun:
         self.device = device
         self._observe = observe
         self._traffic = traffic
-        self._epsilon = 0.0
+        self._epsilon = ledger.spent if plan.privacy.mechanism != "none" else math.inf
         self.head = task_head(config, table, split)
         self.data = primary_data(config, table, split, shown, self.head, device)
         self.exchange = ChargedExchange(exchange, ledger, self._spent)
@@ -159,8 +159,7 @@ class PrimaryRun:
             resume_epoch: Epoch to go on from; 0 starts afresh.
 
         Raises:
-            BudgetExceededError: If the plan does not fit into what the ledger has left; nothing
-                was released then.
+            BudgetExceededError: If what a resumed run has left does not cover a release.
 
         Reveals:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
@@ -170,12 +169,11 @@ class PrimaryRun:
         if is_frozen(self.config):
             self._train_on_one_release()
         else:
-            self._train_by_rounds(fresh=not resume_epoch)
+            self._train_by_rounds()
 
     def _train_on_one_release(self) -> None:
         aggregates = self.checkpoints.load_released()
         if aggregates is None:
-            self.ledger.require_room(rounds=self.plan.rounds, row_releases=self.plan.row_releases)
             self._tell({"event": "stage", "text": "releasing rows", "of": self.plan.rounds})
             aggregates = release_once(
                 self.exchange,
@@ -185,6 +183,11 @@ class PrimaryRun:
                 observe=self._tell,
             )
             self.checkpoints.save_released(aggregates)
+        if len(aggregates) != len(self.data.targets):
+            raise ConfigError(
+                f"{self.checkpoints.folder}: {len(aggregates)} rows were released, and the table "
+                f"has {len(self.data.targets)} now; restore the table, or choose another --out"
+            )
         cache = ReleasedRows(aggregates, ranks=self.exchange.ranks, device=self.device)
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
@@ -194,9 +197,7 @@ class PrimaryRun:
         finally:
             self.primary.exchange = secondaries
 
-    def _train_by_rounds(self, *, fresh: bool) -> None:
-        if fresh:
-            self.ledger.require_room(rounds=self.plan.rounds, row_releases=self.plan.row_releases)
+    def _train_by_rounds(self) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save)
         self.primary.restore_best()
@@ -220,7 +221,7 @@ class PrimaryRun:
     def _save(self, mark: EpochMark) -> None:
         self.checkpoints.save(mark.epoch, self.primary.state())
         if mark.best:
-            self.checkpoints.save_best(self.primary.best_weights)
+            self.checkpoints.save_best(mark.epoch, self.primary.best_weights)
 
     def finish(
         self, run_folder: Path, *, mode: str, traffic: Mapping[str, Mapping[str, int]]
@@ -250,12 +251,17 @@ class PrimaryRun:
             "parties": len(config.parties),
             "bytes": {name: dict(row) for name, row in traffic.items()},
             "mode": mode,
-            "privacy": privacy_figures(
-                config, self.plan, rounds=self.ledger.rounds, row_releases=self.ledger.row_releases
-            ),
-            "ledger": str(self.ledger.path.relative_to(run_folder)) if self.ledger.path else None,
+            "privacy": privacy_figures(config, self.plan, self.ledger),
+            "ledger": _within(run_folder, self.ledger.path),
             "version": __version__,
         }
         write_history(run_folder, primary.history)
         files.write_json(run_folder / "metrics.json", metrics)
         return metrics
+
+
+def _within(run_folder: Path, path: Path | None) -> str | None:
+    """Return a path as a run folder names it: relative if it lies there."""
+    if path is None:
+        return None
+    return str(path.relative_to(run_folder) if path.is_relative_to(run_folder) else path.absolute())

@@ -69,6 +69,9 @@ class MessageKind(enum.IntEnum):
     AVERAGE = 16
     """Primary to every secondary: send your positional encodings' words. Tells nothing else."""
 
+    READY = 17
+    """Secondary to primary: its table and its budget have room for the run. Tells nothing else."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Message:

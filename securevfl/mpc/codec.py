@@ -14,7 +14,7 @@ from securevfl.mpc.ring_format import RingFormat
 _LANE_DTYPE: Final = {2: torch.int32, 4: torch.int16}
 
 # Numbers that one core's cache holds with a copy of them in float64.
-_PIECE: Final = 1 << 15
+_PIECE: Final = 1 << 16
 
 
 def quantise(x: Float[Tensor, "*shape"], fmt: RingFormat) -> Int32[Tensor, "*shape"]:
@@ -28,12 +28,11 @@ def quantise(x: Float[Tensor, "*shape"], fmt: RingFormat) -> Int32[Tensor, "*sha
     """
     if x.dtype not in (torch.float32, torch.float64):
         raise EncodingRangeError(f"values to encode must be float32 or float64, got {x.dtype}")
+    _require_range(x, fmt, scale=2.0**fmt.precision_bits, what="a value to encode")
     units = torch.empty(x.shape, dtype=torch.int32, device=x.device)
     for source, target in zip(_pieces(x), _pieces(units), strict=True):
-        scaled = source * 2.0**fmt.precision_bits
-        _require_range(scaled, fmt, what="a value to encode")
         # The conversion itself truncates towards zero.
-        target.copy_(scaled)
+        target.copy_(source * 2.0**fmt.precision_bits)
     return units
 
 
@@ -65,20 +64,28 @@ def require_row_norms(
         )
 
 
-def encode(units: Int32[Tensor, "*shape"], fmt: RingFormat) -> Int64[Tensor, "words"]:
+def encode(
+    units: Int32[Tensor, "*shape"], fmt: RingFormat, *, reuse: bool = False
+) -> Int64[Tensor, "words"]:
     """Pack ring units into words; the last word is filled up with zeros' code.
+
+    Args:
+        units: Quantised values with their noise.
+        fmt: The format that all parties share.
+        reuse: Whether the words may take the place of ``units`` in memory, to save a copy; the
+            caller must not read ``units`` again.
 
     Raises:
         EncodingRangeError: If a number leaves the format's range. The whole tensor is checked
             before anything is returned, so a lane can never wrap into its neighbour.
     """
-    _require_range(units, fmt, what="a noised value")
+    _require_range(units, fmt, scale=1, what="a noised value")
     flat = units.reshape(-1)
     missing = fmt.words(flat.numel()) * fmt.lanes - flat.numel()
     if missing:
         flat = torch.cat([flat, flat.new_zeros(missing)])
     # An int32 addition that wraps has the same bits as the unsigned one that is meant.
-    biased = flat + fmt.bound_units
+    biased = flat.add_(fmt.bound_units) if reuse else flat + fmt.bound_units
     return biased.to(_LANE_DTYPE[fmt.lanes]).view(torch.int64)
 
 
@@ -128,10 +135,11 @@ def _pieces(values: Tensor) -> tuple[Tensor, ...]:
     return (flat,) if values.is_cuda else flat.split(_PIECE)
 
 
-def _require_range(values: Tensor, fmt: RingFormat, *, what: str) -> None:
+def _require_range(values: Tensor, fmt: RingFormat, *, scale: float, what: str) -> None:
     if values.numel() == 0:
         return
-    low, high = (end.item() for end in torch.aminmax(values))
+    # A power of two as scale makes the products exact.
+    low, high = (end.item() * scale for end in torch.aminmax(values))
     # Written so that NaN, which aminmax passes on, fails.
     if not (-fmt.bound_units <= low and high <= fmt.bound_units):
         worst = max(low, high, key=abs) if low == low else low

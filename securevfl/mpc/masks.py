@@ -4,6 +4,7 @@ The mask of rank i in round r is ``sum_(j > i) F(k_ij, r) - sum_(j < i) F(k_ij, 
 the other active ranks j, where F is the pair's AES-256 key stream with nonce r.
 """
 
+import os
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.mpc.pair_keys import PAIR_KEY_BYTES
 
-# Key stream is made in pieces that stay in the cache; 128 KiB measured best of 32 KiB to 1 MiB.
+# Key stream is made in pieces that stay in the cache while they are added.
 _PIECE_BYTES: Final = 1 << 17
 _ZEROS: Final = memoryview(bytes(_PIECE_BYTES))
 _AES_BLOCK_BYTES: Final = 16
@@ -44,6 +45,7 @@ class PairwiseMasks:
             raise ConfigError("two pairs share one key; pair keys must differ")
         self.rank = rank
         self._keys = dict(pair_keys)
+        self._process = os.getpid()
         self._used: set[int] = set()
         self._lock = threading.Lock()
         self._prepared: dict[int, tuple[int, tuple[int, ...], Future[npt.NDArray[np.int64]]]] = {}
@@ -118,6 +120,9 @@ class PairwiseMasks:
         self._keys = {}
 
     def _peers(self, active: Sequence[int]) -> tuple[int, ...]:
+        if os.getpid() != self._process:
+            # A forked copy does not know which rounds the original has used meanwhile.
+            raise ProtocolError("masks cannot be used by a forked process; start a new session")
         peers = tuple(sorted(rank for rank in active if rank != self.rank))
         known = set(self._keys)
         if self.rank not in active or len(set(active)) != len(active) or not set(peers) <= known:

@@ -34,6 +34,10 @@ _FOUR_LANE_BITS: Final = 10
 _FOUR_LANE_MIN_CLIP_UNITS: Final = 1024
 
 
+COARSEST_STEP: Final = 2.0 ** -min(*_TWO_LANE_BITS, _FOUR_LANE_BITS)
+"""The largest granularity that any format has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingFormat:
     """The fixed-point format that all parties of a federation share."""

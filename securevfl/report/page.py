@@ -40,12 +40,41 @@ def write_report(run: Path) -> Path:
     page = _TEMPLATE.render(
         metrics=metrics,
         privacy=privacy,
+        promised=_promised(privacy),
         figures=figures,
         federation=(run / "federation.toml").read_text(encoding="utf-8"),
     )
     path = run / "report.html"
     files.write_text(path, page)
     return path
+
+
+def _promised(privacy: dict[str, Any]) -> dict[str, str]:
+    """Return the figures behind the statement, in words of the federation file."""
+    words = {
+        "epsilon spent": "epsilon",
+        "epsilon of the whole plan": "epsilon_planned",
+        "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",
+        "delta": "delta",
+        "unit": "unit",
+        "encoder": "encoder",
+        "links per record (m)": "links_per_record",
+        "secondaries that may collude with the primary": "colluding",
+        "noise multiplier": "noise_multiplier",
+        "noise share of each secondary (standard deviation)": "noise_share_std",
+        "sensitivity of the sum": "sensitivity",
+        "clip norm": "clip_norm",
+        "releases": "releases",
+        "rows released": "row_releases",
+        "accounting": "accounting",
+    }
+    shown = {}
+    for label, name in words.items():
+        value = privacy[name]
+        if value is None:
+            value = "not bounded" if name.startswith("epsilon") else "none"
+        shown[label] = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return shown
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Shares no code with securevfl, nor with dp-accounting. Method: with K(s) = log E[exp(s L)] of one
 release's privacy loss L under the distribution with the unit, and any c > 0,
 
-    delta(epsilon) = (1 / 2 pi i) integral over Re s = c of exp(T K(s) - s epsilon) / (s (s + 1)) ds,
+    delta(epsilon) = (1 / 2 pi i) integral of exp(T K(s) - s epsilon) / (s (s + 1)) ds, Re s = c,
 
 taken through the saddle point, where the integrand does not oscillate. Both the moments and the
 line integral are trapezoidal sums of analytic functions, whose error falls exponentially.

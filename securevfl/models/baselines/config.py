@@ -15,7 +15,7 @@ class BaselineConfig:
     dropout: float = 0.1
     """Share of hidden units dropped in training."""
 
-    epochs: int = 60
+    epochs: int = 200
     """Passes over the training rows, at most."""
 
     batch_size: int = 128
@@ -27,7 +27,7 @@ class BaselineConfig:
     weight_decay: float = 1e-4
     """Decoupled weight decay."""
 
-    patience: int = 15
+    patience: int = 40
     """Epochs without a better validation metric before training stops."""
 
     def __post_init__(self) -> None:

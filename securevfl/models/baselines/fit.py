@@ -58,33 +58,22 @@ def fit_table(
     for name, rows in (("training", train), ("validation", validation), ("test", test)):
         if len(rows) == 0:
             raise DataError(f"the baseline has no {name} rows")
-    model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
-    initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
-    model.to(inputs.device)
-    optimizer = build_optimizer(
-        "adamw",
-        model.parameters(),
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-    )
-    order = torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline"))
-    best, best_epoch, weights, epoch = float("nan"), 0, model.state_dict(), 0
-    # Dropout draws from torch's global generator: seeded inside, as it was outside.
+    # Layers and dropout draw from torch's global generator: seeded inside, as it was outside.
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(derive_seed(seed, "dropout", "baseline"))
-        while epoch < config.epochs and epoch - best_epoch < config.patience:
-            epoch += 1
-            model.train()
-            shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
-            for rows in shuffled.split(config.batch_size):
-                optimizer.zero_grad()
-                head.loss(model(inputs[rows]), targets[rows]).backward()
-                optimizer.step()
-            metric = _evaluate(model, inputs, targets, validation, head)
-            if best_epoch == 0 or head.is_better(metric, best):
-                best, best_epoch = metric, epoch
-                weights = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(weights)
+        model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
+        initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
+        model.to(inputs.device)
+        best, best_epoch, epoch = _train(
+            model,
+            inputs,
+            targets,
+            head=head,
+            train=train,
+            validation=validation,
+            config=config,
+            order=torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline")),
+        )
     return BaselineResult(
         train=_evaluate(model, inputs, targets, train, head),
         validation=best,
@@ -99,3 +88,39 @@ def fit_table(
 def _evaluate(model: MLP, inputs: Tensor, targets: Tensor, rows: Tensor, head: TaskHead) -> float:
     model.eval()
     return head.metric(model(inputs[rows]), targets[rows])
+
+
+def _train(
+    model: MLP,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    head: TaskHead,
+    train: Tensor,
+    validation: Tensor,
+    config: BaselineConfig,
+    order: torch.Generator,
+) -> tuple[float, int, int]:
+    """Leave the best epoch's weights in ``model``; return its metric, it and the epochs run."""
+    optimizer = build_optimizer(
+        "adamw",
+        model.parameters(),
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    best, best_epoch, epoch = 0.0, 0, 0
+    weights: dict[str, Tensor] = {}
+    while epoch < config.epochs and epoch - best_epoch < config.patience:
+        epoch += 1
+        model.train()
+        shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
+        for rows in shuffled.split(config.batch_size):
+            optimizer.zero_grad()
+            head.loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+        metric = _evaluate(model, inputs, targets, validation, head)
+        if best_epoch == 0 or head.is_better(metric, best):
+            best, best_epoch = metric, epoch
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+    return best, best_epoch, epoch

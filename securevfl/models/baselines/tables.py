@@ -22,8 +22,8 @@ def solo_inputs(
 
 def combined_inputs(
     primary: Float[Tensor, "rows inputs"],
-    secondaries: Sequence[Float[Tensor, "records features"]],
-    matches: Sequence[Int[Tensor, " rows"]],
+    secondaries: Sequence[Float[Tensor, "_ _"]],
+    matches: Sequence[Int[Tensor, " _"]],
 ) -> Float[Tensor, "rows all_inputs"]:
     """Join the true match of every row at every secondary to the primary's own inputs.
 

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -13,7 +14,10 @@ from securevfl.models.fet.positions import FourierPositions
 
 
 class FeTBottom(nn.Module):
-    """Encode a row's links; reordering them reorders a sequence, and leaves a pooled row as it is.
+    """Encode a row's links, which come nearest first.
+
+    Without ``ranked``, reordering the links reorders a sequence, and leaves a pooled row as it is.
+    With it, one learned number a rank joins the mask, and is the only thing that knows the order.
 
     References:
         [FeT] section 5.1 and Algorithm 1, line 7. ``release = "pooled"`` is ours: the K vectors
@@ -27,6 +31,7 @@ class FeTBottom(nn.Module):
         self.pools = config.release == "pooled"
         self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
         self.mask = DynamicMask(key_dim, hidden=config.hidden) if config.dynamic_masking else None
+        self.rank_bias = nn.Parameter(torch.zeros(config.neighbours)) if config.ranked else None
         self.blocks = nn.ModuleList(
             EncoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
             for _ in range(config.encoder_blocks)
@@ -45,7 +50,7 @@ class FeTBottom(nn.Module):
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch positions width"]:
         """Return (B, K, H), zero at absent links, or (B, 1, H) if pooled."""
-        bias = attention_bias(self.mask(keys, present) if self.mask else None, present)
+        bias = attention_bias(self._link_scores(keys, present), present)
         hidden = self.embedding(features, keys)
         for block in self.blocks:
             hidden = block(hidden, bias)
@@ -53,6 +58,14 @@ class FeTBottom(nn.Module):
         if not self.pools:
             return cast(Tensor, hidden * present.unsqueeze(-1))
         return _pool(hidden, bias, present)
+
+    def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
+        scores = None if self.mask is None else self.mask(keys, present)
+        if self.rank_bias is None:
+            return scores
+        # Gathered, not broadcast: attention kernels want a bias of the batch's own shape.
+        ranks = self.rank_bias.expand(len(keys), -1)
+        return ranks if scores is None else scores + ranks
 
 
 def _pool(hidden: Tensor, bias: Tensor | None, present: Tensor) -> Tensor:

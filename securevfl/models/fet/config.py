@@ -38,6 +38,13 @@ class FeTConfig:
     dynamic_masking: bool = True
     """Whether attention weighs links by a mask made from their keys."""
 
+    ranked: bool = True
+    """Whether the model may learn what a link's rank is worth; links are listed nearest first.
+
+    An addition to the paper: a mask made from keys alone does not know the primary's key, so it
+    cannot tell the nearest link from the others.
+    """
+
     keys_as_features: bool = True
     """Whether keys are model inputs beside the features, as in the published code.
 

@@ -34,7 +34,8 @@ class FeTTop(nn.Module):
         # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
         # works with; a norm at the primary is post-processing of what was released.
         self.memory_norm = nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
-        self.slots = nn.Parameter(torch.zeros(config.cut_shape))
+        # Position j of a sequence averages the parties' j-th nearest links.
+        self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
         self.decoder = nn.ModuleList(
             DecoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
             for _ in range(config.decoder_blocks)
@@ -57,7 +58,9 @@ class FeTTop(nn.Module):
         hidden = self.embedding(features, keys).unsqueeze(1)
         for block in self.encoder:
             hidden = block(hidden)
-        memory = self.memory_norm(aggregate) + self.slots
+        memory = self.memory_norm(aggregate)
+        if self.ranks is not None:
+            memory = memory + self.ranks
         for block in self.decoder:
             hidden = block(hidden, memory)
         out: Tensor = self.output(self.norm(hidden.squeeze(1)))

@@ -90,8 +90,33 @@ def test_no_removal_or_exchange_moves_the_sum_further_than_reported(
             assert np.linalg.norm(moved) <= reach[relation] * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("cap", "k"), [(1, 1), (2, 2), (3, 4), (7, 3)])
+def test_uncontested_slots_move_by_half_as_much_when_a_record_goes(cap: int, k: int) -> None:
+    """All eligible records added up and drawn back to the ball: C/K a row for each one removed."""
+
+    def drawn_back(links: list[tuple]) -> np.ndarray:
+        rows = released(links, k=k, pooled=True)
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows / np.maximum(norms, 1.0)
+
+    reach = row_change(
+        clip_norm=1.0,
+        active=1,
+        unit=Unit.SECONDARY_RECORD,
+        pooled_links=k,
+        contested=False,
+    ) * math.sqrt(rows_changed(links_per_record=cap, rows=ROWS))
+    for rows, everything in federations(seed=100 + cap * 10 + k):
+        whole = drawn_back(links_of(rows, everything, cap=cap, k=len(everything)))
+        for out in everything:
+            rest = {one: key for one, key in everything.items() if one != out}
+            other = drawn_back(links_of(rows, rest, cap=cap, k=len(everything)))
+
+            assert np.linalg.norm(other - whole) <= reach * (1 + 1e-12)
+
+
 def test_the_pooled_bound_is_reached() -> None:
-    """Two opposite vectors, one leaving and one entering: 2C/K exactly, so nothing is given away."""
+    """Two opposite vectors, one leaving and one entering: 2C/K exactly, nothing given away."""
     k, vector = 4, np.array([1.0, 0.0])
     with_it, without_it = (vector + 0) / k, (-vector) / k
 
@@ -124,7 +149,7 @@ def test_rounding_the_pooled_mean_can_pass_the_bound_and_is_charged() -> None:
 
 
 def test_a_greedy_cap_would_break_the_bound() -> None:
-    """Negative control: a cap counted while rows choose lets one removal change more rows than m."""
+    """Negative control: with a cap counted while rows choose, one removal changes more than m."""
 
     def greedy(rows: np.ndarray, records: dict[int, float], cap: int, k: int) -> list[tuple]:
         left = dict.fromkeys(records, cap)

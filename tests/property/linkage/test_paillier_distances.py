@@ -1,4 +1,4 @@
-"""Linking under Paillier encryption gives the plain links; what goes back tells the key holder nothing."""
+"""Linking under Paillier encryption gives the plain links, and answers tell nothing else."""
 
 from itertools import repeat
 
@@ -45,7 +45,7 @@ def test_links_equal_the_unprotected_ones(
 
 def test_27_rows_share_a_ciphertext_at_2048_bits() -> None:
     """At two dimensions a lane has 75 bits: 34 of a value, 40 that hide it, 1 for the carry."""
-    lanes = Lanes(2, 2048)
+    lanes = Lanes(key_dim=2, key_bits=2048)
 
     assert (lanes.width, lanes.count) == (75, 27)
     largest = 2 * lanes.offset + 2**lanes.mask_bits - 1
@@ -122,5 +122,11 @@ def test_nothing_secret_is_shown(keyholder: Keyholder) -> None:
 
 
 def test_phe_s_own_example_holds() -> None:
-    """n=126869, m=10100, r=74384 gives 935906717: python-paillier 1.5.0, tests/paillier_test.py."""
-    assert paillier.PaillierPublicKey(126869).raw_encrypt(10100, 74384) == 935906717
+    """data61/python-paillier, phe/tests/paillier_test.py, testEncryptDecryptRegression0.
+
+    By phe itself, and by the two factors that :mod:`paillier_distances` multiplies.
+    """
+    n, m, r = 126869, 10100, 74384
+
+    assert paillier.PaillierPublicKey(n).raw_encrypt(m, r) == 935906717
+    assert (1 + n * m) * pow(r, n, n**2) % n**2 == 935906717

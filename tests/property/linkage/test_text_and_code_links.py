@@ -126,3 +126,30 @@ def test_codes_are_linked_by_the_fewest_bits(
         links = nearest_codes(mine, theirs, k, eligible=eligible, backend=backend)
         assert present(links) == expected
         assert (links.distances[~links.present] == np.inf).all()
+
+
+def test_many_records_are_compared_in_strips() -> None:
+    """Nothing is lost or counted twice where one strip of records ends and the next begins."""
+    rng = np.random.default_rng(1)
+    mine, theirs = (rng.integers(0, 256, (count, 9), dtype=np.uint8) for count in (6, 20_000))
+    distances = np.bitwise_count(mine[:, None] ^ theirs[None]).sum(axis=2, dtype=np.int64)
+    links = nearest_codes(mine, theirs, 40, backend="numpy")
+
+    assert present(links) == ranked(distances, 40, np.arange(20_000))
+
+
+@pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is an optional dependency")
+def test_faiss_breaks_ties_by_record_number_too() -> None:
+    """With 256 different codes among 20,000 records nearly every distance ties."""
+    rng = np.random.default_rng(2)
+    mine, theirs = (rng.integers(0, 256, (count, 1), dtype=np.uint8) for count in (50, 20_000))
+
+    assert_links_equal(
+        nearest_codes(mine, theirs, 7, backend="faiss"),
+        nearest_codes(mine, theirs, 7, backend="numpy"),
+    )
+
+
+def assert_links_equal(one: LinkTable, other: LinkTable) -> None:
+    assert np.array_equal(one.indices, other.indices)
+    assert np.array_equal(one.distances, other.distances)

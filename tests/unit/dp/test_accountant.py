@@ -1,6 +1,8 @@
 """Which accountant answers, and what it refuses."""
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 from securevfl.core.errors import ConfigError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplified
@@ -100,6 +102,28 @@ def test_next_to_no_noise_has_a_large_finite_epsilon() -> None:
     epsilon = epsilon_of([sampled(1, noise_multiplier=0.01)], delta=1e-5)
 
     assert epsilon == gaussian_epsilon(delta=1e-5, noise_multiplier=0.01)
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.01, 0.7), (0.1, 2.0), (0.45, 5.0), (0.001, 4.0)])
+def test_renyi_agrees_with_the_library_at_whole_orders(q: float, z: float) -> None:
+    """Two computations that share no code: our integral, dp-accounting's finite sum."""
+    orders = [2, 3, 8, 32]
+    library = RdpAccountant(orders)
+    library.compose(PoissonSampledDpEvent(q, GaussianDpEvent(z)), 7)
+
+    for order, theirs in zip(orders, library.rdp, strict=True):
+        ours = renyi_divergence(sampled(7, sampling_rate=q, noise_multiplier=z), order=order)
+        assert ours == pytest.approx(theirs, rel=1e-7)
+
+
+def test_renyi_has_no_gap_at_large_rates_and_broken_orders() -> None:
+    """Where the library's series diverges, the integral lies between the whole orders around it."""
+    at = [
+        renyi_divergence(sampled(1, sampling_rate=0.7, noise_multiplier=2.0), order=order)
+        for order in (2.0, 2.5, 3.0)
+    ]
+
+    assert at[0] < at[1] < at[2]
 
 
 @pytest.mark.parametrize("order", [1.0, 0.5, float("nan"), float("inf")])

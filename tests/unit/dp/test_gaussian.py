@@ -31,7 +31,7 @@ def test_noise_is_enough_and_hardly_more() -> None:
 
 
 def test_four_releases_cost_as_one_with_half_the_noise() -> None:
-    """mu adds in squares."""
+    """Mu adds in squares."""
     assert composed_multiplier(4.0, 4.0, 4.0, 4.0) == 2.0
     assert composed_multiplier(3.0) == 3.0
 

@@ -35,7 +35,7 @@ FROZEN = {"encoder": "frozen", "links_per_record": 4}
 
 
 def test_a_trained_encoder_pays_for_every_row_of_every_round() -> None:
-    """mu = 2C sqrt(row releases) / (tau sqrt(k)), [DESIGN 7]."""
+    """Mu = 2C sqrt(row releases) / (tau sqrt(k)), [DESIGN 7]."""
     plan = plan_of(passes=5, clip_norm=3.0)
     mu = 2 * 3.0 * math.sqrt(5000) / (7.0 * 2)
 
@@ -81,7 +81,7 @@ def test_calibrated_noise_keeps_the_promise_and_little_more() -> None:
 
 
 def test_noise_multiplier_is_noise_over_sensitivity() -> None:
-    """tau = z Delta_sum / sqrt(k - c), at the worst number of active secondaries."""
+    """Tau = z Delta_sum / sqrt(k - c), at the worst number of active secondaries."""
     plan = plan_of(noise_multiplier=1.5, colluding=1, **FROZEN)
 
     assert plan.noise_share_std() == pytest.approx(1.5 * plan.sensitivity() / math.sqrt(3))

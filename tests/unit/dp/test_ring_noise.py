@@ -1,5 +1,6 @@
 import math
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import mpmath
@@ -43,20 +44,26 @@ def test_a_seed_must_be_called_insecure_and_repeats() -> None:
     assert not torch.equal(one, other)
 
 
-def test_a_forked_child_draws_other_noise() -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["sampler", "buffer"])
+def test_a_forked_child_draws_other_noise(ahead: bool) -> None:
     """Two processes that add the same noise would let it be subtracted."""
     noise = ExactDiscreteGaussian(1e6)
+    noise = NoiseBuffer(noise) if ahead else noise
     noise.sample((10,))
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(20)
         os.write(write, noise.sample((10,)).numpy().tobytes())
         os._exit(0)
     mine = noise.sample((10,)).numpy().tobytes()
+    os.close(write)
     theirs = os.read(read, 40)
     os.waitpid(child, 0)
     os.close(read)
-    os.close(write)
+
+    if ahead:
+        noise.close()
 
     assert len(theirs) == 40
     assert mine != theirs

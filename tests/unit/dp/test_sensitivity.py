@@ -36,7 +36,7 @@ def test_units_scale_as_the_table_says() -> None:
 
 
 def test_a_batch_bounds_what_a_record_touches() -> None:
-    """m beyond the rows released changes nothing."""
+    """M beyond the rows released changes nothing."""
     small = sum_sensitivity(
         clip_norm=1.0, active=1, unit=Unit.SECONDARY_RECORD, links_per_record=100, rows=16
     )
@@ -60,7 +60,7 @@ def test_a_missing_cap_is_refused() -> None:
 
 
 def test_shares_leave_the_wanted_noise_on_the_average() -> None:
-    """k shares of sqrt(k) s, divided by k, carry s; the paper's sigma/k does not."""
+    """K shares of sqrt(k) s, divided by k, carry s; the paper's sigma/k does not."""
     k, wanted = 10, 0.4
     share = share_std_for_average(average_noise_std=wanted, parties=k)
 

@@ -143,3 +143,29 @@ def test_codes_of_different_length_are_refused() -> None:
         nearest_codes(np.zeros((2, 8), dtype=np.uint8), np.zeros((2, 16), dtype=np.uint8), 1)
     with pytest.raises(DataError, match="a table is empty"):
         nearest_codes(np.zeros((0, 8), dtype=np.uint8), np.zeros((2, 8), dtype=np.uint8), 1)
+
+
+def test_the_places_of_ones_do_not_tell_a_number() -> None:
+    """Bits are in a secret order: ones are no run, and two secrets share them by chance only."""
+    code = NumberCode(low=0.0, high=1.0, bits=1024, concentration=0.25)
+    one, other = (
+        np.unpackbits(numbers(np.array([0.3]), code, LinkageSecret(byte * 32))[0])
+        for byte in (b"a", b"b")
+    )
+    runs = int((np.diff(one) == 1).sum())
+
+    # 256 ones at random among 1024 form about 192 runs, with a deviation of about 6.
+    assert 150 < runs < 240
+    assert 20 < int((one & other).sum()) < 110
+
+
+def test_where_codes_change_is_secret() -> None:
+    """The offset of the pivots decides whether two values in one step look equal."""
+    code = NumberCode(low=0.0, high=1.0, bits=256)
+    values = 0.5 + code.step * np.array([0.0, 0.5])
+    equal = {
+        bool(hamming(*numbers(values, code, LinkageSecret(bytes([byte]) * 32))) == 0)
+        for byte in range(20)
+    }
+
+    assert equal == {True, False}

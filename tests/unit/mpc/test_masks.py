@@ -1,3 +1,4 @@
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -132,6 +133,20 @@ def test_a_refused_round_leaves_the_words_as_they_were() -> None:
     with pytest.raises(ProtocolError):
         party.apply(words, round_number=1, active=RANKS)
     assert torch.equal(words, torch.arange(10))
+
+
+def test_a_forked_copy_cannot_mask() -> None:
+    """It would not know which rounds the original uses."""
+    party = masks_of()[1]
+    child = os.fork()
+    if child == 0:
+        try:
+            mask(party, 1)
+        except ProtocolError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("active", [(2, 3), (1, 5), (1, 2, 2), ()])

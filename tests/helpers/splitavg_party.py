@@ -1,0 +1,71 @@
+"""One party of a real SplitAvg: ``python splitavg_party.py FOLDER RANK``, over TLS and CrypTen."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from ring_keys import bounded_values
+
+from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.federated import PrimaryWire
+from securevfl.federation.identity import Identity
+from securevfl.federation.serve import SecondaryWire
+from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.mpc.codec import decode_sum, encode, quantise
+from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.sum_to import CrypTenSumTo
+
+WAIT_S = 60.0
+
+
+def main(folder: Path, rank: int) -> None:
+    """Take part in every round of the job; the primary saves the sums, in ring units."""
+    torch.set_num_threads(1)
+    job = json.loads((folder / "job.json").read_text())
+    names = dict(enumerate(job["names"]))
+    identity = Identity.load(folder / names[rank], names[rank])
+    ranks = {name: r for r, name in names.items()}
+    address = ("127.0.0.1", job["port"])
+    active = tuple(r for r in names if r)
+    formats = [
+        RingFormat.choose(clip_norm=1.0, noise_share_std=std, parties=len(active))
+        for std in job["noise_share_std"]
+    ]
+    if rank == 0:
+        with PrimaryTransport(address, identity, job["pinned"], new_session(), ranks) as primary:
+            primary.listen()
+            primary.wait_for_parties(WAIT_S)
+            bridge = CrypTenBridge(PrimaryWire(primary, names, deadline_s=WAIT_S), rank=0)
+            sum_to = CrypTenSumTo(bridge, None)
+            sums = []
+            for round_number, fmt in enumerate(formats, start=1):
+                zeros = torch.zeros(fmt.words(job["elements"]), dtype=torch.int64)
+                total = sum_to(zeros, round_number=round_number, active=active)
+                units = decode_sum(total, fmt, elements=job["elements"], parties_active=len(active))
+                sums.append(units.numpy())
+        np.save(folder / "sums.npy", np.stack(sums))
+        return
+    with SecondaryTransport(address, identity, job["pinned"], ranks) as secondary:
+        secondary.connect(WAIT_S)
+        keys = {int(peer): bytes.fromhex(key) for peer, key in job["keys"][str(rank)].items()}
+        bridge = CrypTenBridge(SecondaryWire(secondary), rank=rank)
+        sum_to = CrypTenSumTo(bridge, PairwiseMasks(rank, keys))
+        noise = {
+            std: ExactDiscreteGaussian(std / fmt.granularity)
+            for std, fmt in zip(job["noise_share_std"], formats, strict=True)
+            if std
+        }
+        for round_number, fmt in enumerate(formats, start=1):
+            units = quantise(bounded_values(rank, job["elements"]), fmt)
+            std = job["noise_share_std"][round_number - 1]
+            if std:
+                units += noise[std].sample(units.shape)
+            sum_to(encode(units, fmt), round_number=round_number, active=active)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

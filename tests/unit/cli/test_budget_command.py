@@ -1,0 +1,184 @@
+"""``securevfl budget``: what users type, and what they get."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from securevfl.core import errors
+from securevfl.dp.accountant import pld_epsilon
+from securevfl.dp.budget import Budget
+from securevfl.dp.events import SampledRelease
+
+ISSUE = ["--noise-multiplier", "1.0", "--sampling-rate", "0.1", "--steps", "1000"]
+
+BAD_INPUT = [
+    ([], "ConfigError", "give --noise-multiplier, --epsilon, or both"),
+    (["--epsilon", "1", "--noise-multiplier", "1", "--steps", "5"], "ConfigError", "leave --steps"),
+    (["--epsilon", "nan"], "ConfigError", "epsilon must be finite"),
+    (["--noise-multiplier", "0"], "ConfigError", "noise_multiplier must be finite and > 0"),
+    (["--epsilon", "1", "--delta", "1.5"], "ConfigError", "delta must lie"),
+    (["--epsilon", "1", "--unit", "row"], "ConfigError", "unit must be one of"),
+    (["--epsilon", "1", "--unit", "entity"], "PrivacyError", "links_per_record: must be given"),
+    (["--epsilon", "1", "--encoder", "frozen"], "PrivacyError", "links_per_record"),
+    (
+        ["--epsilon", "1", "--encoder", "trained", "--sampling-rate", "0.1"],
+        "PrivacyError",
+        "remember",
+    ),
+    (["--epsilon", "1", "--colluding", "1"], "PrivacyError", "leaves nobody"),
+    (["--epsilon", "1", "--plot", "a.png"], "ConfigError", "must end in .svg"),
+    (["similarity", "--sigma0", "10"], "ConfigError", "exactly one of --sigma and --tau"),
+    (["similarity", "--sigma0", "10", "--tau", "0.001"], "ConfigError", "bound must be above"),
+]
+
+# Typer hands its callback a context of a private class, which the run-time type checks of the
+# tests refuse; so the commands run in one process of their own, without those checks.
+_RUNNER = """
+import json, sys
+from typer.testing import CliRunner
+from securevfl.cli.budget import app
+for arguments in json.load(sys.stdin):
+    result = CliRunner().invoke(app, arguments)
+    print(json.dumps([result.exit_code, result.stdout, type(result.exception).__name__,
+                      str(result.exception)]))
+"""
+
+
+def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
+    """Return exit code, output, error class and error text of each command."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUNNER],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+SIMILARITY = ["similarity", "--sigma0", "21178.86"]
+GOOD = {
+    "epsilon": [*ISSUE, "--delta", "1e-5", "--json"],
+    "noise": ["--epsilon", "2", "--sampling-rate", "0.1", "--steps", "500", "--json"],
+    "steps": ["--epsilon", "2", "--noise-multiplier", "4.7", "--sampling-rate", "0.1", "--json"],
+    "text": ["--epsilon", "3", "--secondaries", "4", "--colluding", "1"],
+    "compare": [*ISSUE, "--secondaries", "4", "--compare", "--json"],
+    "compare in text": [*ISSUE, "--secondaries", "4", "--compare"],
+    "tau": [*SIMILARITY, "--sigma", "0.4", "--records", "19479", "--json"],
+    "sigma": [*SIMILARITY, "--tau", "5.071974e-05", "--json"],
+    "similarity in text": [*SIMILARITY, "--sigma", "1"],
+}
+
+
+@cache
+def outcomes() -> dict[str, tuple[int, str, str, str]]:
+    """Run every command of this file once; return outcomes by name, or by words if bad."""
+    named = GOOD | {" ".join(arguments): arguments for arguments, _, _ in BAD_INPUT}
+    return dict(zip(named, run_all(*named.values()), strict=True))
+
+
+def output_of(name: str) -> str:
+    """Return what a good command prints."""
+    code, output, _, text = outcomes()[name]
+    assert code == 0, text
+    return output
+
+
+def answer_of(name: str) -> dict:
+    """Return what a good command prints with --json: one line, one object."""
+    output = output_of(name)
+    assert output.count("\n") == 1
+    return json.loads(output)
+
+
+def test_epsilon_from_noise() -> None:
+    """The figure is the accountant's own, and the settings come back with it."""
+    got = answer_of("epsilon")
+
+    release = SampledRelease(sampling_rate=0.1, noise_multiplier=1.0, count=1000)
+    assert got["epsilon"] == pld_epsilon([release], delta=1e-5)
+    settings = (got["unit"], got["encoder"], got["links_per_record"])
+    assert settings == ("secondary-record", "frozen", 1)
+    assert "linked to at most 1 row" in got["statement"]
+
+
+def test_noise_from_epsilon_and_steps_from_both() -> None:
+    """The other two directions are the calculator's."""
+    budget = Budget(steps=500, sampling_rate=0.1, delta=1e-5, links_per_record=1)
+    noise, steps = answer_of("noise"), answer_of("steps")
+
+    assert noise["noise_multiplier"] == budget.noise_multiplier(epsilon=2.0)
+    assert steps["steps"] == budget.steps_within(epsilon=2.0, noise_multiplier=4.7)
+    assert noise["epsilon"] <= 2
+    assert steps["epsilon"] <= 2
+
+
+def test_the_text_says_who_what_and_how_much() -> None:
+    """Without --json: figures, then the sentence to sign."""
+    output = output_of("text")
+
+    assert "helped by any 1 secondaries" in output
+    assert "noise per party" in output
+
+
+def test_compare_marks_what_is_no_guarantee() -> None:
+    """Five figures; the papers' own is marked."""
+    got = answer_of("compare")["compare"]
+
+    assert {name for name, row in got.items() if not row["guarantee"]} == {"as-published"}
+    assert len(got) == 5
+    assert "not a guarantee" in output_of("compare in text")
+
+
+def test_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
+    """A curve a method; no date and no random names in the file."""
+    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
+    paths = [str(first), str(second)]
+    common = ["--epsilon", "4", "--secondaries", "4", "--json", "--plot"]
+    results = run_all(*([*common, path] for path in paths))
+
+    assert [json.loads(output)["plot"] for _, output, _, _ in results] == paths
+    assert first.read_bytes() == second.read_bytes()
+    assert b"<svg" in first.read_bytes()
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), BAD_INPUT)
+def test_bad_input_is_one_clear_line(arguments: list[str], error: str, text: str) -> None:
+    """Our own error, for the command line to print and to exit with its code."""
+    _, output, name, message = outcomes()[" ".join(arguments)]
+
+    assert (name, output) == (error, "")
+    assert issubclass(getattr(errors, name), errors.SecureVflError)
+    assert text in message
+    assert "\n" not in message
+
+
+def test_similarity_in_both_directions() -> None:
+    """FedSim's tau, marked as no differential privacy."""
+    got, back = answer_of("tau"), answer_of("sigma")
+
+    assert got["tau"] == pytest.approx(5.0720e-5, rel=1e-4)
+    assert got["is_differential_privacy"] is False
+    assert got["expected_recoveries"] == pytest.approx(0.988, rel=1e-3)
+    assert back["sigma"] == pytest.approx(0.4, rel=1e-5)
+    assert "not differential privacy" in output_of("similarity in text")
+
+
+def test_the_calculator_loads_neither_torch_nor_crypten() -> None:
+    """A privacy officer's laptop answers without them."""
+    code = (
+        "import sys; import securevfl.cli.budget, securevfl.cli.budget_plot, securevfl.dp.budget; "
+        "import securevfl.dp.check_vectors, securevfl.federation.ledger; "
+        "print(sorted({'torch', 'crypten'} & {m.split('.')[0] for m in sys.modules}))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout == "[]\n"

@@ -1,0 +1,313 @@
+"""Charge before release: budgets, sessions, and what an edited file looks like."""
+
+import json
+import math
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.ledger import Ledger
+
+
+def plan_of(**privacy) -> ReleasePlan:
+    """Return ten rounds of 100 rows, each row once, at four secondaries."""
+    settings = {} if privacy.keys() & {"noise_multiplier", "mechanism"} else {"epsilon": 4.0}
+    return ReleasePlan(
+        privacy=Privacy(**{**settings, **privacy}),
+        parties=4,
+        min_active=4,
+        rounds=10,
+        rows_per_round=100,
+        row_releases=1000,
+        releases_per_row=1,
+        links=5,
+    )
+
+
+def open_ledger(
+    path: Path | None, plan: ReleasePlan | None = None, party: str = "rental"
+) -> Ledger:
+    plan = plan or plan_of()
+    return Ledger(path, party=party, plan=plan, noise_share_std=plan.noise_share_std())
+
+
+def charge(ledger: Ledger, count: int, *, start: int = 1, rows: int = 100) -> float:
+    epsilon = 0.0
+    for number in range(start, start + count):
+        epsilon = ledger.charge(round_number=number, rows=rows, purpose="train")
+    return epsilon
+
+
+def test_a_whole_plan_fits_its_own_budget_exactly_once() -> None:
+    """The calibrated plan is covered to its last row; one row more is not, and is not booked."""
+    ledger = open_ledger(None)
+    ledger.require_room(rounds=10, row_releases=1000)
+
+    assert charge(ledger, 10) == pytest.approx(4.0, rel=1e-6)
+    with pytest.raises(BudgetExceededError, match=r"rental: round 11 \(test\) would bring epsilon"):
+        ledger.charge(round_number=11, rows=1, purpose="test")
+    assert (ledger.rounds, ledger.row_releases) == (10, 1000)
+    assert ledger.spent <= 4.0
+
+
+def test_what_the_ledger_says_is_what_the_plan_says() -> None:
+    """Two ways to the same number: charge by charge, and the plan's own figure."""
+    plan = plan_of()
+    ledger = open_ledger(None, plan)
+
+    assert charge(ledger, 3) == plan.epsilon_after(
+        plan.noise_share_std(), rounds=3, row_releases=300
+    )
+
+
+def test_a_run_that_cannot_finish_is_refused_before_its_first_round() -> None:
+    """Nothing needs to be released to know."""
+    ledger = open_ledger(None)
+
+    ledger.require_room(rounds=0, row_releases=0)
+    with pytest.raises(BudgetExceededError, match="the run's 11 releases"):
+        ledger.require_room(rounds=11, row_releases=1100)
+
+
+def test_runs_on_one_ledger_add_up(tmp_path: Path) -> None:
+    """A second run starts where the first one stopped, and pays on top of it."""
+    path = tmp_path / "ledger.jsonl"
+    first = open_ledger(path)
+    spent = charge(first, 4)
+    first.close()
+    second = open_ledger(path)
+
+    assert second.spent_before == spent == second.spent
+    assert charge(second, 6) == pytest.approx(4.0, rel=1e-6)
+    with pytest.raises(BudgetExceededError, match="by earlier runs in"):
+        charge(second, 1, start=7)
+    second.close()
+
+
+def test_a_later_run_may_be_granted_more(tmp_path: Path) -> None:
+    """Different noise and budget compose: mu adds in squares over both runs."""
+    path = tmp_path / "ledger.jsonl"
+    with_four = open_ledger(path)
+    charge(with_four, 10)
+    with_four.close()
+    plan = plan_of(epsilon=9.0)
+    second = open_ledger(path, plan)
+
+    with pytest.raises(BudgetExceededError):
+        second.require_room(rounds=10, row_releases=1000)
+    assert 4.0 < charge(second, 5) <= 9.0
+    second.close()
+
+
+def test_without_an_epsilon_the_plan_is_the_budget() -> None:
+    """Noise chosen for ten rounds does not serve an eleventh."""
+    ledger = open_ledger(None, plan_of(noise_multiplier=3.0))
+
+    charge(ledger, 10)
+    with pytest.raises(BudgetExceededError, match="would pass the plan of 10 releases"):
+        charge(ledger, 1, start=11)
+    with pytest.raises(BudgetExceededError, match="plan more epochs"):
+        open_ledger(None, plan_of(noise_multiplier=3.0)).charge(
+            round_number=1, rows=1001, purpose="train"
+        )
+
+
+def test_without_noise_the_spending_is_infinite_and_taints_later_runs(tmp_path: Path) -> None:
+    """A release without noise cannot be taken back: no later budget covers it."""
+    path = tmp_path / "ledger.jsonl"
+    bare = open_ledger(path, plan_of(mechanism="none"))
+    assert bare.spent == 0.0
+    assert charge(bare, 1) == math.inf
+    bare.close()
+    later = open_ledger(path)
+
+    with pytest.raises(BudgetExceededError, match="epsilon to inf"):
+        charge(later, 1)
+    later.close()
+
+
+def test_sampled_sessions_add_up_too(tmp_path: Path) -> None:
+    """Two passes, each on its own secret sample, compose through privacy-loss distributions."""
+    path = tmp_path / "ledger.jsonl"
+    plan = plan_of(epsilon=6.0, encoder="frozen", links_per_record=2, sampling_rate=0.3)
+    one = open_ledger(path, plan)
+    first = charge(one, 1)
+    assert charge(one, 1, start=2) == first
+    one.close()
+    two = open_ledger(path, plan_of(noise_multiplier=2.0, encoder="frozen", links_per_record=2))
+
+    assert charge(two, 1) > first
+    two.close()
+
+
+def test_a_round_is_charged_once() -> None:
+    """A retry is a new round: the same number twice is refused."""
+    ledger = open_ledger(None)
+    charge(ledger, 2)
+
+    with pytest.raises(PrivacyError, match="rounds up to 2 are charged already"):
+        charge(ledger, 1, start=2)
+
+
+def test_the_file_is_durable_private_and_holds_figures_only(tmp_path: Path) -> None:
+    """Each charge is a line on the disk before charge() returns; only its owner may read it."""
+    path = tmp_path / "deep" / "ledger.jsonl"
+    ledger = open_ledger(path)
+    charge(ledger, 2)
+
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["open", "charge", "charge"]
+    assert set(lines[1]) == {"kind", "round", "rows", "purpose", "epsilon", "previous"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    ledger.close()
+
+
+def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
+    """They could each spend what is left."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger(path)
+
+    with pytest.raises(ConfigError, match="in use by another run"):
+        open_ledger(path)
+    ledger.close()
+    open_ledger(path).close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_edit_shows(tmp_path: Path, number: int) -> None:
+    """Changing a figure in any line but the last breaks the chain."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger(path)
+    charge(ledger, 3)
+    ledger.close()
+    lines = path.read_text().splitlines()
+    lines[number] = lines[number].replace("100", "10", 1)
+    path.write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(PrivacyError, match=f"line {number + 2}: does not follow"):
+        open_ledger(path)
+
+
+def test_a_removed_line_shows(tmp_path: Path) -> None:
+    """So does taking a charge out."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger(path)
+    charge(ledger, 3)
+    ledger.close()
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:1], *lines[2:]]) + "\n")
+
+    with pytest.raises(PrivacyError, match="line 2: does not follow"):
+        open_ledger(path)
+
+
+def test_a_cut_end_shows_against_the_checkpoint(tmp_path: Path) -> None:
+    """The chain cannot know its own end; the head that a checkpoint kept does."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger(path)
+    charge(ledger, 3)
+    head = ledger.head
+    ledger.close()
+    whole = open_ledger(path)
+    whole.require_history(head)
+    whole.close()
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]))
+    cut = open_ledger(path)
+
+    with pytest.raises(PrivacyError, match="it was cut or exchanged"):
+        cut.require_history(head)
+    cut.close()
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    """A crash within a write: that charge never returned, so nothing was released for it."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger(path)
+    spent = charge(ledger, 2)
+    ledger.close()
+    with path.open("a") as file:
+        file.write('{"kind": "charge", "rou')
+    again = open_ledger(path)
+
+    assert again.spent == spent
+    charge(again, 1)
+    again.close()
+    open_ledger(path).close()
+
+
+@pytest.mark.parametrize(
+    "line", ["no json", "[1]", "{}", '{"kind": "charge", "previous": "' + "0" * 64 + '"}']
+)
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, line: str) -> None:
+    """Another file is never appended to."""
+    path = tmp_path / "notes.txt"
+    path.write_text(line + "\n")
+
+    with pytest.raises(PrivacyError, match="line 1: is not a"):
+        open_ledger(path)
+    assert path.read_text() == line + "\n"
+
+
+def test_another_partys_ledger_is_refused(tmp_path: Path) -> None:
+    """Every party has its own."""
+    path = tmp_path / "ledger.jsonl"
+    open_ledger(path).close()
+
+    with pytest.raises(ConfigError, match="is the party 'rental''s"):
+        open_ledger(path, party="bank")
+
+
+def test_another_unit_is_refused(tmp_path: Path) -> None:
+    """Guarantees about records and about entities do not add up."""
+    path = tmp_path / "ledger.jsonl"
+    open_ledger(path).close()
+
+    with pytest.raises(PrivacyError, match="do not add up"):
+        open_ledger(path, plan_of(unit="entity"))
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    """An old program does not guess what a new line means."""
+    path = tmp_path / "ledger.jsonl"
+    open_ledger(path).close()
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+
+    with pytest.raises(ConfigError, match="written in version 2"):
+        open_ledger(path)
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    """One line, exit code 2."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_ledger(tmp_path / "file" / "ledger.jsonl")
+
+
+def test_a_closed_ledger_books_nothing(tmp_path: Path) -> None:
+    """Nothing may be released after it."""
+    ledger = open_ledger(tmp_path / "ledger.jsonl")
+    ledger.close()
+
+    with pytest.raises(PrivacyError, match="is closed"):
+        charge(ledger, 1)
+
+
+def test_reserved_delta_of_any_run_is_kept(tmp_path: Path) -> None:
+    """The sampler's divergence of an earlier run counts in later sums."""
+    path = tmp_path / "ledger.jsonl"
+    careful = replace(plan_of(noise_multiplier=1.0), reserved_delta=5e-6)
+    first = open_ledger(path, careful)
+    charge(first, 5)
+    first.close()
+    second = open_ledger(path, plan_of(noise_multiplier=1.0))
+
+    assert second.spent == careful.epsilon_after(
+        careful.noise_share_std(), rounds=5, row_releases=500
+    )
+    second.close()
