@@ -148,6 +148,7 @@ class Measured:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self.name = PRIMARY if role == "federated" else "all in one"
         self.helpers: dict[str, subprocess.Popen[bytes]] = {}
         self.steps: list[float] = []
         self.cpu_s = 0.0
@@ -162,7 +163,8 @@ class Measured:
 
     def turn(self, *, first: bool) -> None:
         """Let it run for one turn."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         cpu = self._cpu()
         if not first:
             self.process.stdin.write("go\n")
@@ -179,7 +181,7 @@ class Measured:
         """Let it run to its end, and note peak memory."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        processes = {PRIMARY: self.process, **self.helpers}
+        processes = {self.name: self.process, **self.helpers}
         for name, process in processes.items():
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
 from securevfl.core.errors import SecureVflError
 from securevfl.version import __version__
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(budget_app, name="budget")
+app.add_typer(bench_app, name="bench")
 
 _INTERRUPTED = 130
 
@@ -128,6 +130,13 @@ def party(
     resume: Resume = False,
     device: Device = "cpu",
     data_root: DataRoot = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the primary listens, if not at its address in the file (behind NAT).",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -141,6 +150,7 @@ def party(
         resume=resume,
         device=device,
         data_root=data_root,
+        listen=listen,
         as_json=as_json,
     )
 
@@ -160,6 +170,23 @@ def provision(
     from securevfl.cli.provision import run_provision
 
     run_provision(federation, out=out, name=name, days=days, as_json=as_json)
+
+
+@app.command()
+def trust(
+    certificate: Annotated[
+        Path, typer.Argument(metavar="CERTIFICATE", help="The identity.pem that a party sent.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Which party sent it.")],
+    identity: Annotated[
+        Path, typer.Option("--identity", help="One's own folder, as made by securevfl provision.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Take another party's certificate in, and print its identity, to be compared with theirs."""
+    from securevfl.cli.provision import run_trust
+
+    run_trust(certificate, name=name, identity=identity, as_json=as_json)
 
 
 @app.command()

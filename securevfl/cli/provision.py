@@ -1,11 +1,11 @@
-"""What the command ``provision`` does."""
+"""What the commands ``provision`` and ``trust`` do."""
 
 import json
 from pathlib import Path
 
 from securevfl.core import checks, files
 from securevfl.federation.config import parse_address, read_federation_file
-from securevfl.federation.provision import provision, provision_one
+from securevfl.federation.provision import provision, provision_one, trust
 
 
 def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:
@@ -32,8 +32,18 @@ def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json
         print(f'# [[party]] name = "{party_name}"\nidentity = "{text}"')
     if name is not None:
         print(
-            f"\n# Send {out / name / 'identity.pem'} to the other parties, and put theirs into "
-            f"{out / name / 'trust'} as NAME.pem."
+            f"\n# Send {out / name / 'identity.pem'} to the other parties, and take theirs in with "
+            f"securevfl trust."
         )
     else:
         print(f"\n# Give each party its own folder of {out}, and nobody another one's.")
+
+
+def run_trust(certificate: Path, *, name: str, identity: Path, as_json: bool) -> None:
+    """Take another party's certificate into one's own folder, and print the line to compare."""
+    text = trust(identity, name, certificate)
+    if as_json:
+        print(json.dumps({"identities": {name: text}}))
+        return
+    print(f'# [[party]] name = "{name}"\nidentity = "{text}"')
+    print("\n# Compare this line with what the party itself reads out, by telephone for example.")

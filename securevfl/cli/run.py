@@ -11,6 +11,7 @@ from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_results
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
+from securevfl.core.memory import keep_freed_memory
 from securevfl.federation.config import FederationConfig, read_federation_file
 from securevfl.federation.device import device_named
 from securevfl.federation.launching import train_in_processes
@@ -95,6 +96,7 @@ def run_simulate(
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
     if metrics is None:
+        keep_freed_memory()
         torch_device = device_named(device)
         _warn(config)
         files.require_writable_folder(folder)
@@ -122,10 +124,12 @@ def run_party(
     resume: bool,
     device: str,
     data_root: Path | None,
+    listen: str | None,
     as_json: bool,
 ) -> None:
     """Run one party: for the launcher, or by hand on the party's own machine."""
     end_with_launcher()
+    keep_freed_memory()
     try:
         config = read_federation_file(path)
         folder = run_folder_for(config, out, resume=resume)
@@ -138,6 +142,7 @@ def run_party(
             data_root=data_root or path.parent,
             device=device_named(device),
             resume=resume,
+            listen=listen,
         )
         with RunProgress(metric=_metric_name(config)) as progress:
 
@@ -149,6 +154,8 @@ def run_party(
         if metrics is not None:
             write_report(folder)
             print_results(metrics, folder, as_json=as_json)
+        else:
+            print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)
     except SecureVflError as error:
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)

@@ -70,13 +70,20 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
 
 
 def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:
-    """Split the primary's rows and count them."""
-    split = split_rows(
-        table.num_rows,
-        validation_fraction=config.training.validation_fraction,
-        test_fraction=config.training.test_fraction,
-        seed=config.federation.seed,
-    )
+    """Split the primary's rows and count them.
+
+    Raises:
+        DataError: If there are too few rows for that.
+    """
+    try:
+        split = split_rows(
+            table.num_rows,
+            validation_fraction=config.training.validation_fraction,
+            test_fraction=config.training.test_fraction,
+            seed=config.federation.seed,
+        )
+    except DataError as error:
+        raise DataError(f"table of {table.name!r}: {error}") from None
     facts = RunFacts(
         rows=table.num_rows,
         train_rows=len(split.train),

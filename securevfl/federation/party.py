@@ -61,6 +61,8 @@ class PartyJob:
     data_root: Path
     device: torch.device
     resume: bool
+    listen: str | None = None
+    """Where the primary listens, if not at the address of the federation file."""
 
     @property
     def folder(self) -> Path:
@@ -140,7 +142,7 @@ def _run_primary(
     ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
     assert config.primary.address is not None
     transport = PrimaryTransport(
-        parse_address(config.primary.address),
+        parse_address(job.listen or config.primary.address),
         identity,
         pinned,
         new_session(),

@@ -95,8 +95,10 @@ class Contribution:
         own slot, and nothing of the precision is lost to the division.
         """
         units = quantise(clipped.detach(), self.ring)
-        rows = units.flatten(0, 1) if self.pooled else units
-        require_row_norms(rows, self.ring, clip_norm=self.clip_norm)
+        if self.noise is not None:
+            # The promise rests on this bound; without noise there is none.
+            rows = units.flatten(0, 1) if self.pooled else units
+            require_row_norms(rows, self.ring, clip_norm=self.clip_norm)
         if self.pooled:
             units = self._within_slots(units.sum(dim=1, keepdim=True))
         if self.noise is not None:

@@ -110,7 +110,7 @@ class SecondaryServer:
 
     def _round(self, plan: RoundPlan) -> None:
         units = self.secondary.answer(plan)
-        words = encode(units, self.secondary.contribution.ring).cpu()
+        words = encode(units, self.secondary.contribution.ring, reuse=True).cpu()
         self.sum_to(words, round_number=plan.round_number, active=plan.active)
         self.log(
             "released",

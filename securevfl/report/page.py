@@ -79,13 +79,15 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(
             f"run folder {path.parent}: has no {path.name}; is it a finished run?"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no figures of a run")
     return content
 
 

@@ -1,0 +1,69 @@
+"""Parties on machines of their own: every organisation types its own commands."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from helpers.federations import save, write_federation
+
+from securevfl.launch.ports import free_port
+
+pytestmark = pytest.mark.multiprocess
+
+NAMES = ("agency", "bank-1")
+COMMAND_S = 60.0
+RUN_S = 120.0
+
+
+def securevfl(*arguments):
+    command = [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
+    """Provision and trust at each, pin both lines, run both: the primary has the metrics."""
+    path = write_federation(tmp_path, secondaries=1)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    save(tmp_path, source)
+    homes = {name: tmp_path / f"home-{name}" for name in NAMES}
+    pinned = {}
+    for name, home in homes.items():
+        printed = securevfl("provision", path, "--name", name, "--out", home, "--json")
+        pinned |= json.loads(printed)["identities"]
+    for own, other in (NAMES, NAMES[::-1]):
+        certificate = homes[other] / other / "identity.pem"
+        folder = homes[own] / own
+        printed = securevfl("trust", certificate, "--name", other, "--identity", folder)
+        assert f'identity = "{pinned[other]}"' in printed
+        assert not (homes[own] / other).exists()
+    for party in source["party"]:
+        party["identity"] = pinned[party["name"]]
+    save(tmp_path, source)
+    runs = [start_party(path, name, home) for name, home in homes.items()]
+    try:
+        outputs = [run.communicate(timeout=RUN_S) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert json.loads(outputs[0][0])["bytes"].keys() == set(NAMES)
+    assert outputs[1][0] == ""
+    assert "bank-1 is done" in outputs[1][1]
+    assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
+
+
+def start_party(path, name, home):
+    arguments = ["--name", name, "--identity", home / name, "--out", home / "run", "--json"]
+    command = [sys.executable, "-m", "securevfl.cli.main", "party", path, *arguments]
+    return subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
