@@ -56,36 +56,41 @@ def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 def _convert(value: Any, hint: Any, where: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        options = [option for option in get_args(hint) if option is not type(None)]
-        if value is None and len(options) < len(get_args(hint)):
-            return None
-        for option in options:
-            try:
-                return _convert(value, option, where)
-            except ConfigError:
-                continue
-        names = " or ".join(_name(option) for option in options)
-        raise ConfigError(f"{where}: must be {names}, got {value!r}")
+        return _convert_union(value, get_args(hint), where)
     if origin is Literal:
         if value not in get_args(hint):
             allowed = ", ".join(map(repr, get_args(hint)))
             raise ConfigError(f"{where}: must be one of {allowed}; got {value!r}")
         return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: must be a list, got {value!r}")
+    if origin is tuple and isinstance(value, list | tuple):
         item = get_args(hint)[0]
         return tuple(_convert(entry, item, f"{where}[{i}]") for i, entry in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: must be a table, got {value!r}")
+    if origin is dict and isinstance(value, Mapping):
         item = get_args(hint)[1]
         return {str(key): _convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
+    if hint is Any or (origin is None and isinstance(value, hint) and _is_number(value, hint)):
         return value
     raise ConfigError(f"{where}: must be {_name(hint)}, got {value!r}")
+
+
+def _is_number(value: Any, hint: Any) -> bool:
+    """Return False for true and false where a whole number is wanted: Python takes them for one."""
+    return hint is not int or not isinstance(value, bool)
+
+
+def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
+    options = [option for option in choices if option is not type(None)]
+    if value is None and len(options) < len(choices):
+        return None
+    for option in options:
+        try:
+            return _convert(value, option, where)
+        except ConfigError:
+            continue
+    names = " or ".join(_name(option) for option in options)
+    raise ConfigError(f"{where}: must be {names}, got {value!r}")
 
 
 def _name(hint: Any) -> str:

@@ -46,7 +46,7 @@ _WANTED_POWER: Final = 0.99
 # Beyond these the two worlds are told apart so rarely, or so often, that counting becomes a long
 # affair: below, one error in 40 and, with half the noise, one in 30,000.
 _SMALLEST_NOISE: Final = 0.25
-_LARGEST_NOISE: Final = 16.0
+_LARGEST_NOISE: Final = 8.0
 # sup |F - Phi| for a Laplace distribution F of variance 1: 0.0589.
 _LAPLACE_DISTANCE: Final = 0.058
 
@@ -138,8 +138,9 @@ def shape_bound(size: AuditSize) -> float:
     """Return how far the observed distribution function may be from the normal one.
 
     References:
-        Massart 1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality":
-        ``P(sup |F_n - F| > x) <= 2 exp(-2 n x^2)``. The rest allows for the ring's steps.
+        [M90] P. Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality", Ann.
+        Probab. 18, 1990: ``P(sup |F_n - F| > x) <= 2 exp(-2 n x^2)``. The rest allows for the
+        ring's steps.
     """
     steps = 2 * size.step / math.sqrt(2 * math.pi)
     return math.sqrt(math.log(2 / FALSE_FAILURE) / (2 * size.coordinates)) + steps
@@ -171,9 +172,12 @@ def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.
 
 
 def error_bound(errors: npt.NDArray[np.int64] | int, rows: int) -> npt.NDArray[np.float64]:
-    """Return an upper confidence bound on an error probability, by Clopper and Pearson (1934).
+    """Return an upper confidence bound on an error probability, by Clopper and Pearson.
 
     Half of ``FALSE_FAILURE`` is left for the other world's bound.
+
+    References:
+        [CP34] C. Clopper and E. Pearson, Biometrika 26, 1934.
     """
     errors = np.asarray(errors)
     bound = stats.beta.isf(FALSE_FAILURE / 2, errors + 1, np.maximum(rows - errors, 1))

@@ -154,8 +154,8 @@ def distinguishability(
     probability 1 - 1e-6.
 
     References:
-        [DRS19] Definition 2.1 and equation (6) (arXiv:1905.02383v3): the trade-off function
-        ``G_mu(a) = Phi(Phi^-1(1 - a) - mu)``.
+        [DRS19] section 2.2 (arXiv:1905.02383v3): the trade-off function
+        ``G_mu(a) = Phi(Phi^-1(1 - a) - mu)``; [CP34] for the bounds.
     """
     false_alarms = int((zero_scores > _THRESHOLD).sum())
     misses = int((~(long_scores > _THRESHOLD)).sum())

@@ -74,7 +74,7 @@ _AS_PUBLISHED_NOTE = (
     "The papers count one step of sampled DP-SGD a round, with the noise of the average over the "
     "clip norm as its multiplier. That misses that a row moves by up to twice the clip norm, that "
     "one record is linked to several rows and that trained encoders remember records; on the other "
-    "side, that a frozen encoder releases each row once and that pooled records move a row by less. "
+    "side, that frozen encoders release each row once and that pooled records move a row by less. "
     "So its figure may lie on either side of the sound one."
 )
 

@@ -144,13 +144,12 @@ class PrimaryRun:
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
 
+    def _figures(self) -> dict[str, float | int]:
+        spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
+        return {"bytes": self._traffic(), **spent}
+
     def _tell(self, event: Mapping[str, object]) -> None:
-        figures: dict[str, object] = {"bytes": self._traffic()}
-        if math.isfinite(self._epsilon):
-            figures["epsilon"] = self._epsilon
-        if event["event"] == "epoch":
-            self.primary.history[-1].update(figures)  # type: ignore[arg-type]
-        self._observe({**event, **figures})
+        self._observe({**event, **self._figures()})
 
     def train(self, *, resume_epoch: int) -> None:
         """Make all releases and train the top model (and, through gradients, bottom models).
@@ -219,6 +218,7 @@ class PrimaryRun:
         return True
 
     def _save(self, mark: EpochMark) -> None:
+        self.primary.history[-1].update(self._figures())
         self.checkpoints.save(mark.epoch, self.primary.state())
         if mark.best:
             self.checkpoints.save_best(mark.epoch, self.primary.best_weights)

@@ -24,7 +24,9 @@ needs_shared = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("path", [OWN, pytest.param(SHARED, marks=needs_shared)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [OWN, pytest.param(SHARED, marks=needs_shared)], ids=lambda path: path.name
+)
 def test_every_reference_case_holds(path: Path) -> None:
     """Every case is met within its one-sided tolerance, and every refusal is a refusal."""
     command = [sys.executable, "-m", "securevfl.dp.check_vectors", str(path)]

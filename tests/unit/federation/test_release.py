@@ -119,9 +119,9 @@ def test_noise_is_added_once_to_what_is_sent(pooled: bool) -> None:
 def test_unclipped_rows_never_leave() -> None:
     """The bound is checked in integers, whoever forgets to clip."""
     with pytest.raises(EncodingRangeError, match="clip"):
-        contribution().units(torch.full((1, 1, 4), 0.9))
+        contribution(noise=ConstantNoise(0)).units(torch.full((1, 1, 4), 0.9))
     with pytest.raises(EncodingRangeError, match="clip"):
-        contribution(pooled=True, slots=4).units(torch.full((1, 4, 4), 0.9))
+        contribution(pooled=True, slots=4, noise=ConstantNoise(0)).units(torch.full((1, 4, 4), 0.9))
 
 
 # Directions and lengths around every border: inside, on the clip norm, beyond it, and zero.

@@ -1,0 +1,298 @@
+"""What an audit runs: a federation whose parties' representations are known beforehand.
+
+Everything between a secondary's records and the primary's average is what a real run has: links,
+clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one that shows a record's
+features as they are, so that rows can be zero, 10 C or C/2 long at will.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Float32, Float64
+from torch import Tensor, nn
+
+from securevfl.core import checks
+from securevfl.core.seeds import stream
+from securevfl.data.tables import PartyTable
+from securevfl.dp.audit_power import SHORT_NORM, WORLDS, AuditSize, rows_needed
+from securevfl.dp.audit_statistics import LONG, SHORT, ZERO, AuditTest, audit_tests
+from securevfl.federation.assemble import (
+    build_secondary,
+    cut_shape,
+    link_keys,
+    release_plan,
+    ring_format,
+)
+from securevfl.federation.config import FederationConfig, parse_federation
+from securevfl.federation.handshake import RunFacts
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
+from securevfl.federation.secondary import Secondary
+
+Release = Literal["sequence", "pooled"]
+"""``sequence``: a row of L x H numbers, clipped whole, of a trained encoder, whose rows may be
+released again. ``pooled``: the mean of K records, each clipped, of a frozen one."""
+
+RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
+
+# Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
+# place would show.
+_LINKS: Final = 2
+_WIDTH: Final = 32
+_LONG_NORM: Final = 10.0
+_DELTA: Final = 1e-5
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditSettings:
+    """What is audited."""
+
+    secondaries: int = 4
+    """k, parties that average; the primary comes on top."""
+
+    noise_multiplier: float = 1.0
+    """Standard deviation of the noise on the released average, over the clip norm."""
+
+    clip_norm: float = 1.0
+    """C."""
+
+    rounds: int = 4
+    """Releases of each kind, >= 2."""
+
+    timeout_s: float = 300.0
+    """Seconds after which the processes are ended."""
+
+    def __post_init__(self) -> None:
+        checks.whole(secondaries=self.secondaries, rounds=self.rounds)
+        checks.at_least(1, secondaries=self.secondaries)
+        checks.at_least(2, rounds=self.rounds)
+        checks.positive(
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            timeout_s=self.timeout_s,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """All parties, by rank."""
+        return ["primary", *(f"secondary-{rank}" for rank in range(1, self.secondaries + 1))]
+
+
+class ShowFeatures(nn.Module):
+    """A bottom model whose representation is the records' features."""
+
+    recordwise = True
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links width"],
+        _keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return the features of the links that are present."""
+        return features * present.unsqueeze(-1)
+
+
+class AuditStage:
+    """The rounds of one kind of release: their data, their parties, their tests."""
+
+    def __init__(self, settings: AuditSettings, release: Release) -> None:
+        # Refused here, before anything is built with it.
+        AuditSize(
+            noise=settings.noise_multiplier, parties=1, rounds=2, rows=1, width=1, step=0.0
+        )
+        self.settings = settings
+        self.release = release
+        self.rows_per_round = WORLDS * rows_needed(
+            noise=settings.noise_multiplier,
+            parties=settings.secondaries,
+            rounds=settings.rounds,
+            width=_WIDTH,
+        )
+        self.config = self._federation()
+        self.plan = release_plan(self.config, self.facts)
+        self.ring = ring_format(self.config, self.plan)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the release code averages the records of a row."""
+        return self.release == "pooled"
+
+    @property
+    def facts(self) -> RunFacts:
+        """The primary's rows: all rounds have the same ones, or each its own if released once."""
+        rows = self.rows_per_round * (self.settings.rounds if self.pooled else 1)
+        return RunFacts(rows=rows, train_rows=rows - 2, validation_rows=1, test_rows=1)
+
+    @property
+    def size(self) -> AuditSize:
+        """The numbers that thresholds and powers depend on."""
+        settings = self.settings
+        average_std = settings.noise_multiplier * settings.clip_norm
+        slots = _LINKS if self.pooled else 1
+        return AuditSize(
+            noise=settings.noise_multiplier,
+            parties=settings.secondaries,
+            rounds=settings.rounds,
+            rows=self.rows_per_round // WORLDS,
+            width=_WIDTH,
+            step=self.ring.granularity / (settings.secondaries * slots * average_std),
+        )
+
+    def secondary(self, rank: int, ledger_folder: Path | None) -> Secondary:
+        """Build a secondary as a run does; only its bottom model shows what the audit wants."""
+        name = self.settings.names[rank]
+        party = self.config.party(name)
+        table = self._records(name)
+        tau = self.plan.noise_share_std()
+        path = None if ledger_folder is None else ledger_folder / f"{name}-{self.release}.jsonl"
+        secondary = build_secondary(
+            self.config,
+            party,
+            table,
+            link_keys(self._primary),
+            plan=self.plan,
+            ring=self.ring,
+            ledger=Ledger(path, party=name, plan=self.plan, noise_share_std=tau),
+            device=torch.device("cpu"),
+        )
+        secondary.bottom = ShowFeatures()
+        secondary.optimizer = None
+        return secondary
+
+    def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
+        """Release all rounds and return the averages, a row flattened.
+
+        Reveals:
+            To the primary: averages of made-up rows, noised.
+        """
+        revealed = []
+        for number in range(self.settings.rounds):
+            start = number * self.rows_per_round if self.pooled else 0
+            plan = RoundPlan(
+                round_number=rounds.next(),
+                rows=np.arange(start, start + self.rows_per_round, dtype=np.int64),
+                active=exchange.ranks,
+                purpose="release",
+            )
+            revealed.append(exchange.release(plan).flatten(1).numpy())
+        return np.stack(revealed)
+
+    def tests(self, revealed: Float32[np.ndarray, "r b width"]) -> list[AuditTest]:
+        """Test what was revealed; needs no more than the primary has."""
+        clip_norm = self.settings.clip_norm
+        averages = revealed.astype(np.float64)
+        # What the ring makes of a row: every party's part is cut to whole units, towards zero.
+        unit = self.ring.granularity
+        expected = np.trunc(self._kept_norms[:, None] * self._shown_direction / unit) * unit
+        return audit_tests(
+            (averages - expected) / clip_norm,
+            averages @ self._direction / clip_norm,
+            self.size,
+        )
+
+    @cached_property
+    def _direction(self) -> Float64[np.ndarray, " width"]:
+        """Return u, a dense unit vector over a released row."""
+        u = stream(_SEED, "audit direction", self.release).normal(size=_WIDTH)
+        return u / np.linalg.norm(u)
+
+    @property
+    def _shown_direction(self) -> Float64[np.ndarray, " width"]:
+        return self._direction
+
+    @property
+    def _kept_norms(self) -> Float64[np.ndarray, " b"]:
+        """Norm that a row of each kind should have once it is clipped."""
+        return np.minimum(self._norms(self.rows_per_round), self.settings.clip_norm)
+
+    def _norms(self, rows: int) -> Float64[np.ndarray, " rows"]:
+        """Return the norms of rows before the clip."""
+        kinds = np.zeros(WORLDS)
+        kinds[[ZERO, LONG, SHORT]] = 0.0, _LONG_NORM, SHORT_NORM
+        norms: npt.NDArray[np.float64] = kinds[np.arange(rows) % WORLDS]
+        return norms * self.settings.clip_norm
+
+    @cached_property
+    def _primary(self) -> PartyTable:
+        rows = np.arange(self.facts.rows, dtype=np.float64)
+        return _table("primary", rows, np.zeros((self.facts.rows, 1)))
+
+    def _records(self, name: str) -> PartyTable:
+        """Return records of which each row's K nearest carry what the row should release.
+
+        Pooled: each of the K carries the whole row. Else the k-th carries its k-th position, which
+        is as far from the row's key as its number says, so that links come in this order.
+        """
+        rows = self.facts.rows
+        shown = self._norms(rows)[:, None] * self._direction
+        records = np.repeat(shown, _LINKS, axis=0) if self.pooled else shown
+        keys = np.arange(rows)[:, None] + 0.1 * np.arange(_LINKS)
+        return _table(name, keys.reshape(-1), records.reshape(rows * _LINKS, -1))
+
+    def _federation(self) -> FederationConfig:
+        settings = self.settings
+        # A noise multiplier is measured by what it protects (DESIGN 7). With a frozen encoder a
+        # row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of the average; with a
+        # trained one every row of a round may change, and by twice as much.
+        multiplier = settings.noise_multiplier
+        if not self.pooled:
+            multiplier /= 2 * self.rows_per_round**0.5
+        parties: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "role": "primary" if rank == 0 else "secondary",
+                "data": f"{name}.csv",
+                "key": ["place"],
+                "scaling": "none",
+                **({"label": "label", "address": "127.0.0.1:0"} if rank == 0 else {}),
+            }
+            for rank, name in enumerate(settings.names)
+        ]
+        source = {
+            "federation": {"name": "audit", "task": "regression", "seed": _SEED},
+            "model": {
+                "family": "fet",
+                "neighbours": _LINKS,
+                "hidden": _WIDTH if self.pooled else _WIDTH // _LINKS,
+                "release": self.release,
+                "average_positions_every": 0,
+            },
+            # Twice as many epochs as rounds, so that the plan of a trained encoder has room.
+            "training": {"batch_size": self.rows_per_round, "epochs": 2 * settings.rounds},
+            "privacy": {
+                "noise_multiplier": multiplier,
+                "delta": _DELTA,
+                "clip_norm": settings.clip_norm,
+                "unit": "linked-row",
+                "encoder": "frozen" if self.pooled else "trained",
+            },
+            "linkage": {"protection": "none"},
+            "runtime": {
+                "join_timeout_s": settings.timeout_s,
+                "idle_timeout_s": settings.timeout_s,
+                "silence_timeout_s": settings.timeout_s,
+            },
+            "party": parties,
+        }
+        config = parse_federation(source, file="federation of the audit")
+        assert cut_shape(config)[0] == (1 if self.pooled else _LINKS)
+        return config
+
+
+def _table(
+    name: str, places: Float64[np.ndarray, " rows"], features: Float64[np.ndarray, "rows width"]
+) -> PartyTable:
+    return PartyTable(
+        name=name,
+        key_names=("place",),
+        keys=places[:, None],
+        feature_names=tuple(f"x{axis}" for axis in range(features.shape[1])),
+        features=features.astype(np.float32),
+    )

@@ -1,0 +1,78 @@
+"""A small real secondary, for tests of what it answers and learns."""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.release import Charge, Contribution
+from securevfl.federation.secondary import FixedLinks, Secondary
+from securevfl.linkage.links import LinkTable
+from securevfl.mpc.ring_format import RingFormat
+
+ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
+
+
+class NoCharge:
+    """Books nothing."""
+
+    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+        """Say that nothing is spent."""
+        del round_number, rows, purpose
+        return 0.0
+
+
+class LinearBottom(nn.Module):
+    """One linear layer and dropout on each link."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.positions = nn.Linear(FEATURES, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return one vector a link, zero where there is none."""
+        del keys
+        return self.dropout(self.positions(features)) * present[..., None]
+
+
+def make_secondary(
+    *,
+    seed: int = 0,
+    dropout: float = 0.0,
+    clip_norm: float = 1.0,
+    ledger: Charge | None = None,
+    frozen: bool = False,
+) -> Secondary:
+    """Make a secondary with random records, links and weights."""
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    bottom = LinearBottom(dropout)
+    indices = random.integers(-1, RECORDS, (ROWS, LINKS))
+    indices = -np.sort(-indices, axis=1)
+    distances = np.where(indices >= 0, 1.0, np.inf)
+    return Secondary(
+        name=f"bank-{seed}",
+        features=torch.from_numpy(random.normal(size=(RECORDS, FEATURES))).float(),
+        keys=torch.zeros(RECORDS, 2),
+        links=FixedLinks(table=LinkTable(indices=indices, distances=distances)),
+        primary_rows=ROWS,
+        bottom=bottom,
+        optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
+        contribution=Contribution(
+            clip_norm=clip_norm,
+            pooled=False,
+            slots=1,
+            ring=RingFormat.choose(clip_norm=clip_norm, noise_share_std=0.0, parties=3),
+            noise=None,
+            ledger=ledger or NoCharge(),
+            release_once=frozen,
+        ),
+        dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
+    )

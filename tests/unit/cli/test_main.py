@@ -1,0 +1,135 @@
+"""The command as a whole: help, version, JSON, and how little it loads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.command_line import securevfl
+from helpers.federations import write_federation
+
+from securevfl.cli import run
+from securevfl.core.errors import ConfigError
+from securevfl.version import __version__
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS = ("demo", "train", "simulate", "party", "provision", "report")
+SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the names of all modules that a fresh interpreter has after running ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys, json\nprint(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_version(capfd: Capture) -> None:
+    """One line, exit code 0."""
+    ended = securevfl(capfd, "--version")
+    assert (ended.code, ended.out, ended.err) == (0, f"securevfl {__version__}\n", "")
+
+
+def test_help_names_every_command(capfd: Capture) -> None:
+    """The first page lists what there is."""
+    ended = securevfl(capfd, "--help")
+    assert ended.code == 0
+    for command in (*COMMANDS, "budget"):
+        assert command in ended.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help(command: str, flag: str, capfd: Capture) -> None:
+    """Both spellings work and name --json, which every computing command has."""
+    ended = securevfl(capfd, command, flag)
+    assert ended.code == 0
+    assert "--json" in ended.out
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("train",), ("train", "a", "--oout", "b")])
+def test_mistyped_command_is_wrong_input(arguments: tuple[str, ...], capfd: Capture) -> None:
+    """Exit code 2 and no traceback."""
+    ended = securevfl(capfd, *arguments)
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_json_is_the_only_thing_on_stdout(tmp_path: Path, capfd: Capture) -> None:
+    """One object with the figures of metrics.json; progress and warnings are on stderr."""
+    path = write_federation(tmp_path, **SMALL)
+    out = tmp_path / "run"
+    ended = securevfl(capfd, "simulate", path, "--out", out, "--json")
+    assert ended.code == 0
+    printed = json.loads(ended.out)
+    assert printed == json.loads((out / "metrics.json").read_text())
+    assert {"task", "family", "metric", "train", "validation", "test", "solo_test"} <= set(printed)
+    assert any('mechanism = "none"' in text for text in ended.warnings)
+    again = securevfl(capfd, "simulate", path, "--out", out, "--json", "--resume")
+    assert again.code == 0
+    assert json.loads(again.out) == printed
+    assert "finished already" in again.err
+    report = securevfl(capfd, "report", out, "--json")
+    assert json.loads(report.out) == {"report": str(out / "report.html")}
+
+
+def test_provision_in_json(tmp_path: Path, capfd: Capture) -> None:
+    """One public text a party; private keys stay in their folders, readable by their owner only."""
+    path = write_federation(tmp_path, rows=30)
+    ended = securevfl(capfd, "provision", path, "--out", tmp_path / "ids", "--json")
+    assert ended.code == 0
+    identities = json.loads(ended.out)["identities"]
+    assert set(identities) == {"agency", "bank-1", "bank-2"}
+    assert all(text.startswith("ed25519:") for text in identities.values())
+    for name in identities:
+        assert (tmp_path / "ids" / name / "identity.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_error_of_several_lines_is_one(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a message quotes, the user gets one line."""
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ConfigError("first\nsecond")
+
+    monkeypatch.setattr(run, "run_report", fail)
+    ended = securevfl(capfd, "report", "somewhere")
+    assert (ended.code, ended.err) == (2, "securevfl: first second\n")
+
+
+def test_interrupt_is_no_traceback(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends with the shell's usual code and one word."""
+
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_report", interrupt)
+    ended = securevfl(capfd, "report", "somewhere")
+    assert (ended.code, ended.err) == (130, "securevfl: interrupted\n")
+
+
+def test_package_itself_is_light() -> None:
+    """Importing the package and its errors loads nothing big."""
+    heavy = {"torch", "crypten", "pandas", "sklearn", "dp_accounting"}
+    assert not heavy & loaded_by(
+        "import securevfl\nsecurevfl.SecureVflError\nsecurevfl.__version__"
+    )
+
+
+def test_budget_needs_no_torch() -> None:
+    """The calculator answers without torch or CrypTen, from the command's own entry point."""
+    code = (
+        "import sys\n"
+        "sys.argv = ['securevfl', 'budget', '--noise-multiplier', '1.0', '--sampling-rate', '0.1',"
+        " '--steps', '10', '--delta', '1e-5', '--json']\n"
+        "from securevfl.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+    )
+    assert not {"torch", "crypten"} & loaded_by(code)

@@ -1,0 +1,162 @@
+"""The start of a session: same file, same people, keys that the relay cannot swap."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.federations import write_federation
+
+from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
+from securevfl.federation import handshake
+from securevfl.federation.config import read_federation_file
+from securevfl.federation.handshake import RunFacts
+from securevfl.federation.identity import Identity
+from securevfl.federation.wire import Message
+from securevfl.mpc.pair_keys import SessionKey
+
+SESSION = bytes(range(16))
+FACTS = RunFacts(rows=10, train_rows=6, validation_rows=2, test_rows=2)
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    return read_federation_file(write_federation(tmp_path, secondaries=3))
+
+
+@pytest.fixture
+def people(config):
+    return {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
+
+
+def keys_of(config, session: bytes = SESSION) -> dict[str, SessionKey]:
+    return {
+        party.name: SessionKey(session=session, rank=config.ranks[party.name], name=party.name)
+        for party in config.secondaries
+    }
+
+
+def hellos_of(config, people, keys) -> dict[str, Message]:
+    return {
+        name: dataclasses.replace(
+            handshake.hello(config, identity=people[name], key=key, epochs=[1, 2]), sender=name
+        )
+        for name, key in keys.items()
+    }
+
+
+def pinned(people) -> dict[str, str]:
+    return {name: identity.public_text for name, identity in people.items()}
+
+
+def test_every_pair_agrees_on_a_key(config, people) -> None:
+    """After an honest welcome both ends of each pair hold the same key, and the run's figures."""
+    keys = keys_of(config)
+    message = handshake.welcome(hellos_of(config, people, keys), FACTS)
+
+    opened = {
+        config.ranks[name]: handshake.open_welcome(config, message, key=key, pinned=pinned(people))
+        for name, key in keys.items()
+    }
+
+    assert {facts for facts, _ in opened.values()} == {FACTS}
+    for rank, (_, own) in opened.items():
+        assert set(own) == {1, 2, 3} - {rank}
+        for other, key in own.items():
+            assert opened[other][1][rank] == key
+
+
+def test_a_key_that_the_relay_swaps_is_refused(config, people) -> None:
+    """The primary puts a session key of its own in another party's place: no fitting signature."""
+    keys = keys_of(config)
+    hellos = hellos_of(config, people, keys)
+    swapped = SessionKey(session=SESSION, rank=2, name="bank-2")
+    forged = handshake.hello(config, identity=people["agency"], key=swapped, epochs=[])
+    hellos["bank-2"] = dataclasses.replace(forged, sender="bank-2")
+    message = handshake.welcome(hellos, FACTS)
+
+    with pytest.raises(AuthenticationError, match="'bank-2' is not signed by the identity"):
+        handshake.open_welcome(config, message, key=keys["bank-1"], pinned=pinned(people))
+
+
+def test_an_offer_of_an_old_session_is_refused(config, people) -> None:
+    """A true but old offer does not verify: its signature is over another session."""
+    keys = keys_of(config)
+    old = hellos_of(config, people, keys_of(config, session=bytes(16)))
+    hellos = {**hellos_of(config, people, keys), "bank-3": old["bank-3"]}
+
+    with pytest.raises(AuthenticationError, match="'bank-3'"):
+        handshake.open_welcome(
+            config,
+            handshake.welcome(hellos, FACTS),
+            key=keys["bank-1"],
+            pinned=pinned(people),
+        )
+
+
+def test_a_signature_for_another_federation_is_refused(config, people, tmp_path: Path) -> None:
+    """The same parties under another file: signatures do not carry over."""
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = read_federation_file(
+        write_federation(other_folder, secondaries=3, training={"epochs": 9})
+    )
+    keys = keys_of(config)
+    hellos = hellos_of(config, people, keys)
+    hellos["bank-2"] = dataclasses.replace(
+        handshake.hello(other, identity=people["bank-2"], key=keys["bank-2"], epochs=[]),
+        sender="bank-2",
+    )
+
+    with pytest.raises(AuthenticationError, match="'bank-2'"):
+        handshake.open_welcome(
+            config,
+            handshake.welcome(hellos, FACTS),
+            key=keys["bank-1"],
+            pinned=pinned(people),
+        )
+
+
+def test_files_that_differ_show_both_hashes(config, people, tmp_path: Path) -> None:
+    """The message names the party and holds both digests."""
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = read_federation_file(
+        write_federation(other_folder, secondaries=3, training={"epochs": 9})
+    )
+    key = keys_of(config)["bank-1"]
+    message = dataclasses.replace(
+        handshake.hello(other, identity=people["bank-1"], key=key, epochs=[]), sender="bank-1"
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        handshake.check_hello(config, message)
+    assert config.digest in str(caught.value)
+    assert other.digest in str(caught.value)
+    assert "'bank-1'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rows": 11}, {"train_rows": 0}, {"train_rows": -1, "test_rows": 9}, {"resume_epoch": -1}],
+)
+def test_impossible_counts_are_refused(config, people, wrong: dict[str, int]) -> None:
+    """Counts that do not add up, or are not counts, end the session."""
+    keys = keys_of(config)
+    message = handshake.welcome(
+        hellos_of(config, people, keys), dataclasses.replace(FACTS, **wrong)
+    )
+
+    with pytest.raises(ProtocolError, match="row counts"):
+        handshake.open_welcome(config, message, key=keys["bank-1"], pinned=pinned(people))
+
+
+def test_a_public_key_of_another_size_is_refused(config, people) -> None:
+    """A shortened key is named before it is used."""
+    keys = keys_of(config)
+    hellos = hellos_of(config, people, keys)
+    tensors = {**hellos["bank-1"].tensors, "public": np.zeros(31, dtype=np.uint8)}
+    hellos["bank-1"] = dataclasses.replace(hellos["bank-1"], tensors=tensors)
+
+    with pytest.raises(ProtocolError, match="public must have shape"):
+        handshake.welcome(hellos, FACTS)

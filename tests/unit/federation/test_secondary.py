@@ -1,0 +1,165 @@
+"""A secondary's answers and lessons: nothing unasked, and exactly its part of the gradient."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from helpers.secondaries import LINKS, ROWS, WIDTH, NoCharge, make_secondary
+from torch import Tensor, nn
+
+from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
+from securevfl.dp.clipping import clip_rows
+from securevfl.federation.rounds import Purpose, RoundPlan
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.simulated import SimulatedExchange
+from securevfl.federation.splitavg import split_average
+
+
+def plan(
+    rows: list[int] | None = None,
+    *,
+    number: int = 1,
+    purpose: Purpose = "train",
+    active: tuple[int, ...] = (1, 2),
+) -> RoundPlan:
+    ids = np.array(range(ROWS) if rows is None else rows, dtype=np.int64)
+    return RoundPlan(round_number=number, rows=ids, active=active, purpose=purpose)
+
+
+def represent(secondary: Secondary, bottom: nn.Module) -> Tensor:
+    """Return the clipped representations of all rows, on the autograd graph."""
+    index = torch.from_numpy(secondary.links.link(np.arange(ROWS)).indices)
+    present = index >= 0
+    index = index.clamp_min(0)
+    return clip_rows(
+        bottom(secondary.features[index], secondary.keys[index], present),
+        secondary.contribution.clip_norm,
+    )
+
+
+@pytest.mark.parametrize("active", [(1, 2, 3), (1, 3), (2,)])
+def test_update_equals_that_of_one_autograd_graph(active: tuple[int, ...]) -> None:
+    """Real secondaries behind the ring learn what one graph through the plain average teaches."""
+    parties = {rank: make_secondary(seed=rank, clip_norm=2.0) for rank in (1, 2, 3)}
+    twins = {rank: copy.deepcopy(party.bottom) for rank, party in parties.items()}
+    exchange = SimulatedExchange(
+        parties, ring=parties[1].contribution.ring, slots=1, end_epoch=lambda _mark: None
+    )
+    torch.manual_seed(9)
+    top = nn.Sequential(nn.Flatten(), nn.Linear(LINKS * WIDTH, 1), nn.Tanh())
+    twin_top = copy.deepcopy(top)
+    top(split_average(exchange, plan(active=active))).square().sum().backward()
+    average = torch.stack([represent(parties[rank], twins[rank]) for rank in active]).mean(0)
+    twin_top(average).square().sum().backward()
+    # The ring rounds the average by at most 2^-16 an element, and nothing else differs.
+    for rank, party in parties.items():
+        for ours, twin in zip(party.bottom.parameters(), twins[rank].parameters(), strict=True):
+            if rank not in active:
+                assert torch.equal(ours, twin)
+                continue
+            assert twin.grad is not None
+            assert float(twin.grad.abs().max()) > 1e-3
+            assert torch.allclose(ours, twin - 0.5 * twin.grad, atol=2e-3)
+    for ours, twin in zip(top.parameters(), twin_top.parameters(), strict=True):
+        assert ours.grad is not None
+        assert twin.grad is not None
+        assert torch.allclose(ours.grad, twin.grad, atol=2e-3)
+
+
+def test_lesson_without_a_release_is_refused() -> None:
+    """A gradient must belong to the round that was just answered, and comes once."""
+    secondary = make_secondary()
+    gradient = torch.ones(ROWS, LINKS, WIDTH)
+    with pytest.raises(ProtocolError, match="without a release"):
+        secondary.learn(plan(), gradient)
+    secondary.answer(plan())
+    with pytest.raises(ProtocolError, match="round 2: a gradient came without"):
+        secondary.learn(plan(number=2), gradient)
+    secondary.learn(plan(), gradient)
+    with pytest.raises(ProtocolError, match="without a release"):
+        secondary.learn(plan(), gradient)
+
+
+@pytest.mark.parametrize("purpose", ["validation", "test", "release"])
+def test_nothing_is_learned_from_evaluation(purpose: Purpose) -> None:
+    """A gradient for a round that was no training round is refused."""
+    secondary = make_secondary()
+    secondary.answer(plan(purpose=purpose))
+    with pytest.raises(ProtocolError, match="without a release"):
+        secondary.learn(plan(purpose=purpose), torch.ones(ROWS, LINKS, WIDTH))
+
+
+def test_gradient_that_is_not_finite_is_refused() -> None:
+    """NaN from the primary does not reach the weights."""
+    secondary = make_secondary()
+    before = secondary.weights()
+    secondary.answer(plan())
+    gradient = torch.full((ROWS, LINKS, WIDTH), torch.nan)
+    with pytest.raises(PrivacyError, match="the gradient is not finite"):
+        secondary.learn(plan(), gradient)
+    assert all(torch.equal(before[name], value) for name, value in secondary.weights().items())
+
+
+@pytest.mark.parametrize("rows", [[-1], [ROWS], [0, ROWS + 3]])
+def test_rows_that_were_never_announced(rows: list[int]) -> None:
+    """Row ids outside the keys that the primary sent are refused before anything is booked."""
+
+    class Forbidden(NoCharge):
+        def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+            raise AssertionError("booked")
+
+    with pytest.raises(ProtocolError, match="rows outside"):
+        make_secondary(ledger=Forbidden()).answer(plan(rows))
+
+
+def test_forbidden_release_computes_nothing() -> None:
+    """The budget is asked before the model runs; what it forbids is not even computed."""
+
+    class Spent(NoCharge):
+        def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+            raise BudgetExceededError("spent")
+
+    secondary = make_secondary(ledger=Spent())
+    secondary.bottom.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(BudgetExceededError):
+        secondary.answer(plan())
+    with pytest.raises(ProtocolError, match="without a release"):
+        secondary.learn(plan(), torch.ones(ROWS, LINKS, WIDTH))
+
+
+def test_weights_that_diverged_send_nothing() -> None:
+    """NaN weights end the run instead of being clipped into something that looks sound."""
+    secondary = make_secondary()
+    with torch.no_grad():
+        next(secondary.bottom.parameters()).fill_(torch.nan)
+    with pytest.raises(PrivacyError, match="the representation is not finite"):
+        secondary.answer(plan())
+
+
+def test_frozen_secondary_never_learns() -> None:
+    """Without an optimizer a gradient changes nothing, and a row is answered once."""
+    secondary = make_secondary(frozen=True)
+    before = secondary.weights()
+    secondary.answer(plan([0, 1], purpose="release"))
+    secondary.learn(plan([0, 1]), torch.ones(2, LINKS, WIDTH))
+    assert all(torch.equal(before[name], value) for name, value in secondary.weights().items())
+    with pytest.raises(PrivacyError, match="released before"):
+        secondary.answer(plan([1, 2], number=2, purpose="release"))
+
+
+def test_dropout_only_in_training() -> None:
+    """Two evaluations give the same units; two training rounds do not."""
+    secondary = make_secondary(dropout=0.5)
+    looks = [secondary.answer(plan(number=n, purpose="test")) for n in (1, 2)]
+    assert torch.equal(looks[0], looks[1])
+    lessons = [secondary.answer(plan(number=n)) for n in (3, 4)]
+    assert not torch.equal(lessons[0], lessons[1])
+
+
+def test_state_goes_on_with_the_same_draws() -> None:
+    """A restored secondary answers the next training round with the same dropped units."""
+    one, other = make_secondary(dropout=0.5), make_secondary(dropout=0.5)
+    one.answer(plan())
+    other.load_state(one.state())
+    assert torch.equal(one.answer(plan(number=2)), other.answer(plan(number=2)))
