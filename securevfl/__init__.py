@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from securevfl import data, dp, linkage, models
     from securevfl.core.errors import SecureVflError
     from securevfl.federation.api import simulate
-    from securevfl.federation.config import TrainingSettings
+    from securevfl.federation.config import LinkageSettings, TrainingSettings
 
 __all__ = [
+    "LinkageSettings",
     "SecureVflError",
     "TrainingSettings",
     "__version__",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "LinkageSettings": "securevfl.federation.config",
     "SecureVflError": "securevfl.core.errors",
     "TrainingSettings": "securevfl.federation.config",
     "simulate": "securevfl.federation.api",

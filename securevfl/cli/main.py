@@ -211,9 +211,11 @@ def main() -> None:
     except SecureVflError as error:
         print(f"securevfl: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("securevfl: interrupted", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+    except SystemExit as end:
+        # Typer turns Ctrl-C into this code and says nothing.
+        if end.code == _INTERRUPTED:
+            print("securevfl: interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,10 +20,7 @@ FALSE_FAILURE: Final = 1e-6
 """Largest probability that one test fails a right mechanism (DESIGN 7)."""
 
 WORLDS: Final = 3
-"""Kinds of rows in a round: zero, of norm 10 C, and of norm C/2."""
-
-SHORT_NORM: Final = 0.5
-"""Norm of the rows that clipping must leave alone, over C."""
+"""Kinds of rows in a round; see :mod:`dp.audit_statistics`."""
 
 MEAN_ERROR: Final = math.sqrt(2) - 1
 """What is wrong with a mean, over C, if half a row's norm (or half a batch) is overlooked."""
@@ -35,7 +32,7 @@ AGAINST: Final = {
     "worlds_not_too_distinguishable": "half the noise",
     "zero_rows_stay_zero": "a shift by 0.41 C",
     "long_rows_clipped_to_C": "norms of 1.41 C, as when zero rows share a batch's norm",
-    "short_rows_left_alone": "0.41 C lost, as when a batch is scaled by its longest row",
+    "each_clipped_by_itself": "0.41 C off, as when all are scaled by the longest one",
     "rows_have_own_noise": "one of the secondaries adds one row's noise to all rows of a round",
     "coordinates_have_own_noise": "one of the secondaries adds one number to a whole row",
     "rounds_have_own_noise": "one of the secondaries adds its noise again in the next round",
@@ -167,8 +164,7 @@ def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.
         coefficients of either sign.
     """
     t = math.log(2 * tests / FALSE_FAILURE)
-    bound: npt.NDArray[np.float64] = np.sqrt(2 * t * np.asarray(pairs, np.float64)) + 2 * t
-    return bound
+    return np.asarray(np.sqrt(2 * t * np.asarray(pairs, np.float64)) + 2 * t)
 
 
 def error_bound(errors: npt.NDArray[np.int64] | int, rows: int) -> npt.NDArray[np.float64]:
@@ -205,7 +201,7 @@ def powers(size: AuditSize) -> dict[str, float]:
         "worlds_not_too_distinguishable": _power_of_counting(size.noise, size.rows_per_world),
         "zero_rows_stay_zero": mean,
         "long_rows_clipped_to_C": mean,
-        "short_rows_left_alone": mean,
+        "each_clipped_by_itself": mean,
         "rows_have_own_noise": _power_of_correlation(
             (b - 1) * d, shared=d, parties=k, tests=rounds * (b - 1)
         ),

@@ -9,7 +9,12 @@ from typing import Any
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
-from securevfl.federation.config import Task, TrainingSettings, parse_federation
+from securevfl.federation.config import (
+    LinkageSettings,
+    Task,
+    TrainingSettings,
+    parse_federation,
+)
 from securevfl.federation.device import device_named
 from securevfl.federation.primary import Observer
 from securevfl.federation.simulation import SimulationResult, simulate_federation
@@ -22,6 +27,7 @@ def simulate(
     *,
     privacy: Privacy,
     training: TrainingSettings | None = None,
+    linkage: LinkageSettings | None = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
@@ -36,6 +42,8 @@ def simulate(
         model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``.
         privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
         training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
+        linkage: Who chooses links, and by what; default: each row its K nearest records, with the
+            primary's keys shown to every secondary.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
@@ -61,6 +69,7 @@ def simulate(
         model,
         privacy=privacy,
         training=training or TrainingSettings(),
+        linkage=linkage or LinkageSettings(protection="none"),
         task=task or _task_of(parties[0]),
         bounds=bounds,
         seed=seed,
@@ -86,6 +95,7 @@ def _source(
     *,
     privacy: Privacy,
     training: TrainingSettings,
+    linkage: LinkageSettings,
     task: Task,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int,
@@ -112,7 +122,7 @@ def _source(
         "model": {"family": family.name, **_given(model)},
         "training": _given(training),
         "privacy": _given(privacy),
-        "linkage": {"protection": "none"},
+        "linkage": _given(linkage),
         "party": tables,
     }
 

@@ -4,18 +4,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from securevfl.core import files
-from securevfl.core.errors import PrivacyError
+from securevfl.core.errors import EncodingRangeError, PrivacyError
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
 from securevfl.federation.assemble import slots
-from securevfl.federation.audit_worlds import RELEASES, AuditSettings, AuditStage, Release
+from securevfl.federation.audit_worlds import (
+    RELEASES,
+    ROUNDS_EVENT,
+    AuditSettings,
+    AuditStage,
+    Release,
+)
 from securevfl.federation.provision import SHORT_LIVED_DAYS, provision
 from securevfl.federation.rounds import Exchange, RoundCounter
 from securevfl.federation.secondary import Secondary
@@ -45,7 +51,10 @@ class AuditReport:
     """Why the rounds were not finished, if the installed code refused its own output."""
 
     seconds: float
-    """Wall time of the whole audit."""
+    """Wall time of the whole audit, most of which processes take to start."""
+
+    round_seconds: float | None = None
+    """Wall time of the rounds alone, between processes."""
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
@@ -76,6 +85,7 @@ class AuditReport:
             "false_failure_at_most": FALSE_FAILURE * len(tests),
             "refusal": self.refusal,
             "seconds": round(self.seconds, 3),
+            "round_seconds": self.round_seconds and round(self.round_seconds, 3),
         }
 
 
@@ -115,8 +125,14 @@ def audit_in_processes(
             for name in settings.names
         ]
         refusal = None
+        seconds: list[float] = []
+
+        def on_event(_name: str, event: Mapping[str, Any]) -> None:
+            if event.get("event") == ROUNDS_EVENT:
+                seconds.append(float(event["seconds"]))
+
         try:
-            run_party_processes(commands, deadline_s=settings.timeout_s)
+            run_party_processes(commands, deadline_s=settings.timeout_s, on_event=on_event)
         except PrivacyError as error:
             refusal = str(error)
         revealed = {
@@ -124,7 +140,8 @@ def audit_in_processes(
             for release in RELEASES
             if (path := folder / f"{release}.npy").exists()
         }
-    return _report(stages, revealed, started=started, refusal=refusal)
+    report = _report(stages, revealed, started=started, refusal=refusal)
+    return replace(report, round_seconds=seconds[0] if seconds else None)
 
 
 def audit_in_process(
@@ -143,7 +160,8 @@ def audit_in_process(
     """
     started = time.monotonic()
     stages = {release: AuditStage(settings, release) for release in RELEASES}
-    revealed = {}
+    revealed: dict[Release, np.ndarray] = {}
+    refusal = None
     for release, stage in stages.items():
         secondaries = {
             rank: stage.secondary(rank, None) for rank in range(1, settings.secondaries + 1)
@@ -159,8 +177,11 @@ def audit_in_process(
         )
         if wrap is not None:
             exchange = wrap(exchange)
-        revealed[release] = stage.run(exchange, RoundCounter())
-    return _report(stages, revealed, started=started, refusal=None)
+        try:
+            revealed[release] = stage.run(exchange, RoundCounter())
+        except EncodingRangeError as error:
+            refusal = str(error)
+    return _report(stages, revealed, started=started, refusal=refusal)
 
 
 def _report(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,16 +11,21 @@ import torch
 
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
 from securevfl.federation import handshake
-from securevfl.federation.audit_worlds import RELEASES, AuditSettings, AuditStage
+from securevfl.federation.assemble import cut_shape, slots
+from securevfl.federation.audit_worlds import (
+    RELEASES,
+    ROUNDS_EVENT,
+    AuditSettings,
+    AuditStage,
+)
 from securevfl.federation.connection import TransportLimits
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.identity import Identity
-from securevfl.federation.assemble import cut_shape, slots
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
 from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
 from securevfl.federation.wire import Message, MessageKind
-from securevfl.launch.child import end_with_launcher, report_failure
+from securevfl.launch.child import end_with_launcher, report, report_failure
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.pair_keys import SessionKey
@@ -62,15 +68,14 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     transport.wait_for_parties(deadline_s)
     hellos = {}
     for name in names.values():
-        message = transport.receive(
-            name, MessageKind.HELLO, round_number=0, deadline_s=deadline_s
-        )
+        message = transport.receive(name, MessageKind.HELLO, round_number=0, deadline_s=deadline_s)
         handshake.check_hello(config, message)
         hellos[name] = message
     transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
     wire = PrimaryWire(transport, names, deadline_s=deadline_s)
     sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY), None)
     rounds = RoundCounter()
+    started = time.monotonic()
     for stage in stages:
         exchange = FederatedExchange(
             transport,
@@ -85,6 +90,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
         )
         np.save(folder / f"{stage.release}.npy", stage.run(exchange, rounds))
         transport.broadcast(list(hellos), Message(kind=MessageKind.DONE))
+    report(ROUNDS_EVENT, seconds=time.monotonic() - started)
 
 
 def _contribute(

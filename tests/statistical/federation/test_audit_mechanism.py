@@ -1,0 +1,361 @@
+"""The audit passes the installed mechanism and fails every altered one.
+
+False alarm: each of the 20 tests in a report fails the right mechanism with probability at most
+1e-6, so a report does with at most 2e-5. Miss: an altered mechanism passes the test that is named
+with the probability that is stated, for the defaults (four secondaries, noise 1).
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from securevfl.cli.audit import app
+from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation import audit, release
+from securevfl.federation.audit import AuditReport, audit_in_process, audit_in_processes
+from securevfl.federation.audit_worlds import RELEASES, AuditSettings
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.simulated import SimulatedExchange
+
+pytestmark = pytest.mark.statistical
+
+SETTINGS = AuditSettings()
+HELPER = Path(__file__).parents[2] / "helpers" / "altered_audit_party.py"
+
+
+class SameForAllRows:
+    """One row's noise for every row of a round."""
+
+    def __init__(self, noise):
+        self.noise = noise
+        self.std_units = noise.std_units
+
+    def sample(self, shape, device="cpu"):
+        return self.noise.sample((1, *shape[1:]), device).expand(tuple(shape)).clone()
+
+
+class SameForAllCoordinates(SameForAllRows):
+    """One number for every coordinate of a row."""
+
+    def sample(self, shape, device="cpu"):
+        return self.noise.sample((shape[0], 1, 1), device).expand(tuple(shape)).clone()
+
+
+class SameInEveryRound(SameForAllRows):
+    """The first round's noise in every round."""
+
+    first = None
+
+    def sample(self, shape, device="cpu"):
+        if self.first is None:
+            self.first = self.noise.sample(shape, device)
+        return self.first.clone()
+
+
+class HalfOfTheRowsAgain(SameForAllRows):
+    """The second half of a round's rows gets the noise of the first half."""
+
+    def sample(self, shape, device="cpu"):
+        half = self.noise.sample((-(-shape[0] // 2), *shape[1:]), device)
+        return torch.cat([half, half])[: shape[0]].clone()
+
+
+class Uniform(SameForAllRows):
+    """Uniform noise of the promised variance."""
+
+    def sample(self, shape, device="cpu"):
+        width = self.std_units * 12**0.5
+        return ((torch.rand(tuple(shape)) - 0.5) * width).round().to(torch.int32)
+
+
+def wrapped(kind: type) -> Callable[[Secondary], None]:
+    """Return an alteration that wraps the noise of every secondary."""
+
+    def alter(secondary: Secondary) -> None:
+        secondary.contribution.noise = kind(secondary.contribution.noise)
+
+    return alter
+
+
+def at_the_first(alter: Callable[[Secondary], None]) -> Callable[[Secondary], None]:
+    """Return an alteration of one secondary only."""
+
+    def alter_first(secondary: Secondary) -> None:
+        if secondary.name == "secondary-1":
+            alter(secondary)
+
+    return alter_first
+
+
+def scaled(factor: float) -> Callable[[Secondary], None]:
+    """Return an alteration that scales every noise share."""
+
+    def alter(secondary: Secondary) -> None:
+        std = secondary.contribution.noise.std_units
+        secondary.contribution.noise = ExactDiscreteGaussian(std * factor)
+
+    return alter
+
+
+def without_noise(secondary: Secondary) -> None:
+    secondary.contribution.noise = None
+
+
+def noise_at_the_first_only(secondary: Secondary) -> None:
+    if secondary.name != "secondary-1":
+        secondary.contribution.noise = None
+
+
+def one_seed(secondary: Secondary) -> None:
+    std = secondary.contribution.noise.std_units
+    secondary.contribution.noise = ExactDiscreteGaussian(std, insecure_seed=1)
+
+
+def no_clip(secondary: Secondary) -> None:
+    secondary.contribution.clip = lambda representation: representation
+
+
+def clip_of_the_batch(secondary: Secondary) -> None:
+    limit = secondary.contribution.clip_norm
+    secondary.contribution.clip = lambda x: x * (limit / x.norm().clamp_min(limit)) * (1 - 1e-6)
+
+
+def clip_to_the_batch_mean(secondary: Secondary) -> None:
+    """The batch as a whole gets the norm that its rows (or records) could have together."""
+    limit = secondary.contribution.clip_norm
+
+    def clip(x):
+        dim = 2 if secondary.contribution.pooled else (1, 2)
+        mean = torch.linalg.vector_norm(x, dim=dim, keepdim=True).square().mean().sqrt()
+        return x * (limit / mean.clamp_min(limit))
+
+    secondary.contribution.clip = clip
+
+
+def clip_by_the_longest(secondary: Secondary) -> None:
+    limit = secondary.contribution.clip_norm
+
+    def clip(x):
+        dim = 2 if secondary.contribution.pooled else (1, 2)
+        longest = torch.linalg.vector_norm(x, dim=dim).max()
+        return x * (limit / longest.clamp_min(limit)) * (1 - 1e-6)
+
+    secondary.contribution.clip = clip
+
+
+def clip_of_the_mean(secondary: Secondary) -> None:
+    """Pooled rows: the mean is clipped, not its records. Other rows: one position by itself."""
+    limit = secondary.contribution.clip_norm
+
+    def clip(x):
+        if not secondary.contribution.pooled:
+            norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
+            return x * (limit / norm.clamp_min(limit))
+        mean = x.mean(dim=1, keepdim=True)
+        norm = torch.linalg.vector_norm(mean, dim=2, keepdim=True)
+        return (mean * (limit / norm.clamp_min(limit))).expand_as(x) * (1 - 1e-6)
+
+    secondary.contribution.clip = clip
+
+
+def fails(report: AuditReport, name: str) -> bool:
+    """Whether a test fails for both kinds of release."""
+    verdicts = [
+        test.verdict for tests in report.tests.values() for test in tests if test.name == name
+    ]
+    assert len(verdicts) == len(RELEASES)
+    return report.verdict == "fail" and set(verdicts) == {"fail"}
+
+
+@pytest.fixture
+def no_norm_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away the check that refuses unclipped rows, so that only the audit is left."""
+    monkeypatch.setattr(release, "require_row_norms", lambda *_arguments, **_settings: None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS,
+        AuditSettings(secondaries=1, noise_multiplier=0.5),
+        AuditSettings(secondaries=3, noise_multiplier=2.0, clip_norm=0.05, rounds=2),
+    ],
+    ids=["default", "one secondary, little noise", "much noise, small norm"],
+)
+def test_the_installed_mechanism_passes(settings: AuditSettings) -> None:
+    """False alarm 2e-5 a report; every power is 0.99 or more."""
+    report = audit_in_process(settings)
+
+    assert report.failed == []
+    assert report.verdict == "pass"
+    assert min(test.power for tests in report.tests.values() for test in tests) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("alter", "caught_by"),
+    [
+        # Half the noise: a quarter of the variance (miss below 1e-9), and the worlds are told
+        # apart too well (miss 1e-4).
+        pytest.param(
+            scaled(0.5),
+            ("noise_not_too_small", "worlds_not_too_distinguishable"),
+            id="too small by sqrt(k)",
+        ),
+        # The same quarter.
+        pytest.param(noise_at_the_first_only, "noise_not_too_small", id="one party's noise only"),
+        # 3/4 of the variance against a bound of 0.968, which is 20 deviations away.
+        pytest.param(at_the_first(without_noise), "noise_not_too_small", id="one party without"),
+        # A share for divided terms, s/sqrt(k), put on terms that are divided later: 1/16.
+        pytest.param(scaled(0.25), "noise_not_too_small", id="divided twice"),
+        # Four times the variance against 1.032.
+        pytest.param(one_seed, "noise_not_too_large", id="one seed at every party"),
+        # Distances of 0.06 and more between distribution functions, against 0.013: below 1e-9.
+        pytest.param(wrapped(Uniform), "noise_is_gaussian", id="uniform noise of one secondary"),
+        # Correlations of 1, and of 1/4 where one party of four is at fault: miss 2e-3 for one
+        # row's noise in a round, below 1e-9 for the others.
+        pytest.param(wrapped(SameForAllRows), "rows_have_own_noise", id="same for all rows"),
+        pytest.param(
+            at_the_first(wrapped(SameForAllRows)),
+            "rows_have_own_noise",
+            id="same for all rows at one party",
+        ),
+        pytest.param(
+            at_the_first(wrapped(HalfOfTheRowsAgain)),
+            "rows_have_own_noise",
+            id="half of the rows again at one party",
+        ),
+        pytest.param(
+            at_the_first(wrapped(SameForAllCoordinates)),
+            "coordinates_have_own_noise",
+            id="one number a row at one party",
+        ),
+        pytest.param(wrapped(SameInEveryRound), "rounds_have_own_noise", id="same in every round"),
+        pytest.param(
+            at_the_first(wrapped(SameInEveryRound)),
+            "rounds_have_own_noise",
+            id="same in every round at one party",
+        ),
+    ],
+)
+def test_altered_noise_fails(
+    alter: Callable[[Secondary], None], caught_by: str | tuple[str, ...]
+) -> None:
+    """Each is failed by the test that is there for it; misses are stated beside each."""
+    settings = SETTINGS
+    if caught_by == "noise_is_gaussian":
+        # Four uniform shares together look normal; one alone does not.
+        settings = AuditSettings(secondaries=1)
+
+    report = audit_in_process(settings, alter=alter)
+
+    for name in [caught_by] if isinstance(caught_by, str) else caught_by:
+        assert fails(report, name), name
+
+
+class NoiseAfterTheDivision(SimulatedExchange):
+    """An exchange that adds all parties' shares to the average instead of to its terms."""
+
+    def __init__(self, exchange):
+        super().__init__(
+            exchange.secondaries,
+            ring=exchange.ring,
+            slots=exchange.slots,
+            end_epoch=lambda _mark: None,
+        )
+        parties = exchange.secondaries.values()
+        self.shares = [party.contribution.noise for party in parties]
+        for party in parties:
+            without_noise(party)
+
+    def release(self, plan):
+        average = super().release(plan)
+        noise = sum(share.sample(average.shape) for share in self.shares)
+        return average + noise * (self.ring.granularity / self.slots)
+
+
+def test_noise_on_the_wrong_side_of_the_division_fails() -> None:
+    """K times the noise that was promised, 16 of its variance: missed less than once in 1e9."""
+    report = audit_in_process(SETTINGS, wrap=NoiseAfterTheDivision)
+
+    assert fails(report, "noise_not_too_large")
+
+
+@pytest.mark.parametrize(
+    ("alter", "caught_by"),
+    [
+        # Off by 9 C, by 0.93 C and more, by 0.73 C and more: bound 0.23 C, deviation 0.05 C.
+        pytest.param(no_clip, "long_rows_clipped_to_C", id="none"),
+        pytest.param(clip_of_the_batch, "long_rows_clipped_to_C", id="of the batch as a whole"),
+        pytest.param(clip_to_the_batch_mean, "long_rows_clipped_to_C", id="to the batch's mean"),
+        # Off by 0.45 C and by 0.43 C.
+        pytest.param(clip_by_the_longest, "each_clipped_by_itself", id="by the longest row"),
+    ],
+)
+@pytest.mark.usefixtures("no_norm_check")
+def test_altered_clipping_fails(alter: Callable[[Secondary], None], caught_by: str) -> None:
+    """Missing, or per batch instead of per row: missed with probability below 1e-4."""
+    assert fails(audit_in_process(SETTINGS, alter=alter), caught_by)
+
+
+@pytest.mark.usefixtures("no_norm_check")
+def test_a_clip_of_the_wrong_part_fails() -> None:
+    """Means instead of records are off by 0.98 C, positions instead of rows by about 0.41 C."""
+    report = audit_in_process(SETTINGS, alter=clip_of_the_mean)
+
+    verdicts = {
+        (kind, test.name): test.verdict for kind, tests in report.tests.items() for test in tests
+    }
+    assert verdicts["pooled", "each_clipped_by_itself"] == "fail"
+    assert verdicts["sequence", "long_rows_clipped_to_C"] == "fail"
+
+
+def test_a_mechanism_that_refuses_its_own_rows_does_not_pass() -> None:
+    """Without a clip, the check of norms before the encoding stops the rounds: no test, no pass."""
+    report = audit_in_process(SETTINGS, alter=no_clip)
+
+    assert report.refusal is not None
+    assert "clip before encoding" in report.refusal
+    assert report.verdict == "fail"
+
+
+def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The altered mechanism's report, through the command's own printing."""
+
+    def altered(settings: AuditSettings) -> AuditReport:
+        return audit_in_process(settings, alter=noise_at_the_first_only)
+
+    monkeypatch.setattr(audit, "audit_in_processes", altered)
+    result = CliRunner().invoke(app, ["mechanism", "--json"])
+    table = CliRunner().invoke(app, ["mechanism"])
+
+    report = json.loads(result.stdout)
+    assert result.exit_code == table.exit_code == 4
+    assert report["verdict"] == "fail"
+    assert {"name", "statistic", "threshold", "power", "verdict"} <= set(report["tests"][0])
+    assert "noise_not_too_small" in table.stdout
+    assert "FAIL" in table.stdout
+
+
+@pytest.mark.multiprocess
+def test_the_installed_mechanism_passes_between_processes() -> None:
+    """TLS, masks, CrypTen's reveal; false alarm 2e-5."""
+    report = audit_in_processes(AuditSettings(secondaries=2, timeout_s=150))
+
+    assert report.failed == []
+    assert report.verdict == "pass"
+    assert report.round_seconds is not None
+
+
+@pytest.mark.multiprocess
+def test_an_altered_mechanism_fails_between_processes() -> None:
+    """One party's noise only, half of the variance: missed less than once in 1e9."""
+    report = audit_in_processes(
+        AuditSettings(secondaries=2, timeout_s=150), program=(sys.executable, str(HELPER))
+    )
+
+    assert fails(report, "noise_not_too_small")
