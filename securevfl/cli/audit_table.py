@@ -43,7 +43,8 @@ def print_audit(report: AuditReport) -> None:
     console.print(
         f"{report.rows:,} rows of {settings.secondaries} secondaries between processes, "
         f"{report.round_seconds or 0:.1f} s of rounds, {report.seconds:.1f} s in all; a right "
-        f"mechanism fails a test with probability at most {FALSE_FAILURE:g}.\nverdict: [bold]{report.verdict}[/bold]",
+        f"mechanism fails a test with probability at most {FALSE_FAILURE:g}.\n"
+        f"verdict: [bold]{report.verdict}[/bold]",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,5 +1,6 @@
 """What the commands ``train``, ``simulate``, ``party`` and ``report`` do."""
 
+import gc
 import json
 import sys
 import time
@@ -22,7 +23,6 @@ from securevfl.federation.simulation import read_tables, simulate_federation
 from securevfl.launch.child import end_with_launcher, report_failure
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
-from securevfl.report.page import write_report
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
@@ -78,7 +78,7 @@ def train_and_report(
         )
     metrics["peak_memory_bytes"] = {name: end.peak_memory_bytes for name, end in exits.items()}
     files.write_json(folder / "metrics.json", metrics)
-    write_report(folder)
+    _write_report(folder)
     return metrics
 
 
@@ -110,7 +110,7 @@ def run_simulate(
                 resume=resume,
                 observe=progress,
             ).metrics
-        write_report(folder)
+        _write_report(folder)
     print_results(metrics, folder, as_json=as_json)
     return metrics
 
@@ -152,7 +152,7 @@ def run_party(
 
             metrics = run_one_party(job, observe)
         if metrics is not None:
-            write_report(folder)
+            _write_report(folder)
             print_results(metrics, folder, as_json=as_json)
         else:
             print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)
@@ -160,11 +160,15 @@ def run_party(
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
         raise
+    finally:
+        # Python's last collection would walk all of torch: a second of CPU in which a party that
+        # has failed is still there.
+        gc.freeze()
 
 
 def run_report(folder: Path, *, as_json: bool) -> None:
     """Write a run's report and say where it is."""
-    path = write_report(folder)
+    path = _write_report(folder)
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 
@@ -186,6 +190,13 @@ def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
     metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
     return metrics
+
+
+def _write_report(folder: Path) -> Path:
+    # Loaded here: plots take most of a second to load, in every party's process.
+    from securevfl.report.page import write_report
+
+    return write_report(folder)
 
 
 def _warn(config: FederationConfig) -> None:

@@ -44,8 +44,8 @@ _WANTED_POWER: Final = 0.99
 # affair: below, one error in 40 and, with half the noise, one in 30,000.
 _SMALLEST_NOISE: Final = 0.25
 _LARGEST_NOISE: Final = 8.0
-# sup |F - Phi| for a Laplace distribution F of variance 1: 0.0589.
-_LAPLACE_DISTANCE: Final = 0.058
+# sup |F - Phi| for a Laplace distribution F of variance 1 is 0.06202.
+_LAPLACE_DISTANCE: Final = 0.062
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class AuditSize:
         if not _SMALLEST_NOISE <= self.noise <= _LARGEST_NOISE:
             raise ConfigError(
                 f"noise_multiplier must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}] for an "
-                f"audit, got {self.noise!r}; what is tested does not depend on it otherwise"
+                f"audit, got {self.noise!r}: beyond it too many rows would have to be counted"
             )
 
     @property

@@ -264,6 +264,8 @@ def _run_secondary(
     observe: Observer,
 ) -> None:
     config = job.config
+    if job.listen is not None:
+        raise ConfigError(f"--listen: {job.name!r} is a secondary, and secondaries only dial out")
     table = _read_own(job, observe)
     require_enough_records(config, table)
     checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)

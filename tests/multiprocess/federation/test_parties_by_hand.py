@@ -28,7 +28,8 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
     """Provision and trust at each, pin both lines, run both: the primary has the metrics."""
     path = write_federation(tmp_path, secondaries=1)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    source["party"][0]["address"] = f"localhost:{port}"
     save(tmp_path, source)
     homes = {name: tmp_path / f"home-{name}" for name in NAMES}
     pinned = {}
@@ -44,7 +45,11 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
     save(tmp_path, source)
-    runs = [start_party(path, name, home) for name, home in homes.items()]
+    # Behind NAT the primary listens elsewhere than where the others dial.
+    runs = [
+        start_party(path, "agency", homes["agency"], "--listen", f"127.0.0.1:{port}"),
+        start_party(path, "bank-1", homes["bank-1"]),
+    ]
     try:
         outputs = [run.communicate(timeout=RUN_S) for run in runs]
     finally:
@@ -58,8 +63,8 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
     assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
 
 
-def start_party(path, name, home):
-    arguments = ["--name", name, "--identity", home / name, "--out", home / "run", "--json"]
+def start_party(path, name, home, *more):
+    arguments = [*more, "--name", name, "--identity", home / name, "--out", home / "run", "--json"]
     command = [sys.executable, "-m", "securevfl.cli.main", "party", path, *arguments]
     return subprocess.Popen(
         [str(part) for part in command],
