@@ -3,6 +3,7 @@
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from securevfl.dp.audit_power import AGAINST, FALSE_FAILURE
@@ -39,7 +40,9 @@ def print_audit(report: AuditReport) -> None:
         console.print(f"  {name}: {mistake}", highlight=False, soft_wrap=True)
     settings = report.settings
     if report.refusal is not None:
-        console.print(f"the rounds were not finished: {report.refusal}", soft_wrap=True)
+        console.print(
+            f"rounds_finished: [bold red]FAIL[/bold red]: {report.refusal}", soft_wrap=True
+        )
     console.print(
         f"{report.rows:,} rows of {settings.secondaries} secondaries between processes, "
         f"{report.round_seconds or 0:.1f} s of rounds, {report.seconds:.1f} s in all; a right "

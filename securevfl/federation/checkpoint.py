@@ -8,7 +8,7 @@ epoch until then must still be there too, though some have seen a better one sin
 import io
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -19,12 +19,35 @@ from securevfl.federation.config import FederationConfig
 _KEPT = 2
 
 
+@runtime_checkable
+class History(Protocol):
+    """A record of releases that can tell whether it was cut; :class:`federation.ledger.Ledger`."""
+
+    @property
+    def head(self) -> str:
+        """Hash of the last entry."""
+        ...
+
+    def require_history(self, head: str) -> None:
+        """Refuse if the entry of that hash is not in the record."""
+        ...
+
+
 class Checkpoints:
     """The checkpoint files in one party's folder."""
 
     def __init__(self, folder: Path, *, settings_digest: str) -> None:
         self.folder = folder
         self.settings_digest = settings_digest
+        self._history: History | None = None
+
+    def guard(self, history: History) -> None:
+        """Tie what is saved from now on, and what is read, to a ledger.
+
+        Weights were bought with releases. A resumed run whose ledger lacks some of them would
+        spend that privacy again and not know it.
+        """
+        self._history = history
 
     def epochs(self) -> list[int]:
         """Return the epochs that can be resumed, oldest first."""
@@ -52,6 +75,7 @@ class Checkpoints:
 
         Raises:
             ConfigError: If the file was written by a federation with other settings.
+            PrivacyError: If the ledger lacks releases that the file was made with.
         """
         state = self._read(self._path("epoch", epoch))
         for kind in ("epoch", "best"):
@@ -92,7 +116,9 @@ class Checkpoints:
 
     def _dump(self, state: dict[str, Any]) -> bytes:
         buffer = io.BytesIO()
-        torch.save({"settings_digest": self.settings_digest, "state": state}, buffer)
+        head = self._history.head if self._history else ""
+        content = {"settings_digest": self.settings_digest, "ledger_head": head, "state": state}
+        torch.save(content, buffer)
         return buffer.getvalue()
 
     def _read(self, path: Path) -> dict[str, Any]:
@@ -105,6 +131,8 @@ class Checkpoints:
                 f"checkpoint {path}: was written under other settings; "
                 f"restore the federation file, or run without --resume"
             )
+        if self._history is not None:
+            self._history.require_history(content["ledger_head"])
         state: dict[str, Any] = content["state"]
         return state
 

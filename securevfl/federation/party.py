@@ -140,6 +140,7 @@ def _run_primary(
     plan = release_plan(config, facts)
     checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
     ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
+    checkpoints.guard(ledger)
     assert config.primary.address is not None
     transport = PrimaryTransport(
         parse_address(job.listen or config.primary.address),
@@ -290,6 +291,7 @@ def _run_secondary(
         facts, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
         plan = release_plan(config, facts)
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
+        checkpoints.guard(ledger)
         transport.send(Message(kind=MessageKind.READY))
         secondary = _link_and_build(job, table, facts, plan, ledger, transport)
         if facts.resume_epoch and not is_frozen(config):

@@ -17,13 +17,13 @@ def require_covered_channels(config: FederationConfig) -> None:
     Raises:
         PrivacyError: Saying which channel, and what would make the promise hold.
     """
-    if config.privacy.mechanism == "none":
+    if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
         return
     if not is_frozen(config) and config.model.average_positions_every:
         raise PrivacyError(
             "model.average_positions_every: positional encodings are trained on private records, "
-            "and their average is not noised, so epsilon would not cover it; set it to 0, or "
-            'privacy.mechanism = "none"'
+            "and their average is not noised, so epsilon would not cover it; set it to 0 (or, "
+            'without any guarantee, privacy.accounting = "as-published" or mechanism = "none")'
         )
     if is_frozen(config):
         for party in config.secondaries:

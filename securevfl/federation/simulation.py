@@ -126,6 +126,7 @@ def _simulate(
     secondaries, keepers, stores = {}, [], []
     for party in config.secondaries:
         folder = run_folder / "parties" / party.name
+        book = own_ledger(party, folder)
         secondary = build_secondary(
             config,
             party,
@@ -133,10 +134,11 @@ def _simulate(
             shown,
             plan=plan,
             ring=ring,
-            ledger=own_ledger(party, folder),
+            ledger=book,
             device=device,
         )
         store = Checkpoints(folder, settings_digest=config.settings_digest)
+        store.guard(book)
         secondaries[config.ranks[party.name]] = secondary
         stores.append(store)
         keepers.append(EpochKeeper(secondary, store))
@@ -147,6 +149,8 @@ def _simulate(
 
     folder = run_folder / "parties" / config.primary.name
     store = Checkpoints(folder, settings_digest=config.settings_digest)
+    ledger = own_ledger(config.primary, folder)
+    store.guard(ledger)
     epoch = 0
     if resume:
         trained = [store] if is_frozen(config) else [store, *stores]
@@ -156,7 +160,6 @@ def _simulate(
     for secondary, saved in zip(secondaries.values(), stores, strict=True):
         if epoch and not is_frozen(config):
             secondary.load_state(saved.load(epoch))
-    ledger = own_ledger(config.primary, folder)
     write_federation(run_folder, config)
     run = PrimaryRun(
         config,

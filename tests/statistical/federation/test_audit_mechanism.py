@@ -319,11 +319,12 @@ def test_altered_clipping_fails(
 
 
 def test_a_mechanism_that_refuses_its_own_rows_does_not_pass() -> None:
-    """Without a clip, the check of norms before the encoding stops the rounds: no test, no pass."""
+    """Without a clip, the check of norms before the encoding stops the rounds."""
     report = audit_in_process(SETTINGS, alter=no_clip)
 
     assert report.refusal is not None
     assert "clip before encoding" in report.refusal
+    assert report.failed == ["rounds_finished"]
     assert report.verdict == "fail"
 
 

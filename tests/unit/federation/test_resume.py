@@ -9,7 +9,7 @@ import torch
 from helpers.federations import write_federation
 from helpers.secondaries import make_secondary
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.config import read_federation_file
 from securevfl.federation.party import EpochKeeper
@@ -121,3 +121,18 @@ def test_best_epoch_is_the_one_that_all_agreed_on(tmp_path: Path) -> None:
     assert restored(1) == 1.0
     with pytest.raises(ConfigError, match=r"best-3\.pt: does not exist"):
         restored(3)
+
+
+@pytest.mark.parametrize("party", ["agency", "bank-1"])
+def test_a_ledger_that_lost_lines_stops_the_resumed_run(party: str, tmp_path: Path) -> None:
+    """Weights were bought with releases: a ledger without them is refused, whoever's it is."""
+    path = write_federation(tmp_path, model=MODEL, **SHORT)
+    out = tmp_path / "cut"
+    with pytest.raises(PowerCutError):
+        run(path, out, observe=cut_at(3, 2))
+    ledger = out / "parties" / party / "ledger.jsonl"
+    lines = ledger.read_text(encoding="utf-8").splitlines(keepends=True)
+    ledger.write_text("".join(lines[:3]), encoding="utf-8")
+
+    with pytest.raises(PrivacyError, match="lacks releases that the checkpoint knows of"):
+        run(path, out, resume=True)
