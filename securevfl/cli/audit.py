@@ -34,9 +34,8 @@ def mechanism(
 
     Exit code 0 if every test passes, 4 if one fails.
     """
-    # Loaded here, so that the other commands need not wait for torch.
-    from securevfl.federation.audit import audit_in_processes
-    from securevfl.federation.audit_worlds import AuditSettings
+    # Loaded here, so that other commands, and whoever mistypes this one, need not wait for torch.
+    from securevfl.federation.audit_settings import AuditSettings
 
     settings = AuditSettings(
         secondaries=secondaries,
@@ -45,6 +44,8 @@ def mechanism(
         rounds=rounds,
         timeout_s=timeout,
     )
+    from securevfl.federation.audit import audit_in_processes
+
     report = audit_in_processes(settings)
     if as_json:
         print(json.dumps(report.as_dict()))

@@ -40,9 +40,7 @@ def print_audit(report: AuditReport) -> None:
         console.print(f"  {name}: {mistake}", highlight=False, soft_wrap=True)
     settings = report.settings
     if report.refusal is not None:
-        console.print(
-            f"rounds_finished: [bold red]FAIL[/bold red]: {report.refusal}", soft_wrap=True
-        )
+        console.print("rounds_finished: [bold red]FAIL[/bold red]:", escape(report.refusal))
     console.print(
         f"{report.rows:,} rows of {settings.secondaries} secondaries between processes, "
         f"{report.round_seconds or 0:.1f} s of rounds, {report.seconds:.1f} s in all; a right "

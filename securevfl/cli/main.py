@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
 from securevfl.core.errors import SecureVflError
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(audit_app, name="audit")
 app.add_typer(budget_app, name="budget")
 app.add_typer(bench_app, name="bench")
 

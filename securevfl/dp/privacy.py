@@ -115,8 +115,9 @@ class Privacy:
         if self.mechanism == "none" or records < 1 or self.delta < 1 / records:
             return None
         return (
-            f"privacy.delta = {self.delta:g} is not below 1/{records}, one over the records of "
-            f"its table: a mechanism that publishes one random record would satisfy it; choose a smaller delta"
+            f"privacy.delta = {self.delta:g} is not below 1/{records}, one over the records of a "
+            f"table: a mechanism that publishes one random record would satisfy it; choose a "
+            f"smaller delta"
         )
 
     @property

@@ -15,13 +15,8 @@ from securevfl.core.errors import EncodingRangeError, PrivacyError
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
 from securevfl.federation.assemble import slots
-from securevfl.federation.audit_worlds import (
-    RELEASES,
-    ROUNDS_EVENT,
-    AuditSettings,
-    AuditStage,
-    Release,
-)
+from securevfl.federation.audit_settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release
+from securevfl.federation.audit_worlds import AuditStage
 from securevfl.federation.provision import SHORT_LIVED_DAYS, provision
 from securevfl.federation.rounds import Exchange, RoundCounter
 from securevfl.federation.secondary import Secondary

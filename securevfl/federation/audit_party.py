@@ -12,12 +12,8 @@ import torch
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
 from securevfl.federation import handshake
 from securevfl.federation.assemble import cut_shape, slots
-from securevfl.federation.audit_worlds import (
-    RELEASES,
-    ROUNDS_EVENT,
-    AuditSettings,
-    AuditStage,
-)
+from securevfl.federation.audit_settings import RELEASES, ROUNDS_EVENT, AuditSettings
+from securevfl.federation.audit_worlds import AuditStage
 from securevfl.federation.connection import TransportLimits
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.identity import Identity

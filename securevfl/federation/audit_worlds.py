@@ -5,17 +5,15 @@ clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one tha
 features as they are, so that a row can be as long as the audit wants it.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
@@ -27,20 +25,12 @@ from securevfl.federation.assemble import (
     release_plan,
     ring_format,
 )
+from securevfl.federation.audit_settings import AuditSettings, Release
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
-
-Release = Literal["sequence", "pooled"]
-"""``sequence``: a row of L x H numbers, clipped whole, of a trained encoder, whose rows may be
-released again. ``pooled``: the mean of K records, each clipped, of a frozen one."""
-
-RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
-
-ROUNDS_EVENT: Final = "rounds"
-"""What the primary's process reports once all rounds are released."""
 
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
 # place would show.
@@ -55,41 +45,6 @@ _LENGTHS: Final[dict[Release, dict[int, tuple[float, ...]]]] = {
 }
 _DELTA: Final = 1e-5
 _SEED: Final = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditSettings:
-    """What is audited."""
-
-    secondaries: int = 4
-    """k, parties that average; the primary comes on top."""
-
-    noise_multiplier: float = 1.0
-    """Standard deviation of the noise on the released average, over the clip norm."""
-
-    clip_norm: float = 1.0
-    """C."""
-
-    rounds: int = 4
-    """Releases of each kind, >= 2."""
-
-    timeout_s: float = 300.0
-    """Seconds after which the processes are ended."""
-
-    def __post_init__(self) -> None:
-        checks.whole(secondaries=self.secondaries, rounds=self.rounds)
-        checks.at_least(1, secondaries=self.secondaries)
-        checks.at_least(2, rounds=self.rounds)
-        checks.positive(
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            timeout_s=self.timeout_s,
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """All parties, by rank."""
-        return ["primary", *(f"secondary-{rank}" for rank in range(1, self.secondaries + 1))]
 
 
 class ShowFeatures(nn.Module):
@@ -111,8 +66,6 @@ class AuditStage:
     """The rounds of one kind of release: their data, their parties, their tests."""
 
     def __init__(self, settings: AuditSettings, release: Release) -> None:
-        # Refused here, before anything is built with it.
-        AuditSize(noise=settings.noise_multiplier, parties=1, rounds=2, rows=1, width=1, step=0.0)
         self.settings = settings
         self.release = release
         self.rows_per_round = WORLDS * rows_needed(

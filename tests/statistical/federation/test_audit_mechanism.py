@@ -11,16 +11,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from helpers.altered_mechanisms import (
+    HalfOfTheRowsAgain,
+    NoiseAfterTheDivision,
+    SameForAllCoordinates,
+    SameForAllRows,
+    SameInEveryRound,
+    Uniform,
+    at_the_first,
+    clip_by_the_longest,
+    clip_of_the_batch,
+    clip_of_the_wrong_part,
+    clip_to_the_batch_mean,
+    no_clip,
+    noise_at_the_first_only,
+    one_seed,
+    scaled,
+    without_noise,
+    wrapped,
+)
 from typer.testing import CliRunner
 
 from securevfl.cli.audit import app
-from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation import audit, release
 from securevfl.federation.audit import AuditReport, audit_in_process, audit_in_processes
-from securevfl.federation.audit_worlds import RELEASES, AuditSettings, Release
+from securevfl.federation.audit_settings import RELEASES, AuditSettings, Release
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.simulated import SimulatedExchange
 
 pytestmark = pytest.mark.statistical
 
@@ -28,141 +44,6 @@ SETTINGS = AuditSettings()
 LONG = "long_rows_clipped_to_C"
 EACH = "each_clipped_by_itself"
 HELPER = Path(__file__).parents[2] / "helpers" / "altered_audit_party.py"
-
-
-class SameForAllRows:
-    """One row's noise for every row of a round."""
-
-    def __init__(self, noise):
-        self.noise = noise
-        self.std_units = noise.std_units
-
-    def sample(self, shape, device="cpu"):
-        return self.noise.sample((1, *shape[1:]), device).expand(tuple(shape)).clone()
-
-
-class SameForAllCoordinates(SameForAllRows):
-    """One number for every coordinate of a row."""
-
-    def sample(self, shape, device="cpu"):
-        return self.noise.sample((shape[0], 1, 1), device).expand(tuple(shape)).clone()
-
-
-class SameInEveryRound(SameForAllRows):
-    """The first round's noise in every round."""
-
-    first = None
-
-    def sample(self, shape, device="cpu"):
-        if self.first is None:
-            self.first = self.noise.sample(shape, device)
-        return self.first.clone()
-
-
-class HalfOfTheRowsAgain(SameForAllRows):
-    """The second half of a round's rows gets the noise of the first half."""
-
-    def sample(self, shape, device="cpu"):
-        half = self.noise.sample((-(-shape[0] // 2), *shape[1:]), device)
-        return torch.cat([half, half])[: shape[0]].clone()
-
-
-class Uniform(SameForAllRows):
-    """Uniform noise of the promised variance."""
-
-    def sample(self, shape, device="cpu"):
-        width = self.std_units * 12**0.5
-        return ((torch.rand(tuple(shape)) - 0.5) * width).round().to(torch.int32)
-
-
-def wrapped(kind: type) -> Callable[[Secondary], None]:
-    """Return an alteration that wraps the noise of every secondary."""
-
-    def alter(secondary: Secondary) -> None:
-        secondary.contribution.noise = kind(secondary.contribution.noise)
-
-    return alter
-
-
-def at_the_first(alter: Callable[[Secondary], None]) -> Callable[[Secondary], None]:
-    """Return an alteration of one secondary only."""
-
-    def alter_first(secondary: Secondary) -> None:
-        if secondary.name == "secondary-1":
-            alter(secondary)
-
-    return alter_first
-
-
-def scaled(factor: float) -> Callable[[Secondary], None]:
-    """Return an alteration that scales every noise share."""
-
-    def alter(secondary: Secondary) -> None:
-        std = secondary.contribution.noise.std_units
-        secondary.contribution.noise = ExactDiscreteGaussian(std * factor)
-
-    return alter
-
-
-def without_noise(secondary: Secondary) -> None:
-    secondary.contribution.noise = None
-
-
-def noise_at_the_first_only(secondary: Secondary) -> None:
-    if secondary.name != "secondary-1":
-        secondary.contribution.noise = None
-
-
-def one_seed(secondary: Secondary) -> None:
-    std = secondary.contribution.noise.std_units
-    secondary.contribution.noise = ExactDiscreteGaussian(std, insecure_seed=1)
-
-
-def no_clip(secondary: Secondary) -> None:
-    secondary.contribution.clip = lambda representation: representation
-
-
-def clip_of_the_batch(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
-    secondary.contribution.clip = lambda x: x * (limit / x.norm().clamp_min(limit)) * (1 - 1e-6)
-
-
-def clip_to_the_batch_mean(secondary: Secondary) -> None:
-    """The batch as a whole gets the norm that its rows (or records) could have together."""
-    limit = secondary.contribution.clip_norm
-
-    def clip(x):
-        dim = 2 if secondary.contribution.pooled else (1, 2)
-        mean = torch.linalg.vector_norm(x, dim=dim, keepdim=True).square().mean().sqrt()
-        return x * (limit / mean.clamp_min(limit))
-
-    secondary.contribution.clip = clip
-
-
-def clip_by_the_longest(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
-
-    def clip(x):
-        dim = 2 if secondary.contribution.pooled else (1, 2)
-        longest = torch.linalg.vector_norm(x, dim=dim).max()
-        return x * (limit / longest.clamp_min(limit)) * (1 - 1e-6)
-
-    secondary.contribution.clip = clip
-
-
-def clip_of_the_wrong_part(secondary: Secondary) -> None:
-    """Pooled rows: the mean is clipped, not its records. Other rows: one position by itself."""
-    limit = secondary.contribution.clip_norm
-
-    def clip(x):
-        if not secondary.contribution.pooled:
-            norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
-            return x * (limit / norm.clamp_min(limit))
-        mean = x.mean(dim=1, keepdim=True)
-        norm = torch.linalg.vector_norm(mean, dim=2, keepdim=True)
-        return (mean * (limit / norm.clamp_min(limit))).expand_as(x) * (1 - 1e-6)
-
-    secondary.contribution.clip = clip
 
 
 def failed(report: AuditReport, kind: Release) -> set[str]:
@@ -258,27 +139,6 @@ def test_altered_noise_fails(
 
     for name in [caught_by] if isinstance(caught_by, str) else caught_by:
         assert fails(report, name), name
-
-
-class NoiseAfterTheDivision(SimulatedExchange):
-    """An exchange that adds all parties' shares to the average instead of to its terms."""
-
-    def __init__(self, exchange):
-        super().__init__(
-            exchange.secondaries,
-            ring=exchange.ring,
-            slots=exchange.slots,
-            end_epoch=lambda _mark: None,
-        )
-        parties = exchange.secondaries.values()
-        self.shares = [party.contribution.noise for party in parties]
-        for party in parties:
-            without_noise(party)
-
-    def release(self, plan):
-        average = super().release(plan)
-        noise = sum(share.sample(average.shape) for share in self.shares)
-        return average + noise * (self.ring.granularity / self.slots)
 
 
 def test_noise_on_the_wrong_side_of_the_division_fails() -> None:

@@ -1,0 +1,53 @@
+"""What an audit is asked to do; light to import, so that a mistake is refused at once."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from securevfl.core import checks
+from securevfl.dp.audit_power import AuditSize
+
+Release = Literal["sequence", "pooled"]
+"""``sequence``: a row of L x H numbers, clipped whole, of a trained encoder, whose rows may be
+released again. ``pooled``: the mean of K records, each clipped, of a frozen one."""
+
+RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
+
+ROUNDS_EVENT: Final = "rounds"
+"""What the primary's process reports once all rounds are released."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditSettings:
+    """What is audited."""
+
+    secondaries: int = 4
+    """k, parties that average; the primary comes on top."""
+
+    noise_multiplier: float = 1.0
+    """Standard deviation of the noise on the released average, over the clip norm."""
+
+    clip_norm: float = 1.0
+    """C."""
+
+    rounds: int = 4
+    """Releases of each kind, >= 2."""
+
+    timeout_s: float = 300.0
+    """Seconds after which the processes are ended."""
+
+    def __post_init__(self) -> None:
+        checks.whole(secondaries=self.secondaries, rounds=self.rounds)
+        checks.at_least(1, secondaries=self.secondaries)
+        checks.at_least(2, rounds=self.rounds)
+        checks.positive(
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            timeout_s=self.timeout_s,
+        )
+        # Which noise can be audited at all is checked there.
+        AuditSize(noise=self.noise_multiplier, parties=1, rounds=2, rows=1, width=1, step=0.0)
+
+    @property
+    def names(self) -> list[str]:
+        """All parties, by rank."""
+        return ["primary", *(f"secondary-{rank}" for rank in range(1, self.secondaries + 1))]
