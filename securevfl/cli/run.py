@@ -16,8 +16,6 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.federation.config import FederationConfig, read_federation_file
 from securevfl.federation.device import device_named
 from securevfl.federation.launching import train_in_processes
-from securevfl.federation.party import PartyJob
-from securevfl.federation.party import run_party as run_one_party
 from securevfl.federation.preflight import warnings_about
 from securevfl.federation.simulation import read_tables, simulate_federation
 from securevfl.launch.child import end_with_launcher, report_failure
@@ -130,6 +128,10 @@ def run_party(
     """Run one party: for the launcher, or by hand on the party's own machine."""
     end_with_launcher()
     keep_freed_memory()
+    # Loaded here: a simulation needs neither CrypTen nor certificates.
+    from securevfl.federation.party import PartyJob
+    from securevfl.federation.party import run_party as run_one_party
+
     try:
         config = read_federation_file(path)
         folder = run_folder_for(config, out, resume=resume)

@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -105,7 +106,7 @@ class ExactDiscreteGaussian:
                 f"{_MAX_STD_UNITS:g} ring units, got {std_units!r}"
             )
         self._std_units = float(std_units)
-        self._tables = NoiseTables(self._std_units)
+        self._tables = _tables_for(self._std_units)
         self._insecure_seed = insecure_seed
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -215,6 +216,12 @@ class ExactDiscreteGaussian:
             )
         out[places] = x
         return accepted
+
+
+@lru_cache(maxsize=4)
+def _tables_for(std_units: float) -> NoiseTables:
+    """Return tables that are read only: a simulation's parties share them."""
+    return NoiseTables(std_units)
 
 
 class NoiseBuffer:

@@ -31,6 +31,7 @@ from securevfl.federation.assemble import (
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.config import FederationConfig, parse_address
 from securevfl.federation.connection import TransportLimits
+from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.identity import Identity
@@ -38,7 +39,7 @@ from securevfl.federation.ledger import Ledger
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
-from securevfl.federation.rounds import EpochMark, RoundCounter
+from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
 from securevfl.federation.training import PrimaryRun
@@ -312,6 +313,7 @@ def _run_secondary(
             ).serve()
         finally:
             masks.close()
+            secondary.close()
     log.write(
         "figures",
         epsilon=secondary.epsilon_spent,
@@ -351,20 +353,3 @@ def _link_and_build(
     )
     transport.send(Message(kind=MessageKind.LINKED))
     return secondary
-
-
-class EpochKeeper:
-    """Saves a secondary's epochs, and brings the best one back."""
-
-    def __init__(self, secondary: Secondary, checkpoints: Checkpoints) -> None:
-        self._secondary = secondary
-        self._checkpoints = checkpoints
-
-    def __call__(self, mark: EpochMark) -> None:
-        """Do what the mark says."""
-        if mark.restore_best:
-            self._secondary.bottom.load_state_dict(self._checkpoints.load_best(mark.epoch))
-            return
-        self._checkpoints.save(mark.epoch, self._secondary.state())
-        if mark.best:
-            self._checkpoints.save_best(mark.epoch, self._secondary.weights())

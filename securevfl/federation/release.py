@@ -8,7 +8,7 @@ from torch import Tensor
 
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_records, clip_rows
-from securevfl.dp.ring_noise import RingNoise
+from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.federation.rounds import RoundPlan
 from securevfl.mpc.codec import quantise, require_row_norms
 from securevfl.mpc.ring_format import RingFormat
@@ -49,6 +49,11 @@ class Contribution:
         self.ledger = ledger
         self.release_once = release_once
         self._released: set[int] = set()
+
+    def close(self) -> None:
+        """Stop drawing noise ahead; later releases would have none ready."""
+        if isinstance(self.noise, NoiseBuffer):
+            self.noise.close()
 
     def charge(self, plan: RoundPlan) -> float:
         """Book the release of a round; return the epsilon spent so far.

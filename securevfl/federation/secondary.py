@@ -150,6 +150,10 @@ class Secondary:
         out: Tensor = self.bottom(self.features[index], self.keys[index], present)
         return out
 
+    def close(self) -> None:
+        """Stop what works ahead in the background."""
+        self.contribution.close()
+
     def position_weights(self) -> dict[str, Tensor]:
         """Return the positional-encoding weights that parties average."""
         return position_weights(self.bottom)

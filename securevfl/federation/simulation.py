@@ -23,9 +23,9 @@ from securevfl.federation.assemble import (
 )
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.config import FederationConfig, PartySettings
+from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.outcome import write_federation
-from securevfl.federation.party import EpochKeeper
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
@@ -139,6 +139,7 @@ def _simulate(
         )
         store = Checkpoints(folder, settings_digest=config.settings_digest)
         store.guard(book)
+        ledgers.callback(secondary.close)
         secondaries[config.ranks[party.name]] = secondary
         stores.append(store)
         keepers.append(EpochKeeper(secondary, store))

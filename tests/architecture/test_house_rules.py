@@ -197,3 +197,15 @@ def test_imports_point_one_way() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "2 kept, 0 broken" in done.stdout
+
+
+def test_a_simulation_needs_no_crypten() -> None:
+    """The simulator, and the command around it, run where CrypTen is not installed."""
+    program = (
+        "import sys; sys.modules['crypten'] = None; sys.modules['grpc'] = None; "
+        "import securevfl.cli.run, securevfl.federation.api"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

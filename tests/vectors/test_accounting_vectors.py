@@ -45,7 +45,22 @@ def test_every_group_of_the_program_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "case_id", ["poisson_pld-001", "gaussian_eps-003", "calibrate_z-003", "noise_multiplier-008"]
+    "case_id",
+    [
+        "own-poisson_pld-03",
+        "own-entity_mog-11",
+        "own-heterogeneous_pld-13",
+        "own-linked_row_parallel-21",
+        *(
+            pytest.param(shared, marks=needs_shared)
+            for shared in (
+                "poisson_pld-001",
+                "gaussian_eps-003",
+                "calibrate_z-003",
+                "noise_multiplier-008",
+            )
+        ),
+    ],
 )
 @pytest.mark.parametrize("factor", [0.98, 1.02])
 def test_a_wrong_expectation_is_a_miss(case_id: str, factor: float) -> None:

@@ -12,7 +12,7 @@ from helpers.secondaries import make_secondary
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.config import read_federation_file
-from securevfl.federation.party import EpochKeeper
+from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.simulation import SimulationResult, read_tables, simulate_federation
 
