@@ -1,5 +1,6 @@
 """A secondary's end of a federation between processes: wait, answer, learn, until done."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -109,8 +110,11 @@ class SecondaryServer:
                 return
 
     def _round(self, plan: RoundPlan) -> None:
+        ring = self.secondary.contribution.ring
+        count = ring.words(len(plan.rows) * math.prod(self.cut_shape))
+        self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)
         units = self.secondary.answer(plan)
-        words = encode(units, self.secondary.contribution.ring, reuse=True).cpu()
+        words = encode(units, ring, reuse=True).cpu()
         self.sum_to(words, round_number=plan.round_number, active=plan.active)
         self.log(
             "released",

@@ -34,6 +34,21 @@ class SumTo(Protocol):
         """
         ...
 
+    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
+        """Do ahead what does not depend on the words, while the model computes.
+
+        The round counts as used from here on, whether words follow or not.
+
+        Args:
+            count: Words that this party will contribute.
+            round_number: The round, never used before in this session.
+            active: Ranks of the secondaries that will contribute.
+
+        Reveals:
+            Nothing.
+        """
+        ...
+
 
 @runtime_checkable
 class WordWire(Protocol):
@@ -104,6 +119,18 @@ class CrypTenSumTo:
         if self._masks is not None:
             self._masks.apply(words, round_number=round_number, active=active)
         return self._bridge.reveal(words, round_number=round_number, active=active)
+
+    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
+        """Start making this round's mask in the background; see :class:`SumTo`.
+
+        Raises:
+            ProtocolError: If the round's mask was used before.
+
+        Reveals:
+            Nothing.
+        """
+        if self._masks is not None:
+            self._masks.prepare(round_number, count, active)
 
 
 class InProcessSum:
