@@ -71,7 +71,10 @@ def end_with_launcher() -> None:
     threading.Thread(target=_follow, name="securevfl-lifeline", daemon=True).start()
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    # Once: the launcher's signal and the lifeline's come together, and the second would cut off
+    # the farewell that the first asked for.
+    signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
