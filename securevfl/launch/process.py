@@ -112,9 +112,10 @@ class PartyProcess:
         return self.exit
 
     def interrupt(self) -> None:
-        """Cut the lifeline and ask the process to end; it may say farewell first."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """Ask the process to end; it may say farewell first.
+
+        The lifeline stays: cutting it now would interrupt the process a second time.
+        """
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process hears nothing before it goes on
 
