@@ -34,6 +34,9 @@ class PrimaryData:
     targets: Tensor
     """Shape (rows,): float32 for regression and binary, int64 class numbers for multiclass."""
     split: RowSplit
+    similarities: Float[Tensor, "rows secondaries links"] | None = None
+    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
+    families that read them."""
 
 
 class Primary:
@@ -157,7 +160,7 @@ class Primary:
         self.top.train()
         with self.dropout.active():
             aggregate = split_average(self.exchange, plan)
-            output = self._forward(rows, aggregate)
+            output = self._forward(plan, aggregate)
             loss = self.head.loss(output, self._targets(rows))
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
             self.optimizer.zero_grad()
@@ -177,12 +180,18 @@ class Primary:
         with torch.no_grad():
             for batch in consecutive_batches(rows, batch_size=self.training.batch_size):
                 plan = self._plan(batch, purpose, self.exchange.ranks)
-                outputs.append(self._forward(batch, split_average(self.exchange, plan)))
+                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
         return torch.cat(outputs)
 
-    def _forward(self, rows: npt.NDArray[np.int64], aggregate: Tensor) -> Tensor:
-        index = torch.as_tensor(rows, device=self.data.features.device)
-        output: Tensor = self.top(self.data.features[index], self.data.keys[index], aggregate)
+    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
+        data = self.data
+        index = torch.as_tensor(plan.rows, device=data.features.device)
+        similarities = None
+        if data.similarities is not None:
+            # Ranks count from 1; a party that is left out of the round is left out here too.
+            active = torch.as_tensor(plan.active, device=index.device) - 1
+            similarities = data.similarities[index[:, None], active]
+        output: Tensor = self.top(data.features[index], data.keys[index], aggregate, similarities)
         return output
 
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:

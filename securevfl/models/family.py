@@ -47,6 +47,15 @@ class Pooled(Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsSimilarities(Protocol):
+    """Tell whether the top model reads similarities."""
+
+    def __call__(self, config: Any) -> bool:
+        """Return whether every secondary must send its links' similarities to the primary."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """One model family: its settings and its builders."""
@@ -69,6 +78,9 @@ class Family:
 
     pooled: Pooled
     """Whether the bottom gives K vectors that the release code clips and averages to one."""
+
+    needs_similarities: NeedsSimilarities
+    """Whether the primary's half reads how near its links are."""
 
     def config_from(self, table: Mapping[str, Any]) -> Any:
         """Read the family's settings from a parsed ``[model]`` table, without ``family``.

@@ -1,7 +1,7 @@
 """The two halves of a split network, as every model family must offer them.
 
-B = rows of a batch, K = links of a row, F = features, D = key dimension, L = positions and
-H = width of a representation, O = outputs.
+B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key dimension,
+L = positions and H = width of a representation, O = outputs.
 """
 
 from typing import Protocol, runtime_checkable
@@ -52,6 +52,15 @@ class Top(Protocol):
         features: Float[Tensor, "batch features"],
         keys: Float[Tensor, "batch dimension"],
         aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
     ) -> Float[Tensor, "batch outputs"]:
-        """Return the outputs: logits for classes, standardised values for a regression."""
+        """Return the outputs: logits for classes, standardised values for a regression.
+
+        Args:
+            features: The rows' own features.
+            keys: The rows' keys.
+            aggregate: What SplitAvg gave for them.
+            similarities: How near each of their links is, at every active secondary; NaN where a
+                slot holds no record. None where the family does not need them.
+        """
         ...

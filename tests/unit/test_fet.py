@@ -193,7 +193,7 @@ def test_every_parameter_gets_a_gradient() -> None:
     for config in (SEQUENCE, POOLED):
         bottom = build_bottom(config)
         top = FeTTop(config, num_features=4, key_dim=D, outputs=2)
-        out = top(torch.randn(B, 4), torch.randn(B, D), bottom(features, keys, present))
+        out = top(torch.randn(B, 4), torch.randn(B, D), bottom(features, keys, present), None)
         out.square().sum().backward()
         dead = [
             name
@@ -297,7 +297,7 @@ def test_a_small_batch_can_be_learned_by_heart(config: FeTConfig) -> None:
     for _ in range(100):
         # As in a run: rows are clipped to norm 1 before the primary sees them.
         part = nn.functional.normalize(bottom(features, keys, present), dim=(1, 2))
-        loss = nn.functional.cross_entropy(top(own, own_keys, part), labels)
+        loss = nn.functional.cross_entropy(top(own, own_keys, part, None), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -310,7 +310,9 @@ def test_the_aggregates_scale_does_not_matter_to_the_top() -> None:
     top = FeTTop(SEQUENCE, num_features=4, key_dim=D, outputs=2).eval()
     own, keys, part = torch.randn(B, 4), torch.randn(B, D), torch.randn(B, K, 16) / 10
 
-    torch.testing.assert_close(top(own, keys, part / 100), top(own, keys, part), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        top(own, keys, part / 100, None), top(own, keys, part, None), atol=1e-3, rtol=0
+    )
 
 
 def test_no_model_holds_a_batch_norm() -> None:

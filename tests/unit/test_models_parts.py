@@ -173,7 +173,7 @@ def test_families_keep_the_protocols_and_their_cut_shape(release: str, frozen: b
     assert isinstance(bottom, Bottom)
     assert isinstance(top, Top)
     assert tuple(part.shape[1:]) == family.cut_shape(config)
-    assert top(torch.randn(6, 5), torch.randn(6, 2), part).shape == (6, 2)
+    assert top(torch.randn(6, 5), torch.randn(6, 2), part, None).shape == (6, 2)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ def _pooled(config: FeTConfig, *, frozen: bool) -> bool:
     return frozen and config.release == "pooled"
 
 
+def _needs_similarities(config: FeTConfig) -> bool:  # noqa: ARG001
+    return False
+
+
 FET = Family(
     name="fet",
     config_class=FeTConfig,
@@ -36,5 +40,6 @@ FET = Family(
     build_top=_build_top,
     cut_shape=_cut_shape,
     pooled=_pooled,
+    needs_similarities=_needs_similarities,
 )
 """The Federated Transformer."""

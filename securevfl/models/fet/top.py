@@ -53,8 +53,9 @@ class FeTTop(nn.Module):
         features: Float[Tensor, "batch features"],
         keys: Float[Tensor, "batch dimension"],
         aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
     ) -> Float[Tensor, "batch outputs"]:
-        """Return the outputs of a batch."""
+        """Return the outputs of a batch; similarities are no input of this family."""
         hidden = self.embedding(features, keys).unsqueeze(1)
         for block in self.encoder:
             hidden = block(hidden)
