@@ -13,13 +13,13 @@ from securevfl.core import files
 from securevfl.data.tables import PartyTable
 from securevfl.federation.assemble import (
     features_of,
-    link_keys,
     primary_data,
     run_facts,
     task_head,
 )
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.digits import demo_federation, digits_tables, write_tables
+from securevfl.federation.linking.shown import linked_primary, shown_keys
 from securevfl.federation.local import train_combined
 from securevfl.federation.simulation import simulate_federation
 from securevfl.report.page import write_report
@@ -66,7 +66,8 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
-    data = primary_data(config, primary, split, link_keys(primary), head, torch.device("cpu"))
+    linked = linked_primary(primary, shown_keys(primary))
+    data = primary_data(config, primary, split, linked, head, torch.device("cpu"))
     return train_combined(
         config,
         data,

@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 from torch import nn
 
 from securevfl.core.errors import DataError, PrivacyError
 from securevfl.core.seeds import derive_seed
 from securevfl.data.reading import read_table
 from securevfl.data.rows import RowSplit, split_rows
-from securevfl.data.scaling import KeyScaler, LabelScaler, feature_scaler
+from securevfl.data.scaling import LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
@@ -22,33 +21,15 @@ from securevfl.federation.cached import active_parties
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution
-from securevfl.federation.secondary import (
-    FixedLinks,
-    FreshlySampledLinks,
-    LinkSource,
-    PickedLinks,
-    Secondary,
-)
-from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics import EuclideanKeys
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.federation.secondary import Secondary
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
 from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkKeys:
-    """What the primary shows for linkage when keys are unprotected."""
-
-    keys: Float64[np.ndarray, "rows dimension"]
-    """The primary's keys, in their own units."""
-    scaler: KeyScaler
-    """Common statistics of keys, taken from the primary's, so that one place stays one place."""
 
 
 def read_party(config: FederationConfig, party: PartySettings, data_root: Path) -> PartyTable:
@@ -170,30 +151,21 @@ def require_enough_records(config: FederationConfig, table: PartyTable) -> None:
         )
 
 
-def link_keys(table: PartyTable) -> LinkKeys:
-    """Return what the primary shows to every secondary under ``protection = "none"``.
-
-    Reveals:
-        Nothing yet; once sent, the primary's keys.
-    """
-    return LinkKeys(keys=table.keys, scaler=KeyScaler.fit(table.keys))
-
-
 def build_secondary(
     config: FederationConfig,
     party: PartySettings,
     table: PartyTable,
-    shown: LinkKeys,
+    linked: LinkedSecondary,
     *,
     plan: ReleasePlan,
     ring: RingFormat,
     ledger: Ledger,
     device: torch.device,
 ) -> Secondary:
-    """Link, initialise and protect one secondary.
+    """Initialise and protect one linked secondary.
 
     Raises:
-        DataError: If its table can't be linked: too few records, keys of another dimension.
+        DataError: If its table has too few records.
         PrivacyError: If its features were made in a way that the promise does not allow.
     """
     frozen = is_frozen(config)
@@ -212,9 +184,9 @@ def build_secondary(
     return Secondary(
         name=party.name,
         features=torch.from_numpy(features_of(party, table)).to(device),
-        keys=torch.from_numpy(shown.scaler.apply(table.keys)).to(device),
-        links=_link_source(config, table, shown),
-        primary_rows=len(shown.keys),
+        keys=torch.from_numpy(linked.keys).to(device),
+        links=linked.source,
+        primary_rows=linked.primary_rows,
         bottom=bottom.to(device),
         optimizer=None
         if frozen
@@ -255,30 +227,6 @@ def _require_declared_features(table: PartyTable) -> None:
             f"depends on the records, so a frozen encoder's epsilon would not hold; list them as "
             f'party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
         )
-
-
-def _link_source(config: FederationConfig, table: PartyTable, shown: LinkKeys) -> LinkSource:
-    rate = config.privacy.sampling_rate
-    if config.linkage.choose == "records":
-        assert config.privacy.links_per_record is not None, "checked with the federation file"
-        metric = EuclideanKeys(primary=shown.keys, records=table.keys)
-        pairs = eligible_pairs(metric, cap=config.privacy.links_per_record)
-        return PickedLinks(pairs=pairs, sample=PoissonSampler(table.num_rows, rate).draw())
-    linker = SampledLinker(
-        shown.keys,
-        table.keys,
-        config.model.neighbours,
-        rate=rate,
-        cap=config.privacy.links_per_record,
-        # All rows are linked once: a search costs less than a list to filter.
-        method="rebuild" if is_frozen(config) else "auto",
-    )
-    sampler = PoissonSampler(table.num_rows, rate)
-    if rate < 1 and not is_frozen(config):
-        return FreshlySampledLinks(linker=linker, sampler=sampler)
-    # A frozen encoder answers each row once, from one sample for the whole pass.
-    rows = np.arange(len(shown.keys), dtype=np.int64)
-    return FixedLinks(table=linker.link(rows, sampler.draw()))
 
 
 def cut_shape(config: FederationConfig) -> tuple[int, int]:
@@ -348,7 +296,7 @@ def primary_data(
     config: FederationConfig,
     table: PartyTable,
     split: RowSplit,
-    shown: LinkKeys,
+    linked: LinkedPrimary,
     head: TaskHead,
     device: torch.device,
 ) -> PrimaryData:
@@ -359,7 +307,10 @@ def primary_data(
     """
     return PrimaryData(
         features=torch.from_numpy(features_of(config.primary, table)).to(device),
-        keys=torch.from_numpy(shown.scaler.apply(table.keys)).to(device),
+        keys=torch.from_numpy(linked.keys).to(device),
         targets=targets_of(table, split, head).to(device),
         split=split,
+        similarities=None
+        if linked.similarities is None
+        else torch.from_numpy(linked.similarities).to(device),
     )

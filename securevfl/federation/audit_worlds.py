@@ -21,7 +21,6 @@ from securevfl.dp.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_te
 from securevfl.federation.assemble import (
     build_secondary,
     cut_shape,
-    link_keys,
     release_plan,
     ring_format,
 )
@@ -29,6 +28,7 @@ from securevfl.federation.audit_settings import AuditSettings, Release
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.shown import link_shown, shown_keys
 from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
 
@@ -115,7 +115,7 @@ class AuditStage:
             self.config,
             party,
             table,
-            link_keys(self._primary),
+            link_shown(self.config, table, shown_keys(self._primary)),
             plan=self.plan,
             ring=self.ring,
             ledger=Ledger(path, party=name, plan=self.plan, noise_share_std=tau),

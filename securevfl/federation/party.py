@@ -5,22 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.events import EventLog
-from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import PartyTable
-from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation import handshake
 from securevfl.federation.assemble import (
-    LinkKeys,
     build_secondary,
     cut_shape,
     is_frozen,
-    link_keys,
     read_party,
     release_plan,
     require_enough_records,
@@ -35,12 +30,11 @@ from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.identity import Identity
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.between import link_as_primary, link_as_secondary
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import RoundCounter
-from securevfl.federation.secondary import Secondary
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
 from securevfl.federation.training import PrimaryRun
 from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
@@ -162,9 +156,8 @@ def _run_primary(
         )
         facts = _greet(job, transport, facts, checkpoints if job.resume else None)
         write_federation(job.run_folder, config)
-        shown = link_keys(table)
         observe({"event": "stage", "text": "linking", "of": len(secondaries)})
-        _send_keys(transport, secondaries, shown, deadline_s=config.runtime.idle_timeout_s)
+        linked = link_as_primary(config, table, transport, secondaries)
         rounds = RoundCounter()
         names = {rank: name for name, rank in config.ranks.items() if rank}
         ring = ring_format(config, plan)
@@ -184,7 +177,7 @@ def _run_primary(
             config,
             table,
             split,
-            shown,
+            linked,
             plan=plan,
             exchange=exchange,
             rounds=rounds,
@@ -242,22 +235,6 @@ def _greet(
     return facts
 
 
-def _send_keys(
-    transport: PrimaryTransport, names: list[str], shown: LinkKeys, *, deadline_s: float
-) -> None:
-    """Show the primary's keys to every secondary, and wait until all have linked.
-
-    Reveals:
-        To every secondary: the primary's keys, their mean and deviation.
-    """
-    tensors = {"keys": shown.keys, "centre": shown.scaler.centre, "width": shown.scaler.width}
-    transport.broadcast(names, Message(kind=MessageKind.LINK_KEYS, tensors=tensors))
-    for _ in transport.receive_each(
-        names, MessageKind.LINKED, round_number=0, deadline_s=deadline_s
-    ):
-        pass
-
-
 def _run_secondary(
     job: PartyJob,
     identity: Identity,
@@ -294,7 +271,16 @@ def _run_secondary(
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
         checkpoints.guard(ledger)
         transport.send(Message(kind=MessageKind.READY))
-        secondary = _link_and_build(job, table, facts, plan, ledger, transport)
+        secondary = build_secondary(
+            config,
+            config.party(job.name),
+            table,
+            link_as_secondary(config, table, facts, transport),
+            plan=plan,
+            ring=ring_format(config, plan),
+            ledger=ledger,
+            device=job.device,
+        )
         if facts.resume_epoch and not is_frozen(config):
             secondary.load_state(checkpoints.load(facts.resume_epoch))
         masks = PairwiseMasks(rank, pair_keys)
@@ -321,35 +307,3 @@ def _run_secondary(
         bytes_received=sum(transport.bytes_received.values()),
     )
     observe({"event": "figures", "epsilon": secondary.epsilon_spent})
-
-
-def _link_and_build(
-    job: PartyJob,
-    table: PartyTable,
-    facts: RunFacts,
-    plan: ReleasePlan,
-    ledger: Ledger,
-    transport: SecondaryTransport,
-) -> Secondary:
-    config = job.config
-    message = transport.receive(
-        MessageKind.LINK_KEYS, round_number=0, deadline_s=config.runtime.idle_timeout_s
-    )
-    dimension = table.key_dim
-    keys = message.tensor("keys", dtype=np.float64, shape=(facts.rows, dimension))
-    centre = message.tensor("centre", dtype=np.float64, shape=(dimension,))
-    width = message.tensor("width", dtype=np.float64, shape=(dimension,))
-    if not (width > 0).all():
-        raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
-    secondary = build_secondary(
-        config,
-        config.party(job.name),
-        table,
-        LinkKeys(keys=keys, scaler=KeyScaler(centre=centre, width=width)),
-        plan=plan,
-        ring=ring_format(config, plan),
-        ledger=ledger,
-        device=job.device,
-    )
-    transport.send(Message(kind=MessageKind.LINKED))
-    return secondary

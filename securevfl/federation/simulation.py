@@ -14,7 +14,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.assemble import (
     build_secondary,
     is_frozen,
-    link_keys,
     read_party,
     release_plan,
     ring_format,
@@ -25,6 +24,7 @@ from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.in_process import link_in_process
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
@@ -121,8 +121,8 @@ def _simulate(
     split, facts = run_facts(config, primary_table)
     plan = release_plan(config, facts)
     ring = ring_format(config, plan)
-    shown = link_keys(primary_table)
     observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+    linked = link_in_process(config, tables)
     secondaries, keepers, stores = {}, [], []
     for party in config.secondaries:
         folder = run_folder / "parties" / party.name
@@ -131,7 +131,7 @@ def _simulate(
             config,
             party,
             tables[party.name],
-            shown,
+            linked.secondaries[party.name],
             plan=plan,
             ring=ring,
             ledger=book,
@@ -166,7 +166,7 @@ def _simulate(
         config,
         primary_table,
         split,
-        shown,
+        linked.primary,
         plan=plan,
         exchange=SimulatedExchange(
             secondaries, ring=ring, slots=slots(config, plan), end_epoch=end_epoch

@@ -15,11 +15,12 @@ from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.assemble import LinkKeys, build_top, is_frozen, primary_data, task_head
+from securevfl.federation.assemble import build_top, is_frozen, primary_data, task_head
 from securevfl.federation.cached import ReleasedRows, active_parties, release_once
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.linked import LinkedPrimary
 from securevfl.federation.local import train_solo
 from securevfl.federation.outcome import privacy_figures, write_history
 from securevfl.federation.primary import Observer, Primary
@@ -87,7 +88,7 @@ class PrimaryRun:
         config: FederationConfig,
         table: PartyTable,
         split: RowSplit,
-        shown: LinkKeys,
+        linked: LinkedPrimary,
         *,
         plan: ReleasePlan,
         exchange: Exchange,
@@ -108,7 +109,7 @@ class PrimaryRun:
         self._traffic = traffic
         self._epsilon = ledger.spent if plan.privacy.mechanism != "none" else math.inf
         self.head = task_head(config, table, split)
-        self.data = primary_data(config, table, split, shown, self.head, device)
+        self.data = primary_data(config, table, split, linked, self.head, device)
         self.exchange = ChargedExchange(exchange, ledger, self._spent)
         top = build_top(
             config,

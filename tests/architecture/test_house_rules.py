@@ -136,7 +136,7 @@ def test_whatever_sends_says_what_it_reveals() -> None:
     """
     silent, speaking = [], 0
     for folder in ("mpc", "federation"):
-        for path in sorted((PACKAGE / folder).glob("*.py")):
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
             if path.name in MACHINERY:
                 continue
             for name, function in functions(path):

@@ -1,0 +1,33 @@
+"""What linking leaves at the primary and at each secondary, however it was done."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.federation.secondary import LinkSource
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkedPrimary:
+    """What linking leaves at the primary."""
+
+    keys: Float32[np.ndarray, "rows dimension"]
+    """The primary's keys as a model takes them."""
+
+    similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
+    """One a link, NaN where a slot holds no record; None if the family reads none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkedSecondary:
+    """What linking leaves at one secondary."""
+
+    source: LinkSource
+    """Where a round's links come from."""
+
+    keys: Float32[np.ndarray, "records dimension"]
+    """The secondary's keys as a model takes them, scaled as the primary's are."""
+
+    primary_rows: int
+    """How many rows the primary has; links may be asked for no others."""
