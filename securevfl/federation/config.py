@@ -1,5 +1,6 @@
 """The federation file: the TOML file that all parties of a federation agree on (DESIGN 5.2)."""
 
+import dataclasses
 import difflib
 import hashlib
 import json
@@ -13,12 +14,25 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
+from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family, method_source
+from securevfl.federation.party_settings import PartySettings, parse_address, parse_parties
 from securevfl.models.registry import Family, family_named
 
-Task = Literal["regression", "binary", "multiclass"]
+__all__ = [
+    "FederationConfig",
+    "FederationSettings",
+    "LinkageSettings",
+    "PartySettings",
+    "RuntimeSettings",
+    "Task",
+    "TrainingSettings",
+    "method_config",
+    "parse_address",
+    "parse_federation",
+    "read_federation_file",
+]
 
-_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST_NAME = 40
+Task = Literal["regression", "binary", "multiclass"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,66 +135,6 @@ class RuntimeSettings:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartySettings:
-    """One ``[[party]]`` table."""
-
-    name: str
-    """Unique in the federation; also the party's folder in the run folder."""
-
-    role: Literal["primary", "secondary"]
-    """Who holds the labels."""
-
-    data: str
-    """The party's table, resolved on its own machine only."""
-
-    key: tuple[str, ...]
-    """Columns that parties link by."""
-
-    label: str | None = None
-    """The primary's label column."""
-
-    address: str | None = None
-    """The primary's ``host:port``; secondaries only dial out."""
-
-    identity: str | None = None
-    """``ed25519:…``, the party's long-term public key (``securevfl provision``)."""
-
-    scaling: Literal["standard", "bounds", "none"] = "standard"
-    """``standard``: own mean and deviation; ``bounds``: declared ranges, the same for any data."""
-
-    bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
-    """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""
-
-    categories: dict[str, tuple[str, ...]] | None = None
-    """Words of text columns by column, agreed without looking at the data."""
-
-    exclude: tuple[str, ...] = ()
-    """Columns that are neither keys nor features."""
-
-    def __post_init__(self) -> None:
-        if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) - _NAME_LETTERS:
-            raise ConfigError(
-                f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
-            )
-        if not self.key:
-            raise ConfigError("key: must name at least one column")
-        if self.role == "primary":
-            if self.label is None:
-                raise ConfigError("label: the primary must name its label column")
-            if self.address is None:
-                raise ConfigError('address: the primary needs one, for example "127.0.0.1:7431"')
-            parse_address(self.address)
-        elif self.label is not None:
-            raise ConfigError("label: only the primary holds labels")
-        if (self.scaling == "bounds") != (self.bounds is not None):
-            raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
-        pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
-        for pair in pairs:
-            if pair is not None and not (len(pair) == 2 and pair[0] < pair[1]):
-                raise ConfigError(f"bounds: must be [low, high], got {list(pair)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederationConfig:
     """A whole federation file, checked."""
@@ -248,18 +202,6 @@ def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; port 0 lets the system choose one.
-
-    Raises:
-        ConfigError: If it is not of that form.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f'address: must be "host:port", got {address!r}')
-    return host.strip("[]"), int(port)
-
-
 def read_federation_file(path: Path) -> FederationConfig:
     """Read and check a federation file.
 
@@ -278,7 +220,16 @@ def read_federation_file(path: Path) -> FederationConfig:
 
 def parse_federation(source: Mapping[str, Any], *, file: str) -> FederationConfig:
     """Check a parsed federation file; see :func:`read_federation_file`."""
-    sections = {"federation", "model", "training", "privacy", "linkage", "runtime", "party"}
+    sections = {
+        "federation",
+        "model",
+        "training",
+        "privacy",
+        "linkage",
+        "runtime",
+        "party",
+        "methods",
+    }
     unknown = sorted(set(source) - sections)
     if unknown:
         close = difflib.get_close_matches(unknown[0], sections, n=1)
@@ -287,9 +238,29 @@ def parse_federation(source: Mapping[str, Any], *, file: str) -> FederationConfi
             f"{file}: [{unknown[0]}]: no such section; {hint}Allowed: {', '.join(sorted(sections))}"
         )
     try:
-        return _parse_sections(source)
+        config = _parse_sections(source)
+        for name in source.get("methods", {}):
+            method_config(config, name)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
+    return config
+
+
+def method_config(config: FederationConfig, name: str) -> FederationConfig:
+    """Return the federation as one method of a comparison trains it.
+
+    Raises:
+        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
+        PrivacyError: If the privacy settings do not go with it.
+    """
+    fields = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
+    source = method_source(config.source, name, training_fields=fields)
+    if method_family(config.source, name) in ONE_TABLE:
+        baseline_settings(config.source, name)
+    try:
+        return _parse_sections(source)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
 
 
 def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
@@ -307,7 +278,7 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         privacy=read_settings(Privacy, source["privacy"], where="privacy"),
         linkage=_parse_linkage(source["linkage"]),
         runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
-        parties=_parse_parties(source.get("party", [])),
+        parties=parse_parties(source.get("party", [])),
         family=family,
         model=read_settings(family.config_class, model, where="model"),
         source=source,
@@ -349,26 +320,3 @@ def _parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
     if table.get("metric") in _PLANNED_METRICS:
         raise ConfigError(f"linkage.metric: {table['metric']!r} is not available yet")
     return read_settings(LinkageSettings, table, where="linkage")
-
-
-def _parse_parties(tables: Any) -> tuple[PartySettings, ...]:
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError("[[party]]: must be a list of tables, one a party")
-    parties = tuple(
-        read_settings(PartySettings, table, where=f"party[{i}]") for i, table in enumerate(tables)
-    )
-    names = [party.name for party in parties]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"party.name: two parties are called {name!r}")
-    primaries = [party.name for party in parties if party.role == "primary"]
-    if len(primaries) != 1:
-        found = "none has" if not primaries else f"{' and '.join(primaries)} have"
-        raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
-    if len(parties) < 2:
-        raise ConfigError("[[party]]: at least one secondary is needed")
-    dimensions = {party.name: len(party.key) for party in parties}
-    if len(set(dimensions.values())) > 1:
-        text = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
-        raise ConfigError(f"party.key: keys must have the same dimension at all parties; {text}")
-    return parties

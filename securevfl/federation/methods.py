@@ -1,0 +1,135 @@
+"""The ``[methods.NAME]`` tables: what a method of a comparison has that the others have not.
+
+A method is a family of the registry, or one of the baselines on one table (``solo``, ``combine``).
+It gets the federation file with its own family in place of the file's, and with the settings of
+its table on top. Fields of ``[training]`` and of the family's settings stand side by side there.
+"""
+
+import dataclasses
+import string
+from collections.abc import Mapping
+from typing import Any, Final
+
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.registry import FAMILIES, family_named
+
+ONE_TABLE: Final = ("solo", "combine")
+"""Methods that train one network on one table and need no federation."""
+
+_NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")
+_LONGEST_NAME: Final = 40
+
+_SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_dropout")
+"""Fields of ``[model]`` that mean the same in every family that has them."""
+
+_COMMON: Final = ("validation_fraction", "test_fraction", "keys_as_features")
+"""Fields that no method may have for itself: methods are compared on equal rows and inputs."""
+
+
+def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return every name that a comparison of this federation file understands."""
+    return tuple(dict.fromkeys([*ONE_TABLE, *FAMILIES, *source.get("methods", {})]))
+
+
+def method_family(source: Mapping[str, Any], name: str) -> str:
+    """Return the family of a method: what its table says, or its own name.
+
+    Raises:
+        ConfigError: If no family, baseline or table has that name; those there are are listed.
+    """
+    table = _table(source, name)
+    family = table.get("family", name)
+    if name in ONE_TABLE or name in FAMILIES:
+        if family != name:
+            raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
+    elif len(name) > _LONGEST_NAME or set(name) - _NAME_LETTERS:
+        raise ConfigError(
+            f"methods.{name}: a name has at most {_LONGEST_NAME} letters, digits, '-' or '_'"
+        )
+    if family not in ONE_TABLE and family not in FAMILIES:
+        known = ", ".join(map(repr, known_methods(source)))
+        raise ConfigError(
+            f"method {name!r}: is neither a family nor a [methods.NAME] table with "
+            f"family = one of them; there are {known}"
+        )
+    return str(family)
+
+
+def method_source(
+    source: Mapping[str, Any], name: str, *, training_fields: frozenset[str]
+) -> dict[str, Any]:
+    """Return the federation file as one method sees it, without ``[methods]``.
+
+    A family other than the file's own takes from ``[model]`` what means the same in both.
+
+    Args:
+        source: The parsed federation file.
+        name: The method.
+        training_fields: Names of the fields of ``[training]``.
+
+    Raises:
+        ConfigError: If there is no such method, or its table sets what all must share.
+    """
+    family = method_family(source, name)
+    own = _settings(source, name)
+    for field in _COMMON:
+        if field in own:
+            section = "model" if field == "keys_as_features" else "training"
+            raise ConfigError(
+                f"methods.{name}.{field}: must be the same for all methods; set {section}.{field}"
+            )
+    result = {key: value for key, value in source.items() if key != "methods"}
+    if family in ONE_TABLE:
+        return result
+    result["model"] = {
+        **_inherited(source["model"], family),
+        **{key: value for key, value in own.items() if key not in training_fields},
+        "family": family,
+    }
+    result["training"] = {
+        **source.get("training", {}),
+        **{key: value for key, value in own.items() if key in training_fields},
+    }
+    return result
+
+
+def baseline_settings(source: Mapping[str, Any], name: str) -> BaselineConfig:
+    """Return how a baseline on one table is trained.
+
+    Raises:
+        ConfigError: For an unknown field or an impossible value.
+    """
+    return read_settings(BaselineConfig, _settings(source, name), where=f"methods.{name}")
+
+
+def _table(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = source.get("methods", {}).get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"methods.{name}: must be a table of settings, got {table!r}")
+    return table
+
+
+def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a method's own settings; a variant has those of its family's table beneath."""
+    family = method_family(source, name)
+    merged = {**_table(source, family), **_table(source, name)}
+    return {key: value for key, value in merged.items() if key != "family"}
+
+
+def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
+    given = {key: value for key, value in model.items() if key != "family"}
+    if model.get("family") == family:
+        return given
+    has = {field.name for field in dataclasses.fields(FAMILIES[family].config_class)}
+    base = family_named(model.get("family")).config_class
+    # Inputs and links are equal for all methods even where their families' defaults differ.
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(base)
+        if field.name in ("neighbours", "keys_as_features")
+    }
+    return {
+        key: value for key, value in {**defaults, **given}.items() if key in _SHARED and key in has
+    }

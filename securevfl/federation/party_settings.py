@@ -1,0 +1,111 @@
+"""The ``[[party]]`` tables of a federation file: who takes part, and with which columns."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartySettings:
+    """One ``[[party]]`` table."""
+
+    name: str
+    """Unique in the federation; also the party's folder in the run folder."""
+
+    role: Literal["primary", "secondary"]
+    """Who holds the labels."""
+
+    data: str
+    """The party's table, resolved on its own machine only."""
+
+    key: tuple[str, ...]
+    """Columns that parties link by."""
+
+    label: str | None = None
+    """The primary's label column."""
+
+    address: str | None = None
+    """The primary's ``host:port``; secondaries only dial out."""
+
+    identity: str | None = None
+    """``ed25519:…``, the party's long-term public key (``securevfl provision``)."""
+
+    scaling: Literal["standard", "bounds", "none"] = "standard"
+    """``standard``: own mean and deviation; ``bounds``: declared ranges, the same for any data."""
+
+    bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
+    """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""
+
+    categories: dict[str, tuple[str, ...]] | None = None
+    """Words of text columns by column, agreed without looking at the data."""
+
+    exclude: tuple[str, ...] = ()
+    """Columns that are neither keys nor features."""
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) - _NAME_LETTERS:
+            raise ConfigError(
+                f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
+            )
+        if not self.key:
+            raise ConfigError("key: must name at least one column")
+        if self.role == "primary":
+            if self.label is None:
+                raise ConfigError("label: the primary must name its label column")
+            if self.address is None:
+                raise ConfigError('address: the primary needs one, for example "127.0.0.1:7431"')
+            parse_address(self.address)
+        elif self.label is not None:
+            raise ConfigError("label: only the primary holds labels")
+        if (self.scaling == "bounds") != (self.bounds is not None):
+            raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
+        pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
+        for pair in pairs:
+            if pair is not None and not (len(pair) == 2 and pair[0] < pair[1]):
+                raise ConfigError(f"bounds: must be [low, high], got {list(pair)}")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``host:port``; port 0 lets the system choose one.
+
+    Raises:
+        ConfigError: If it is not of that form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f'address: must be "host:port", got {address!r}')
+    return host.strip("[]"), int(port)
+
+
+def parse_parties(tables: Any) -> tuple[PartySettings, ...]:
+    """Check all ``[[party]]`` tables and that they go together.
+
+    Raises:
+        ConfigError: Naming the field; one primary, at least one secondary, names that differ and
+            keys of one dimension are needed.
+    """
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError("[[party]]: must be a list of tables, one a party")
+    parties = tuple(
+        read_settings(PartySettings, table, where=f"party[{i}]") for i, table in enumerate(tables)
+    )
+    names = [party.name for party in parties]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"party.name: two parties are called {name!r}")
+    primaries = [party.name for party in parties if party.role == "primary"]
+    if len(primaries) != 1:
+        found = "none has" if not primaries else f"{' and '.join(primaries)} have"
+        raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
+    if len(parties) < 2:
+        raise ConfigError("[[party]]: at least one secondary is needed")
+    dimensions = {party.name: len(party.key) for party in parties}
+    if len(set(dimensions.values())) > 1:
+        text = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
+        raise ConfigError(f"party.key: keys must have the same dimension at all parties; {text}")
+    return parties
