@@ -45,6 +45,14 @@ def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
             module.draw(generator)
         elif isinstance(module, nn.Linear):
             _draw_linear(module, generator)
+        elif isinstance(module, nn.Conv2d):
+            _draw_convolution(module, generator)
+        elif isinstance(module, nn.Embedding):
+            with torch.no_grad():
+                module.weight.normal_(std=module.embedding_dim**-0.5, generator=generator)
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            # Also forgets the running statistics, which are weights as well.
+            module.reset_parameters()
 
 
 def _draw_linear(layer: nn.Linear, generator: torch.Generator) -> None:
@@ -54,3 +62,12 @@ def _draw_linear(layer: nn.Linear, generator: torch.Generator) -> None:
         layer.weight.uniform_(-bound, bound, generator=generator)
         if layer.bias is not None:
             layer.bias.uniform_(-bound, bound, generator=generator)
+
+
+def _draw_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
+    # [HRZS15] Equation 14: variance 2 / fan_out keeps the gradient's size through ReLU layers.
+    fan_out = layer.out_channels * math.prod(layer.kernel_size)
+    with torch.no_grad():
+        layer.weight.normal_(std=math.sqrt(2 / fan_out), generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()

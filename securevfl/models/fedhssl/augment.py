@@ -1,0 +1,115 @@
+"""Augmentations of tables: a view of each row with some of its features replaced.
+
+An augmentation is called with a batch and a generator, and returns a new batch. It draws on the
+generator's device, so that one seed gives one view on any device.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from securevfl.core import checks
+from securevfl.models.fedhssl.columns import CategoricalColumn, continuous_places
+
+
+class Augmentation(Protocol):
+    """Makes one random view of a batch."""
+
+    def __call__(
+        self, batch: Float[Tensor, "rows features"], generator: torch.Generator
+    ) -> Float[Tensor, "rows features"]:
+        """Return a view; the batch stays as it is."""
+        ...
+
+
+class Unchanged:
+    """The view that is the batch itself."""
+
+    def __call__(
+        self,
+        batch: Float[Tensor, "rows features"],
+        generator: torch.Generator,  # noqa: ARG002 - an Augmentation
+    ) -> Float[Tensor, "rows features"]:
+        """Return the batch."""
+        return batch
+
+
+class CorruptedFeatures:
+    """Replace some features of each row by the same features of other rows.
+
+    Of M numbers, ``round(rate * M)`` drawn afresh for every row take the value that a random row of
+    the table has there: a draw from the column's empirical marginal. Of the categorical columns as
+    large a part becomes "replaced", which an encoder gives an untrained embedding.
+
+    References:
+        [SCARF] Algorithm 1 (rate c, uniform over the training rows of each column); [FedHSSL] V-A:
+        30 % of the features, and categorical ones as extra untrained embeddings.
+
+    Differs from [SCARF]: it corrupts one of two views; FedHSSL's Algorithm 1 (line 19) augments
+    both, and so does our pretraining.
+    """
+
+    def __init__(
+        self,
+        table: Float[Tensor, "table_rows features"],
+        *,
+        rate: float = 0.3,
+        columns: Sequence[CategoricalColumn] = (),
+    ) -> None:
+        """Keep the table, whose rows values are drawn from.
+
+        Args:
+            table: The party's own training rows, scaled as the batches will be.
+            rate: Share of the features that a view replaces, in [0, 1].
+            columns: Its categorical columns.
+
+        Raises:
+            ConfigError: If the rate or a column is out of range, or the table is empty.
+        """
+        checks.non_negative(rate=rate)
+        checks.at_least(0, **{"1 - rate": 1 - rate})
+        checks.at_least(1, table_rows=len(table))
+        self._table = table
+        self._columns = tuple(columns)
+        self._continuous = torch.tensor(
+            continuous_places(table.shape[1], columns), dtype=torch.int64, device=table.device
+        )
+        self._numbers = round(rate * len(self._continuous))
+        self._words = round(rate * len(self._columns))
+
+    def __call__(
+        self, batch: Float[Tensor, "rows features"], generator: torch.Generator
+    ) -> Float[Tensor, "rows features"]:
+        """Return a corrupted copy."""
+        view = batch.clone()
+        if self._numbers:
+            which = _choose(len(batch), len(self._continuous), self._numbers, generator)
+            donors = torch.randint(
+                len(self._table), which.shape, generator=generator, device=generator.device
+            )
+            places = self._continuous[which.to(batch.device)]
+            view.scatter_(1, places, self._table[donors.to(self._table.device), places])
+        if self._words:
+            self._replace_words(view, generator)
+        return view
+
+    def _replace_words(
+        self, view: Float[Tensor, "rows features"], generator: torch.Generator
+    ) -> None:
+        chosen = _choose(len(view), len(self._columns), self._words, generator).to(view.device)
+        for number, column in enumerate(self._columns):
+            rows = (chosen == number).any(dim=1)
+            places = list(column.places)
+            replaced = 0.0 if column.one_hot else float(column.categories)
+            view[:, places] = torch.where(rows[:, None], replaced, view[:, places])
+
+
+def _choose(
+    rows: int, available: int, number: int, generator: torch.Generator
+) -> Int[Tensor, "rows number"]:
+    """Draw ``number`` different ones of ``available`` for each row."""
+    order = torch.rand(rows, available, generator=generator, device=generator.device)
+    return order.topk(number, dim=1, sorted=False).indices

@@ -1,0 +1,179 @@
+"""Encoders of a party's own records: perceptron, embedding and perceptron, ResNet-18.
+
+Each has a bottom, which never leaves its party, and a top, whose weights parties may average
+(partial model aggregation): equal settings give equal tops, whatever a party's features are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.models.fedhssl.columns import CategoricalColumn, continuous_places
+from securevfl.models.fedhssl.resnet import ResNetBottom, ResNetTop, Stem
+
+Norm = Literal["batch", "layer", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderConfig:
+    """What an encoder is made of; parties that aggregate their tops share it."""
+
+    kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
+    """``embedding`` is a perceptron that gets an embedding of each categorical column."""
+
+    hidden: int = 512
+    """Width of the first fully-connected layer; ``resnet18`` has none."""
+
+    width: int = 512
+    """H, width of the representation; of ``resnet18`` a multiple of 8 (its stem has H/8)."""
+
+    embedding: int = 32
+    """Width of one categorical column's embedding."""
+
+    norm: Norm = "batch"
+    """``batch`` mixes the rows of a batch, so no differentially private bottom may have it;
+    ``layer`` normalises each row by itself."""
+
+    image: tuple[int, ...] = ()
+    """Channels, height and width of an image whose pixels are the feature columns, in that order.
+    """
+
+    stem: Stem = "imagenet"
+    """First layers of ``resnet18``: 7x7 with stride 2 and pooling, or 3x3 for small images."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(("mlp", "embedding", "resnet18"), kind=self.kind)
+        checks.one_of(("batch", "layer", "none"), norm=self.norm)
+        checks.one_of(("imagenet", "small"), stem=self.stem)
+        checks.whole(hidden=self.hidden, width=self.width, embedding=self.embedding)
+        checks.at_least(1, hidden=self.hidden, width=self.width, embedding=self.embedding)
+        if self.kind == "resnet18":
+            if len(self.image) != 3 or min(self.image) < 1:
+                raise ConfigError(
+                    f"image must be (channels, height, width) for a resnet18, got {self.image}"
+                )
+            if self.width % 8:
+                raise ConfigError(f"width of a resnet18 must be a multiple of 8, got {self.width}")
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's representation depends on the other rows of its batch in training."""
+        return self.norm == "batch"
+
+
+class Encoder(nn.Module):
+    """A party's encoder: one vector a record."""
+
+    def __init__(self, bottom: nn.Module, top: nn.Module, width: int) -> None:
+        super().__init__()
+        self.bottom = bottom
+        """Stays with its party."""
+        self.top = top
+        """May be averaged over parties."""
+        self.width = width
+        """H."""
+
+    def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
+        """Return one representation a row."""
+        outputs: Tensor = self.top(self.bottom(features))
+        return outputs
+
+
+def build_encoder(
+    config: EncoderConfig, *, num_features: int, columns: Sequence[CategoricalColumn] = ()
+) -> Encoder:
+    """Build an encoder, ready to be initialised.
+
+    Args:
+        config: What it is made of.
+        num_features: Feature columns of the party's table; an image's pixels, flattened.
+        columns: Categorical columns, read by ``kind = "embedding"`` alone.
+
+    Raises:
+        ConfigError: If the features are not an image of the given shape, or a categorical column
+            does not exist.
+
+    References:
+        [FedHSSL] Table III: two fully-connected layers (NUS-WIDE), an embedding layer before them
+        (Avazu), ResNet-18 (BHI, ModelNet). The top is the last fully-connected layer, or the last
+        three of ResNet-18's four stages.
+    """
+    checks.at_least(1, num_features=num_features)
+    if config.kind == "resnet18":
+        channels, height, width = config.image
+        if num_features != channels * height * width:
+            raise ConfigError(
+                f"image: {channels} x {height} x {width} has {channels * height * width} values, "
+                f"the table has {num_features} feature columns"
+            )
+        stem_channels = config.width // 8
+        make_norm = partial(_image_norm, config.norm)
+        return Encoder(
+            nn.Sequential(
+                nn.Unflatten(1, (channels, height, width)),
+                ResNetBottom(channels, stem_channels, stem=config.stem, make_norm=make_norm),
+            ),
+            ResNetTop(stem_channels, make_norm=make_norm),
+            config.width,
+        )
+    first: list[nn.Module] = []
+    inputs = num_features
+    if config.kind == "embedding":
+        embedded = EmbeddedColumns(num_features, columns, width=config.embedding)
+        first.append(embedded)
+        inputs = embedded.num_outputs
+    return Encoder(
+        nn.Sequential(*first, *_layer(inputs, config.hidden, config.norm)),
+        nn.Sequential(*_layer(config.hidden, config.width, config.norm)),
+        config.width,
+    )
+
+
+class EmbeddedColumns(nn.Module):
+    """Replace each categorical column by an embedding; numbers pass through."""
+
+    def __init__(
+        self, num_features: int, columns: Sequence[CategoricalColumn], *, width: int
+    ) -> None:
+        super().__init__()
+        self.columns = tuple(columns)
+        self.continuous = continuous_places(num_features, columns)
+        # The last row means "replaced". As a padding row it gets no gradient: [FedHSSL] V-A,
+        # "extra untrained embedding vectors".
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(column.categories + 1, width, padding_idx=column.categories)
+            for column in self.columns
+        )
+        self.num_outputs = len(self.continuous) + width * len(self.columns)
+
+    def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
+        """Return the numbers, then the embeddings."""
+        parts = [features[:, list(self.continuous)]]
+        parts += [
+            embedding(column.codes(features))
+            for column, embedding in zip(self.columns, self.embeddings, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def _layer(inputs: int, outputs: int, norm: Norm) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Linear(inputs, outputs)]
+    if norm == "batch":
+        layers.append(nn.BatchNorm1d(outputs))
+    elif norm == "layer":
+        layers.append(nn.LayerNorm(outputs))
+    return [*layers, nn.ReLU()]
+
+
+def _image_norm(norm: Norm, channels: int) -> nn.Module:
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    # One group is a layer norm over the channels and pixels of one image.
+    return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
