@@ -129,8 +129,24 @@ def load_full(name: str) -> FullTable:
         columns = np.loadtxt(folder / "full.csv.gz", delimiter=",", skiprows=1)
         X, y = columns[:, :-1], columns[:, -1].astype(np.int64)
     else:
-        X, y, views = _read_archive(folder / f"{name}.npz", multiview=name == "mfeat")
+        arrays = load_archive(name)
+        X, y, views = _multiview(arrays) if name == "mfeat" else _pixels(arrays)
     return FullTable(name=name, X=X, y=y, task="multiclass", views=views)
+
+
+def load_archive(name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of ``SECUREVFL_DATA/name/name.npz`` as they are stored.
+
+    Raises:
+        ConfigError: If ``SECUREVFL_DATA`` is not set, or has no such folder.
+        DataError: If the file can't be read.
+    """
+    path = _require_folder(name) / f"{name}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError) as error:
+        raise DataError(f"table {path}: can't be read: {error}") from None
 
 
 def _require_folder(name: str) -> Path:
@@ -142,17 +158,16 @@ def _require_folder(name: str) -> Path:
     return root / name
 
 
-def _read_archive(
-    path: Path, *, multiview: bool
+def _pixels(
+    arrays: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[int, ...]]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = dict(archive)
-    except (OSError, ValueError) as error:
-        raise DataError(f"table {path}: can't be read: {error}") from None
-    if not multiview:
-        # The training part alone, as in [FeT]; its order is the original one.
-        return arrays["x_train"].astype(np.float64), arrays["y_train"].astype(np.int64), {}
+    # The training part alone, as in [FeT]; its order is the original one.
+    return arrays["x_train"].astype(np.float64), arrays["y_train"].astype(np.int64), {}
+
+
+def _multiview(
+    arrays: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[int, ...]]]:
     names = sorted(set(arrays) - {"y"})
     views: dict[str, tuple[int, ...]] = {}
     start = 0

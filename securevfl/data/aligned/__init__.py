@@ -1,0 +1,1 @@
+"""Tables whose parties hold different views of the same rows: the sets that FedHSSL is tried on."""
