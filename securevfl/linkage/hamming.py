@@ -1,7 +1,9 @@
 """Exact K nearest bit vectors by Hamming distance.
 
-faiss finds candidates where it is installed, numpy otherwise; both give the same links. Memory: at
-most :data:`_CHUNK_CELLS` distances of two bytes at a time, and three times that for selection.
+faiss finds candidates where it is installed, numpy otherwise; both give the same links. Memory
+beside the codes and the links: :data:`_CHUNK_CELLS` distances (or one row of them) of two bytes, a
+byte each for selection, strips of records, and 64 MiB for sorting; with faiss,
+:data:`_FAISS_CELLS` candidates of 32 bytes.
 """
 
 from importlib import import_module
@@ -17,6 +19,7 @@ from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**22
+_FAISS_CELLS: Final = 2**21
 
 # Records that are compared at a time: six times as fast as whole rows of 100,000 records.
 _STRIP: Final = 8192
@@ -111,7 +114,7 @@ def _by_faiss(
     pending = np.arange(len(primary_codes))
     while len(pending):
         undecided = []
-        step = max(1, _CHUNK_CELLS // width)
+        step = max(1, _FAISS_CELLS // width)
         for start in range(0, len(pending), step):
             rows = pending[start : start + step]
             found, position = index.search(np.ascontiguousarray(primary_codes[rows]), width)

@@ -1,7 +1,8 @@
 """Exact K nearest texts by Levenshtein distance: insertions, deletions and substitutions.
 
 Distances come from rapidfuzz, in blocks of rows. Memory: a block has at most :data:`_CHUNK_CELLS`
-distances of one or two bytes, and as much again for selection.
+distances (or one row of them) of one or two bytes, a byte each for selection, and 64 MiB for
+sorting what was selected: 112 MiB in all, beside the texts and the links.
 """
 
 from collections.abc import Sequence
