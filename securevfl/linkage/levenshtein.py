@@ -78,6 +78,21 @@ def edit_distances(
     return found
 
 
+def pair_edits(
+    rows: Sequence[str], records: Sequence[str], *, workers: int = 1
+) -> UInt[np.ndarray, " pairs"]:
+    """Return the Levenshtein distance of each row to the record at its place.
+
+    Raises:
+        ConfigError: If rapidfuzz is not installed.
+    """
+    process, distance = _rapidfuzz()
+    found: np.ndarray = process.cpdist(
+        rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16, workers=workers
+    )
+    return found
+
+
 def _rapidfuzz() -> tuple[Any, Any]:
     try:
         from rapidfuzz import distance, process

@@ -1,6 +1,6 @@
 """The K nearest of a block of distances, in the order that every metric keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -59,18 +59,24 @@ def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> Link
     indices, distances = empty_links(rows, k)
     # Everything up to the k-th distance is sorted; ties beyond the k-th fall off the end.
     near = block <= _kth_smallest(block, k) if k < records else np.ones(block.shape, np.bool_)
-    ends = np.cumsum(np.count_nonzero(near, axis=1))
-    start = 0
-    while start < rows:
-        done = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, done + _SORTED_CELLS, side="right")))
+    for start, end in batches(np.count_nonzero(near, axis=1), _SORTED_CELLS):
         row, column = np.divmod(np.flatnonzero(near[start:end]), records)
         distance = block[start + row, column].astype(np.float64)
         order = np.lexsort((column, distance, row))
         links = fill_slots(end - start, k, row[order], column[order], distance[order])
         indices[start:end], distances[start:end] = links.indices, links.distances
-        start = end
     return LinkTable(indices=indices, distances=distances)
+
+
+def batches(sizes: Int64[np.ndarray, " rows"], most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into runs, from a start to an end, whose sizes add up to ``most`` or are one row."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        done = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, done + most, side="right")))
+        yield start, end
+        start = end
 
 
 def _kth_smallest(

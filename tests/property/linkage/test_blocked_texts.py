@@ -1,0 +1,132 @@
+"""Blocking by q-grams: which pairs are compared, and what is said about the others."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.blocking import BlockedTextKeys, QGramBlocking, block_texts
+from securevfl.linkage.capped import capped_links
+from securevfl.linkage.levenshtein import nearest_texts
+from securevfl.linkage.links import NO_RECORD
+from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker
+
+TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)
+
+
+def grams(text: str, q: int) -> set[str]:
+    padded = "<" * max(q - 1, 1) + " ".join(text.split()) + ">" * max(q - 1, 1)
+    return {padded[i : i + q] for i in range(len(padded) - q + 1)}
+
+
+def are_candidates(one: str, other: str, blocking: QGramBlocking) -> bool:
+    """The definition, from Python sets."""
+    a, b = grams(one, blocking.q), grams(other, blocking.q)
+    return len(a & b) >= blocking.least_overlap * np.sqrt(float(len(a)) * float(len(b)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(TEXTS, TEXTS, st.integers(1, 3), st.sampled_from([0.1, 0.4, 0.7]), st.data())
+def test_links_are_the_nearest_candidates(
+    rows: list[str], records: list[str], q: int, overlap: float, data: st.DataObject
+) -> None:
+    """Exact links from which all pairs are dropped that are no candidates."""
+    size = len(records)
+    k = data.draw(st.integers(1, size))
+    eligible = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+    blocking = QGramBlocking(q=q, least_overlap=overlap)
+    keys = block_texts(rows, records, k, blocking=blocking)
+    links = keys.nearest(None, k, eligible=eligible)
+    every = nearest_texts(rows, records, size, eligible=eligible)
+    for row, text in enumerate(rows):
+        expected = [
+            record
+            for record in every.indices[row]
+            if record != NO_RECORD and are_candidates(text, records[record], blocking)
+        ][:k]
+        assert links.indices[row][links.present[row]].tolist() == expected
+
+
+def people(count: int, seed: int) -> tuple[list[str], list[str]]:
+    """Names, and the same names with a letter changed."""
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    names = ["".join(rng.choice(letters, 12)) for _ in range(count)]
+    changed = [f"{name[:5]}x{name[6:]}" for name in names]
+    return names, changed
+
+
+def test_what_blocking_loses_is_measured() -> None:
+    """Near texts are found, strangers are not, and the figures say both."""
+    rows, records = people(300, seed=0)
+    keys = block_texts(rows, records, 2, rows_measured=300)
+    links = keys.nearest(None, 2)
+    exact = nearest_texts(rows, records, 2)
+
+    assert keys.quality.rows_measured == 300
+    assert keys.quality.recall_at_1 == (links.indices[:, 0] == np.arange(300)).mean() == 1
+    assert keys.quality.recall_at_k == (links.distances <= exact.distances[:, 1:]).mean() < 1
+    assert keys.quality.reduction_ratio > 0.9
+    assert keys.swapped().quality == keys.quality
+    assert "recall_at_k" in repr(keys)
+
+
+def test_figures_come_from_as_many_rows_as_asked_for() -> None:
+    """Evenly spread over the table, which may be shorter."""
+    rows, records = people(50, seed=1)
+
+    assert block_texts(rows, records, 1, rows_measured=7).quality.rows_measured == 7
+    assert block_texts(rows, records, 1, rows_measured=70).quality.rows_measured == 50
+
+
+def blocked(*, without: int | None = None) -> BlockedTextKeys:
+    rng = np.random.default_rng(7)
+    words = ["".join(rng.choice(list("abc"), rng.integers(1, 7))) for _ in range(100)]
+    rows, records = words[:40], words[40:]
+    if without is not None:
+        del records[without]
+    return block_texts(rows, records, 3, blocking=QGramBlocking(q=2, least_overlap=0.4))
+
+
+def test_the_cap_bounds_what_any_record_changes() -> None:
+    """A record's candidates do not depend on other records: at most m rows change."""
+    assert isinstance(blocked(), KeyMetric)
+    before = capped_links(blocked(), 3, cap=2).indices
+    for removed in range(0, 60, 3):
+        after = capped_links(blocked(without=removed), 3, cap=2).indices
+        after = np.where(after >= removed, after + 1, after)
+
+        assert (before != after).any(axis=1).sum() <= 2
+
+
+def test_samples_are_linked_as_among_themselves() -> None:
+    """Lists that are filtered each round equal a search of the sample, short rows included."""
+    keys, rows = blocked(), np.arange(40)
+    linker = RoundLinker(keys, 4, rate=0.5, method="list")
+    sample = PoissonSampler(60, 0.3, insecure_seed=3).draw()
+    links, expected = linker.link(rows, sample), keys.nearest(rows, 4, eligible=sample)
+
+    assert np.array_equal(links.indices, expected.indices)
+    assert np.array_equal(links.distances, expected.distances)
+
+
+def test_long_and_empty_texts() -> None:
+    """10,000 letters are compared with few; an empty text is a candidate of an empty one."""
+    keys = block_texts(["a" * 10_000, ""], ["a" * 9_000, "b" * 10_000, "", "Ame\u0301lie"], 2)
+
+    assert keys.nearest(None, 2).indices.tolist() == [[0, NO_RECORD], [2, NO_RECORD]]
+    assert keys.nearest(None, 1, eligible=np.zeros(4, np.bool_)).indices.tolist() == [[-1], [-1]]
+
+
+def test_impossible_settings_are_refused() -> None:
+    """Each by name."""
+    with pytest.raises(ConfigError, match=r"least_overlap must lie in \(0, 1\)"):
+        QGramBlocking(least_overlap=0.0)
+    with pytest.raises(ConfigError, match="q must be at least 1"):
+        QGramBlocking(q=0)
+    with pytest.raises(ConfigError, match="rows_measured must be at least 1"):
+        block_texts(["a"], ["a"], 1, rows_measured=0)
+    with pytest.raises(DataError, match="K = 2 links"):
+        block_texts(["a"], ["a"], 2)
