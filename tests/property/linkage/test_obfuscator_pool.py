@@ -1,0 +1,89 @@
+"""Obfuscators that are made ahead encrypt zero, are used once, and hide what they are put on."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+pytest.importorskip("phe", reason="phe is an optional dependency")
+
+from securevfl.core.errors import ConfigError
+from securevfl.linkage.obfuscator_pool import generators, prepared_obfuscators
+from securevfl.linkage.paillier_distances import Keyholder, masked_distances
+from securevfl.linkage.quantised import LARGEST_UNIT
+
+
+@pytest.fixture(scope="module")
+def keyholder() -> Keyholder:
+    return Keyholder(bits=512, insecure_short_key=True)
+
+
+@pytest.mark.parametrize(("count", "workers"), [(20, 1), (200, 1), (200, 2)])
+def test_pools_encrypt_zero_and_never_repeat(
+    keyholder: Keyholder, count: int, workers: int
+) -> None:
+    """One by one where few are wanted, from generators where many are, here and elsewhere."""
+    assert (count > generators(keyholder.modulus)) == (count == 200)
+    fresh = prepared_obfuscators(keyholder.modulus, count, workers=workers)
+    units = np.array([[7]])
+
+    assert len(set(fresh)) == count
+    for obfuscator in fresh[:20]:
+        packed = keyholder.encrypt(units)
+        answers, share = masked_distances(packed, np.array([[3]]), iter([obfuscator]))
+        assert keyholder.share(units, answers) + share == (7 - 3) ** 2
+
+
+def test_progress_ends_with_nothing_left(keyholder: Keyholder) -> None:
+    """It is told while generators are made, too; estimates are times."""
+    for count in (30, 200):
+        told: list[tuple[int, int, float]] = []
+        prepared_obfuscators(keyholder.modulus, count, progress=lambda *now: told.append(now))  # noqa: B023
+        done = [made for made, _, _ in told]
+
+        assert len(told) > 2
+        assert done == sorted(done)
+        assert told[-1] == (count, count, 0)
+        assert all(total == count and seconds >= 0 for _, total, seconds in told)
+
+
+def test_obfuscators_of_a_pool_are_uniform() -> None:
+    """Over n-th powers: no character tells one from another.
+
+    64 classes: quadratic characters mod 4,007 and 5,011, and 16 intervals of the residue. Fixed
+    false-alarm probability of 1e-6; obfuscators that were squares only would give 1e-300.
+    """
+    p, q = 4007, 5011
+    fresh = np.array(prepared_obfuscators(p * q, 6400)) % (p * q)
+    squares = [np.isin(fresh % r, np.arange(1, r) ** 2 % r).astype(int) for r in (p, q)]
+    classes = 32 * squares[0] + 16 * squares[1] + 16 * fresh // (p * q)
+
+    assert chisquare(np.bincount(classes, minlength=64)).pvalue > 1e-6
+
+
+def test_a_key_holder_finds_nothing_under_pooled_obfuscators(keyholder: Keyholder) -> None:
+    """The attack that recovers a coordinate from stale ciphertexts meets randomness."""
+    packed = keyholder.encrypt(np.array([[1234]]))
+    fresh = prepared_obfuscators(keyholder.modulus, 200)
+    n, own = keyholder.modulus, packed.packs[0][0] % keyholder.modulus
+    powers, power = set(), 1
+    for _ in range(LARGEST_UNIT + 1):
+        powers.add(power)
+        power = power * own % n
+    answers, _ = masked_distances(packed, np.full((200, 1), 54321), iter(fresh))
+
+    assert not any(answer % n in powers for answer in answers[0])
+
+
+def test_a_pool_is_as_large_as_its_argument_needs() -> None:
+    """(bits + 128) / 8 generators."""
+    assert generators(2**2047 + 1) == 272
+    assert generators(2**3071 + 1) == math.ceil((3072 + 128) / 8)
+
+
+@pytest.mark.parametrize(("count", "workers"), [(0, 1), (1, 0)])
+def test_impossible_pools_are_refused(count: int, workers: int) -> None:
+    """By the argument's name."""
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        prepared_obfuscators(4007 * 5011, count, workers=workers)
