@@ -9,6 +9,7 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import GaussianRelease, Release, SampledRelease, Unit
+from securevfl.dp.fitting import fitting_multiplier, fitting_releases
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
@@ -72,6 +73,10 @@ class ReleasePlan:
     reserved_delta: float = 0.0
     """Part of delta kept for the noise sampler's divergence from a Gaussian."""
 
+    fitting_share: float = 0.0
+    """Part of the run's privacy, in squared ``mu`` (in which Gaussians add up), that every
+    secondary spends on fitting a frozen encoder to its table; 0 fits nothing. [0, 1)"""
+
     def __post_init__(self) -> None:
         counts = {
             "parties": self.parties,
@@ -99,6 +104,12 @@ class ReleasePlan:
                 f"releases_per_row must be at most rounds, got {self.releases_per_row} "
                 f"of {self.rounds}"
             )
+        checks.fraction(fitting_share=self.fitting_share)
+        if self.fitting_share and self.privacy.encoder != "frozen":
+            raise ConfigError(
+                f"fitting_share: only frozen encoders are fitted beforehand; the encoder is "
+                f"{self.privacy.encoder!r}"
+            )
         if not self.contested and not self.pooled:
             raise ConfigError("contested: only pooled rows can do without a contest for slots")
         if not self.reserved_delta < self.privacy.delta:
@@ -118,6 +129,11 @@ class ReleasePlan:
             return
         honest_parties(active=self.min_active, colluding=privacy.colluding)
         if privacy.accounting == "as-published":
+            if self.fitting_share:
+                raise PrivacyError(
+                    "privacy.accounting: the papers have no formula for fitted encoders; use "
+                    '"sound", or an encoder that is not fitted'
+                )
             return
         if privacy.encoder == "dp-trained":
             raise PrivacyError(
@@ -163,21 +179,39 @@ class ReleasePlan:
             return self._share_std_as_published(privacy.epsilon)
         delta = self._delta()
         change = self._change_over_noise() * math.sqrt(self._touched(self.row_releases))
+        fitting = self.fitting_releases()
         if privacy.sampling_rate < 1:
             z = noise_multiplier_for(
                 lambda multiplier: [
-                    SampledRelease(sampling_rate=privacy.sampling_rate, noise_multiplier=multiplier)
+                    *fitting,
+                    SampledRelease(
+                        sampling_rate=privacy.sampling_rate, noise_multiplier=multiplier
+                    ),
                 ],
                 epsilon=privacy.epsilon,
                 delta=delta,
             )
         else:
             z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
+            if fitting:
+                z /= math.sqrt(1 - self.fitting_share)
         share_std = z * change
         # Rounding must not leave the plan's last row over its budget.
         while self.epsilon(share_std) > privacy.epsilon:
             share_std *= 1 + _NUDGE
         return share_std
+
+    def fitting_multiplier(self) -> float | None:
+        """Return the noise multiplier of each secondary's fitting; see :mod:`dp.fitting`."""
+        return fitting_multiplier(
+            self.privacy, share=self.fitting_share, parties=self.parties, delta=self._delta()
+        )
+
+    def fitting_releases(self) -> list[Release]:
+        """Return what fitting the encoders costs one unit, for an accountant; maybe nothing."""
+        return fitting_releases(
+            self.privacy, share=self.fitting_share, parties=self.parties, delta=self._delta()
+        )
 
     def epsilon(self, noise_share_std: float) -> float:
         """Return the sound epsilon of the whole plan at ``tau``; infinite without noise."""
@@ -186,7 +220,7 @@ class ReleasePlan:
         )
 
     def epsilon_after(self, noise_share_std: float, *, rounds: int, row_releases: int) -> float:
-        """Return the sound epsilon of a part of the plan: what was spent so far.
+        """Return the sound epsilon of a part of the plan, with the fitting that came before it.
 
         Args:
             noise_share_std: ``tau``; 0 if the mechanism is ``none``.
@@ -198,7 +232,7 @@ class ReleasePlan:
         if noise_share_std == 0:
             return math.inf
         release = self.release(noise_share_std, rounds=rounds, row_releases=row_releases)
-        return epsilon_of([release], delta=self._delta())
+        return epsilon_of([*self.fitting_releases(), release], delta=self._delta())
 
     def release(self, noise_share_std: float, *, rounds: int, row_releases: int) -> Release:
         """Return the event that describes a part of the plan, for an accountant.
@@ -255,8 +289,9 @@ class ReleasePlan:
         against = "the primary"
         if privacy.colluding:
             against += f", helped by any {privacy.colluding} of the {self.parties} secondaries,"
+        fitting = "and the fitting of the encoders " if self.fitting_share else ""
         return (
-            f"All averages together let {against} tell whether {what} with "
+            f"All averages {fitting}together let {against} tell whether {what} with "
             f"epsilon = {epsilon:.4g} at delta = {privacy.delta:g}."
         )
 

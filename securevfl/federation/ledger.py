@@ -1,7 +1,8 @@
 """A party's record of its releases and of the privacy spent: charge, then release.
 
 One file per party (:mod:`federation.ledger_file`). ``open`` lines hold a session's plan, ``charge``
-lines one release each; together they are all that is needed to compute what was spent again.
+lines one release each, a ``fit`` line the fitting of a frozen encoder; together they are all that
+is needed to compute what was spent again.
 """
 
 import math
@@ -28,6 +29,7 @@ class _Session:
     def __init__(self, *, plan: ReleasePlan, noise_share_std: float) -> None:
         self.plan = plan
         self.noise_share_std = noise_share_std
+        self.fitted = False
         self.rounds = 0
         self.row_releases = 0
         self.last_round = 0
@@ -38,13 +40,18 @@ class _Session:
         self.last_round = round_number
 
     def unprotected(self, *, more_rounds: int = 0) -> bool:
-        return self.noise_share_std == 0 and self.rounds + more_rounds > 0
+        return self.noise_share_std == 0 and (self.fitted or self.rounds + more_rounds > 0)
 
     def releases(self, *, more_rounds: int = 0, more_rows: int = 0) -> list[Release]:
         rounds, rows = self.rounds + more_rounds, self.row_releases + more_rows
+        # A release of a fitted encoder has its fitting behind it, whoever booked it.
+        fitting = self.plan.fitting_releases() if self.fitted or rounds else []
         if rounds == 0:
-            return []
-        return [self.plan.release(self.noise_share_std, rounds=rounds, row_releases=rows)]
+            return fitting
+        return [
+            *fitting,
+            self.plan.release(self.noise_share_std, rounds=rounds, row_releases=rows),
+        ]
 
 
 class Ledger:
@@ -184,10 +191,34 @@ class Ledger:
                 "round": round_number,
                 "rows": rows,
                 "purpose": purpose,
-                "epsilon": epsilon if math.isfinite(epsilon) else None,
+                "epsilon": _or_none(epsilon),
             }
         )
         self._own.book(round_number=round_number, rows=rows)
+        return epsilon
+
+    def charge_fitting(self) -> float:
+        """Book the fitting of a frozen encoder, durably; call it before its noise is drawn.
+
+        Returns:
+            Epsilon of everything in the ledger, the fitting included; rounded up.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing is booked then.
+            PrivacyError: If this session fitted before, or the ledger is closed.
+        """
+        if self._own.fitted:
+            raise PrivacyError("the encoder was fitted before in this session; it is fitted once")
+        self._own.fitted = True
+        try:
+            epsilon = self._require(rounds=0, rows=0, what="fitting the encoder")
+            multiplier = self._own.plan.fitting_multiplier()
+            self._file.append(
+                {"kind": "fit", "noise_multiplier": multiplier, "epsilon": _or_none(epsilon)}
+            )
+        except BaseException:
+            self._own.fitted = False
+            raise
         return epsilon
 
     def require_history(self, head: str) -> None:
@@ -246,6 +277,8 @@ class Ledger:
                 self._replay_open(entry, where=where)
             elif entry["kind"] == "charge" and self._earlier:
                 self._earlier[-1].book(round_number=entry["round"], rows=entry["rows"])
+            elif entry["kind"] == "fit" and self._earlier:
+                self._earlier[-1].fitted = True
             else:
                 raise PrivacyError(f"{where}: is not a line that a ledger starts or goes on with")
         except (KeyError, TypeError) as error:
@@ -273,6 +306,10 @@ class Ledger:
                 f"accept that the two guarantees stand side by side"
             )
         self._earlier.append(_Session(plan=plan, noise_share_std=entry["noise_share_std"]))
+
+
+def _or_none(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _epsilon_of(

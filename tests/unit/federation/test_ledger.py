@@ -311,3 +311,66 @@ def test_reserved_delta_of_any_run_is_kept(tmp_path: Path) -> None:
         careful.noise_share_std(), rounds=5, row_releases=500
     )
     second.close()
+
+
+def fitted_plan(**privacy) -> ReleasePlan:
+    """Return the plan above with a frozen encoder that is fitted with a tenth of the privacy."""
+    settings = {"encoder": "frozen", "links_per_record": 1, **privacy}
+    return replace(plan_of(**settings), fitting_share=0.1)
+
+
+def test_fitting_is_booked_before_its_releases_and_composes_with_them(tmp_path: Path) -> None:
+    """A line of its own; fitting and all releases together are the plan's epsilon, no more."""
+    path = tmp_path / "ledger.jsonl"
+    plan = fitted_plan()
+    ledger = open_ledger(path, plan)
+    ledger.require_room(rounds=10, row_releases=1000)
+    fitting = ledger.charge_fitting()
+
+    assert 0 < fitting < 4.0
+    assert fitting == ledger.spent
+    assert charge(ledger, 10) == plan.epsilon(plan.noise_share_std()) == pytest.approx(4.0)
+    ledger.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["kind"] for line in lines[:3]] == ["open", "fit", "charge"]
+    assert lines[1]["noise_multiplier"] == plan.fitting_multiplier()
+    assert lines[1]["epsilon"] == fitting
+
+
+def test_a_fitting_stays_spent_for_later_runs(tmp_path: Path) -> None:
+    """A run that fitted and released nothing has used its share up."""
+    path = tmp_path / "ledger.jsonl"
+    first = open_ledger(path, fitted_plan())
+    spent = first.charge_fitting()
+    first.close()
+    second = open_ledger(path, fitted_plan())
+
+    assert second.spent == second.spent_before == spent
+    with pytest.raises(BudgetExceededError, match="by earlier runs"):
+        second.require_room(rounds=10, row_releases=1000)
+    second.close()
+
+
+def test_an_encoder_is_fitted_once_a_session_and_within_the_budget() -> None:
+    """A second fitting is refused; so is one that the budget does not cover; neither is booked."""
+    ledger = open_ledger(None, fitted_plan())
+    spent = ledger.charge_fitting()
+    with pytest.raises(PrivacyError, match="fitted once"):
+        ledger.charge_fitting()
+    assert ledger.spent == spent
+
+
+def test_releases_of_a_fitted_encoder_pay_for_its_fitting_though_nobody_booked_it() -> None:
+    """The accounting does not rest on the order of calls."""
+    plan = fitted_plan()
+    booked, unbooked = open_ledger(None, plan), open_ledger(None, plan)
+    booked.charge_fitting()
+
+    assert charge(booked, 3) == charge(unbooked, 3)
+
+
+def test_fitting_without_noise_is_not_bounded() -> None:
+    """As a release without noise is not."""
+    ledger = open_ledger(None, fitted_plan(mechanism="none"))
+
+    assert ledger.charge_fitting() == math.inf == ledger.spent
