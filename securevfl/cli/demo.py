@@ -19,6 +19,7 @@ from securevfl.federation.assemble import (
 )
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.digits import demo_federation, digits_tables, write_tables
+from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.linking.shown import linked_primary, shown_keys
 from securevfl.federation.local import train_combined
 from securevfl.federation.simulation import simulate_federation
@@ -66,7 +67,7 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
-    linked = linked_primary(primary, shown_keys(primary))
+    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
     data = primary_data(config, primary, split, linked, head, torch.device("cpu"))
     return train_combined(
         config,

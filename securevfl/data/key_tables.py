@@ -5,48 +5,17 @@ keys as inputs. Names and addresses are compared as they are, and are no inputs 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int64
 
 from securevfl.core.errors import DataError
 from securevfl.data.reading import read_frame, require_columns
+from securevfl.data.tables import KeyTable
 
 KeyKind = Literal["text", "number"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class KeyTable:
-    """One party's key columns, row by row in the order of its table."""
-
-    name: str
-    """The party's name."""
-
-    columns: Mapping[str, np.ndarray]
-    """Texts (object arrays with None for missing) or float64 numbers (NaN for missing)."""
-
-    entities: Int64[np.ndarray, " rows"] | None = None
-    """Ground truth of linkage, for quality figures only."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the table."""
-        return len(next(iter(self.columns.values())))
-
-    def joined(self) -> list[str]:
-        """Return all columns of a row as one text, missing values left out."""
-        texts: list[list[Any]] = [column.tolist() for column in self.columns.values()]
-        return [
-            " ".join(str(value) for value in row if value is not None and value == value)
-            for row in zip(*texts, strict=True)
-        ]
-
-    def __repr__(self) -> str:
-        return f"KeyTable({self.name!r}, {self.num_rows} rows, {len(self.columns)} key columns)"
 
 
 def read_key_table(

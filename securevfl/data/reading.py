@@ -51,7 +51,7 @@ def read_table(
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header.
         name: The party's name, for messages.
-        key: Numeric key columns, in the order that all parties agreed on.
+        key: Numeric key columns, in the order that all parties agreed on; none if keys are texts.
         task: What the label is.
         label: The label column, at the primary; None at a secondary.
         features: Feature columns; None takes every column that has no other purpose.
@@ -84,7 +84,8 @@ def read_table(
         raise DataError(f"{where}: {min(set(chosen) & set(special))!r} can't be a feature")
     if len(frame) == 0:
         raise DataError(f"{where}: has no rows")
-    keys = np.column_stack([_key_column(frame[c], where=f"{where}: key {c!r}") for c in key])
+    columns_of_keys = [_key_column(frame[c], where=f"{where}: key {c!r}") for c in key]
+    keys = np.column_stack(columns_of_keys) if key else np.empty((len(frame), 0))
     require_finite(keys, key, where=where)
     declared = dict(categories or {})
     require_columns(frame, list(declared), where=where)

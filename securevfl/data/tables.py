@@ -1,6 +1,6 @@
 """A party's table in memory: keys, features and, at the primary, labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,44 @@ from securevfl.core.errors import DataError
 
 Labels = Float32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
 """float32 for regression, int64 class numbers otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class KeyTable:
+    """One party's key columns, row by row in the order of its table."""
+
+    name: str
+    """The party's name."""
+
+    columns: Mapping[str, np.ndarray]
+    """Texts (object arrays with None for missing) or float64 numbers (NaN for missing)."""
+
+    entities: Int64[np.ndarray, " rows"] | None = None
+    """Ground truth of linkage, for quality figures only."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(next(iter(self.columns.values())))
+
+    def joined(self) -> list[str]:
+        """Return all columns of a row as one text, missing values left out."""
+        texts: list[list[Any]] = [column.tolist() for column in self.columns.values()]
+        return [
+            " ".join(str(value) for value in row if value is not None and value == value)
+            for row in zip(*texts, strict=True)
+        ]
+
+    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "KeyTable":
+        """Return the keys of the chosen rows, in that order."""
+        return KeyTable(
+            name=self.name,
+            columns={name: column[rows] for name, column in self.columns.items()},
+            entities=None if self.entities is None else self.entities[rows],
+        )
+
+    def __repr__(self) -> str:
+        return f"KeyTable({self.name!r}, {self.num_rows} rows, {len(self.columns)} key columns)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -45,6 +83,10 @@ class PartyTable:
     entities: Int64[np.ndarray, " rows"] | None = None
     """Ground truth of linkage: equal numbers at two parties are one entity. Never a feature."""
 
+    link_columns: KeyTable | None = None
+    """Key columns that are not all numbers without gaps, for linkage alone; ``keys`` then has no
+    columns. None: parties link by ``keys``."""
+
     def __post_init__(self) -> None:
         rows = len(self.keys)
         if rows == 0:
@@ -65,6 +107,11 @@ class PartyTable:
                     f"table of {self.name!r}: {what} have the shape {column.shape}, "
                     f"expected {(rows,)}"
                 )
+        if self.link_columns is not None and self.link_columns.num_rows != rows:
+            raise DataError(
+                f"table of {self.name!r}: key columns have {self.link_columns.num_rows} rows, "
+                f"the others {rows}"
+            )
         if self.labels is not None:
             require_finite(self.labels[:, None], ("label",), where=f"table of {self.name!r}")
 
@@ -95,6 +142,7 @@ class PartyTable:
             classes=self.classes,
             inferred_columns=self.inferred_columns,
             entities=None if self.entities is None else self.entities[rows],
+            link_columns=None if self.link_columns is None else self.link_columns.take(rows),
         )
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ from securevfl.federation.cached import active_parties
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.keys import read_keys
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
+from securevfl.federation.linking.rules import keys_are_numbers
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution
@@ -38,16 +41,18 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
     Raises:
         DataError: As :func:`securevfl.data.reading.read_table`.
     """
-    return read_table(
+    numeric = keys_are_numbers(config)
+    table = read_table(
         data_root / party.data,
         name=party.name,
-        key=party.key,
+        key=party.key if numeric else (),
         label=party.label,
-        exclude=party.exclude,
+        exclude=party.exclude if numeric else (*party.exclude, *party.key),
         truth=config.linkage.truth,
         categories=party.categories,
         task=config.federation.task,
     )
+    return table if numeric else replace(table, link_columns=read_keys(config, party, data_root))
 
 
 def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:

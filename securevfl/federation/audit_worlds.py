@@ -28,6 +28,8 @@ from securevfl.federation.audit_settings import AuditSettings, Release
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.keys import keys_of
+from securevfl.federation.linking.linked import LinkedSecondary
 from securevfl.federation.linking.shown import link_shown, shown_keys
 from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
@@ -115,7 +117,7 @@ class AuditStage:
             self.config,
             party,
             table,
-            link_shown(self.config, table, shown_keys(self._primary)),
+            self._link(table),
             plan=self.plan,
             ring=self.ring,
             ledger=Ledger(path, party=name, plan=self.plan, noise_share_std=tau),
@@ -124,6 +126,10 @@ class AuditStage:
         secondary.bottom = ShowFeatures()
         secondary.optimizer = None
         return secondary
+
+    def _link(self, table: PartyTable) -> LinkedSecondary:
+        shown = shown_keys(self.config, keys_of(self.config, self._primary))
+        return link_shown(self.config, keys_of(self.config, table), shown)
 
     def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.

@@ -7,13 +7,16 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
+from securevfl.federation.linking.settings import LinkageSettings, parse_linkage
 from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family, method_source
 from securevfl.federation.party_settings import PartySettings, parse_address, parse_parties
 from securevfl.models.registry import Family, family_named
@@ -92,25 +95,6 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkageSettings:
-    """The ``[linkage]`` table."""
-
-    metric: Literal["euclidean"] = "euclidean"
-    """How far two keys are apart."""
-
-    protection: Literal["none"]
-    """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
-
-    choose: Literal["rows", "records"] = "rows"
-    """Who chooses: each primary row its K nearest records, or each record its
-    ``privacy.links_per_record`` nearest rows. The latter halves what one record can change, and
-    needs a frozen encoder with pooled rows."""
-
-    truth: str | None = None
-    """Column that tells true matches; never a feature."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
     """The ``[runtime]`` table: how long a party waits before it gives another one up."""
 
@@ -162,11 +146,26 @@ class FederationConfig:
         return tuple(party for party in self.parties if party.role == "secondary")
 
     @property
+    def table_parties(self) -> tuple[PartySettings, ...]:
+        """The parties that hold a table, in the order of the file."""
+        return tuple(party for party in self.parties if not party.is_helper)
+
+    @property
+    def callers(self) -> tuple[PartySettings, ...]:
+        """Everybody who dials the primary: the secondaries by rank, then those who help to link."""
+        helpers = (party for party in self.parties if party.is_helper)
+        return (*self.secondaries, *helpers)
+
+    def helper(self, role: Literal["coordinator", "dealer"]) -> PartySettings | None:
+        """Return the party that only helps to link in a certain way, if there is one."""
+        return next((party for party in self.parties if party.role == role), None)
+
+    @property
     def ranks(self) -> dict[str, int]:
-        """Name to rank: the primary is 0, secondaries count from 1."""
+        """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
         return {
             self.primary.name: 0,
-            **{party.name: rank for rank, party in enumerate(self.secondaries, 1)},
+            **{party.name: rank for rank, party in enumerate(self.callers, 1)},
         }
 
     def party(self, name: str) -> PartySettings:
@@ -202,8 +201,12 @@ def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_federation_file(path: Path) -> FederationConfig:
+def read_federation_file(path: Path, *, only_linkage: bool = False) -> FederationConfig:
     """Read and check a federation file.
+
+    Args:
+        path: The file.
+        only_linkage: Whether nothing will be trained, so that no label is needed.
 
     Raises:
         ConfigError: Naming the file, the field, the rule and the value.
@@ -215,10 +218,12 @@ def read_federation_file(path: Path) -> FederationConfig:
         raise ConfigError(f"federation file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
-    return parse_federation(source, file=str(path))
+    return parse_federation(source, file=str(path), only_linkage=only_linkage)
 
 
-def parse_federation(source: Mapping[str, Any], *, file: str) -> FederationConfig:
+def parse_federation(
+    source: Mapping[str, Any], *, file: str, only_linkage: bool = False
+) -> FederationConfig:
     """Check a parsed federation file; see :func:`read_federation_file`."""
     sections = {
         "federation",
@@ -239,6 +244,8 @@ def parse_federation(source: Mapping[str, Any], *, file: str) -> FederationConfi
         )
     try:
         config = _parse_sections(source)
+        if not only_linkage:
+            _rules().require_trainable(config)
         for name in source.get("methods", {}):
             method_config(config, name)
     except ConfigError as error:
@@ -258,9 +265,11 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     if method_family(config.source, name) in ONE_TABLE:
         baseline_settings(config.source, name)
     try:
-        return _parse_sections(source)
+        trained = _parse_sections(source)
+        _rules().require_trainable(trained)
     except ConfigError as error:
         raise ConfigError(f"method {name!r}: {error}") from None
+    return trained
 
 
 def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
@@ -276,47 +285,17 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         federation=read_settings(FederationSettings, source["federation"], where="federation"),
         training=read_settings(TrainingSettings, source.get("training", {}), where="training"),
         privacy=read_settings(Privacy, source["privacy"], where="privacy"),
-        linkage=_parse_linkage(source["linkage"]),
+        linkage=parse_linkage(source["linkage"]),
         runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
         parties=parse_parties(source.get("party", [])),
         family=family,
         model=read_settings(family.config_class, model, where="model"),
         source=source,
     )
-    _check_choice(config)
+    _rules().require_linkable(config)
     return config
 
 
-def _check_choice(config: FederationConfig) -> None:
-    frozen = config.privacy.encoder == "frozen"
-    if config.linkage.choose == "records" and not (
-        frozen
-        and config.family.pooled(config.model, frozen=frozen)
-        and config.privacy.links_per_record
-    ):
-        raise ConfigError(
-            'linkage.choose: "records" needs privacy.encoder = "frozen", '
-            'model.release = "pooled" and privacy.links_per_record'
-        )
-
-
-# Named in the plan of the project, and refused by name until they are built.
-_PLANNED_PROTECTIONS = ("bloom", "paillier", "shares")
-_PLANNED_METRICS = ("levenshtein", "bloom")
-
-
-def _parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
-    protection = table.get("protection")
-    if protection in _PLANNED_PROTECTIONS:
-        raise ConfigError(
-            f"linkage.protection: {protection!r} is not available yet; "
-            f'"none" shows the primary\'s keys to every secondary, and must be written out'
-        )
-    if protection is None:
-        raise ConfigError(
-            'linkage.protection: is missing; write protection = "none" to accept that '
-            "the primary's keys are shown to every secondary"
-        )
-    if table.get("metric") in _PLANNED_METRICS:
-        raise ConfigError(f"linkage.metric: {table['metric']!r} is not available yet")
-    return read_settings(LinkageSettings, table, where="linkage")
+def _rules() -> ModuleType:
+    """Return the rules of linkage, which speak of the whole file and so import this module."""
+    return import_module("securevfl.federation.linking.rules")

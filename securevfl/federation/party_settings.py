@@ -17,14 +17,14 @@ class PartySettings:
     name: str
     """Unique in the federation; also the party's folder in the run folder."""
 
-    role: Literal["primary", "secondary"]
-    """Who holds the labels."""
+    role: Literal["primary", "secondary", "coordinator", "dealer"]
+    """Who holds the labels; a coordinator and a dealer hold no table and help to link."""
 
-    data: str
+    data: str = ""
     """The party's table, resolved on its own machine only."""
 
-    key: tuple[str, ...]
-    """Columns that parties link by."""
+    key: tuple[str, ...] = ()
+    """Columns that parties link by; the n-th of one party means the n-th of another."""
 
     label: str | None = None
     """The primary's label column."""
@@ -52,16 +52,33 @@ class PartySettings:
             raise ConfigError(
                 f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
             )
-        if not self.key:
-            raise ConfigError("key: must name at least one column")
+        if self.is_helper:
+            self._check_helper()
+        else:
+            self._check_table()
         if self.role == "primary":
-            if self.label is None:
-                raise ConfigError("label: the primary must name its label column")
             if self.address is None:
                 raise ConfigError('address: the primary needs one, for example "127.0.0.1:7431"')
             parse_address(self.address)
         elif self.label is not None:
             raise ConfigError("label: only the primary holds labels")
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether the party only helps to link, and has no table."""
+        return self.role in ("coordinator", "dealer")
+
+    def _check_helper(self) -> None:
+        if self.data or self.key or self.bounds or self.categories or self.exclude:
+            raise ConfigError(f"role: a {self.role} has no table; it takes a name and an identity")
+
+    def _check_table(self) -> None:
+        if not self.data:
+            raise ConfigError("data: is missing; it names the party's table")
+        if not self.key:
+            raise ConfigError("key: must name at least one column")
+        if len(set(self.key)) < len(self.key):
+            raise ConfigError(f"key: names a column twice: {', '.join(self.key)}")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
         pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
@@ -102,9 +119,13 @@ def parse_parties(tables: Any) -> tuple[PartySettings, ...]:
     if len(primaries) != 1:
         found = "none has" if not primaries else f"{' and '.join(primaries)} have"
         raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
-    if len(parties) < 2:
+    if not any(party.role == "secondary" for party in parties):
         raise ConfigError("[[party]]: at least one secondary is needed")
-    dimensions = {party.name: len(party.key) for party in parties}
+    for role in ("coordinator", "dealer"):
+        helpers = [party.name for party in parties if party.role == role]
+        if len(helpers) > 1:
+            raise ConfigError(f"party.role: at most one party may be {role!r}; {helpers} are")
+    dimensions = {party.name: len(party.key) for party in parties if not party.is_helper}
     if len(set(dimensions.values())) > 1:
         text = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
         raise ConfigError(f"party.key: keys must have the same dimension at all parties; {text}")

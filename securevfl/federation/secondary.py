@@ -16,7 +16,7 @@ from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
 from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.linkage.sampling import PoissonSampler
 
 
 @runtime_checkable
@@ -25,6 +25,15 @@ class LinkSource(Protocol):
 
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Return the links of the given primary rows."""
+        ...
+
+
+@runtime_checkable
+class SampleLinker(Protocol):
+    """Links of rows within a sample of the records."""
+
+    def link(self, rows: npt.NDArray[np.int64], sample: npt.NDArray[np.bool_]) -> LinkTable:
+        """Return the nearest sampled records of the given primary rows."""
         ...
 
 
@@ -60,7 +69,7 @@ class PickedLinks:
 class FreshlySampledLinks:
     """A new secret sample of the secondary's records in every round ([FeT] Algorithm 1, line 5)."""
 
-    linker: SampledLinker
+    linker: SampleLinker
     sampler: PoissonSampler
 
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:

@@ -16,6 +16,7 @@ from securevfl.federation.assemble import (
     is_frozen,
     read_party,
     release_plan,
+    require_enough_records,
     ring_format,
     run_facts,
     slots,
@@ -24,7 +25,8 @@ from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.linking.in_process import link_in_process
+from securevfl.federation.linking.in_process import Linker
+from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
@@ -56,7 +58,7 @@ def read_tables(config: FederationConfig, data_root: Path) -> dict[str, PartyTab
     Raises:
         DataError: As :func:`securevfl.data.reading.read_table`.
     """
-    return {party.name: read_party(config, party, data_root) for party in config.parties}
+    return {party.name: read_party(config, party, data_root) for party in config.table_parties}
 
 
 def simulate_federation(
@@ -108,7 +110,7 @@ def _simulate(
 ) -> SimulationResult:
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
-    for party in config.parties:
+    for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
             observe({"event": "warning", "text": text})
 
@@ -122,16 +124,17 @@ def _simulate(
     plan = release_plan(config, facts)
     ring = ring_format(config, plan)
     observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
-    linked = link_in_process(config, tables)
+    link = Linker(config, keys_of(config, primary_table))
     secondaries, keepers, stores = {}, [], []
     for party in config.secondaries:
         folder = run_folder / "parties" / party.name
         book = own_ledger(party, folder)
+        require_enough_records(config, tables[party.name])
         secondary = build_secondary(
             config,
             party,
             tables[party.name],
-            linked.secondaries[party.name],
+            link(keys_of(config, tables[party.name])),
             plan=plan,
             ring=ring,
             ledger=book,
@@ -166,7 +169,7 @@ def _simulate(
         config,
         primary_table,
         split,
-        linked.primary,
+        link.primary,
         plan=plan,
         exchange=SimulatedExchange(
             secondaries, ring=ring, slots=slots(config, plan), end_epoch=end_epoch

@@ -46,7 +46,8 @@ class MessageKind(enum.IntEnum):
     protection ``none`` allows."""
 
     LINKED = 8
-    """Secondary to primary: linkage is done. Tells nothing else."""
+    """Secondary to primary: linkage is done; for families that read them, noised similarities of
+    every row's links, in falling order and without record numbers."""
 
     PLAN = 9
     """Primary to every active secondary: row ids of a round, who is active and what it is for."""

@@ -82,6 +82,9 @@ class Family:
     needs_similarities: NeedsSimilarities
     """Whether the primary's half reads how near its links are."""
 
+    reads_keys: bool = False
+    """Whether models take the keys' positions as inputs, so that keys must be numbers."""
+
     def config_from(self, table: Mapping[str, Any]) -> Any:
         """Read the family's settings from a parsed ``[model]`` table, without ``family``.
 

@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float32
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.handshake import RunFacts
+from securevfl.federation.linking.columns import pack_columns, unpack_columns
+from securevfl.federation.linking.in_process import stacked
+from securevfl.federation.linking.keys import keys_of
+from securevfl.federation.linking.link_secondary import wants_similarities
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
+from securevfl.federation.linking.rules import keys_are_numbers
 from securevfl.federation.linking.shown import ShownKeys, link_shown, linked_primary, shown_keys
 from securevfl.federation.transport import PrimaryTransport, SecondaryTransport
 from securevfl.federation.wire import Message, MessageKind
@@ -23,14 +29,19 @@ def link_as_primary(
     Reveals:
         To every secondary: the primary's keys, their mean and deviation.
     """
-    shown = shown_keys(table)
-    tensors = {"keys": shown.keys, "centre": shown.scaler.centre, "width": shown.scaler.width}
+    shown = shown_keys(config, keys_of(config, table))
+    tensors = pack_columns(config, shown.keys)
+    if shown.scaler is not None:
+        tensors |= {"centre": shown.scaler.centre, "width": shown.scaler.width}
     transport.broadcast(names, Message(kind=MessageKind.LINK_KEYS, tensors=tensors))
-    for _ in transport.receive_each(
+    parts: dict[str, Float32[np.ndarray, "rows links"] | None] = {}
+    for message in transport.receive_each(
         names, MessageKind.LINKED, round_number=0, deadline_s=config.runtime.idle_timeout_s
     ):
-        pass
-    return linked_primary(table, shown)
+        parts[message.sender] = read_similarities(config, message, rows=table.num_rows)
+    return LinkedPrimary(
+        keys=linked_primary(shown).keys, similarities=stacked([parts[name] for name in names])
+    )
 
 
 def link_as_secondary(
@@ -40,21 +51,50 @@ def link_as_secondary(
 
     Raises:
         DataError: If the table can't be linked.
-        ConfigError: If the primary's key statistics are impossible.
+        ConfigError: If the primary's key statistics are impossible, or tau cannot be had.
 
     Reveals:
-        To the primary: that linkage is done.
+        To the primary: that linkage is done and, if the family reads them, noised similarities.
     """
     message = transport.receive(
         MessageKind.LINK_KEYS, round_number=0, deadline_s=config.runtime.idle_timeout_s
     )
-    dimension = table.key_dim
-    keys = message.tensor("keys", dtype=np.float64, shape=(facts.rows, dimension))
+    shown = ShownKeys(
+        keys=unpack_columns(config, message, rows=facts.rows),
+        scaler=_read_scaler(message, table.key_dim) if keys_are_numbers(config) else None,
+    )
+    linked = link_shown(config, keys_of(config, table), shown)
+    values = linked.similarities
+    transport.send(
+        Message(kind=MessageKind.LINKED, tensors={} if values is None else {"similarities": values})
+    )
+    return linked
+
+
+def read_similarities(
+    config: FederationConfig, message: Message, *, rows: int
+) -> Float32[np.ndarray, "rows links"] | None:
+    """Return the similarities that a message brings, if the family reads any.
+
+    Raises:
+        ProtocolError: If they are not what was agreed on.
+    """
+    if not wants_similarities(config):
+        return None
+    values = message.tensor(
+        "similarities",
+        dtype=np.float32,
+        shape=(rows, config.model.neighbours),
+        finite=False,
+    )
+    if np.isinf(values).any():
+        raise ProtocolError(f"{message.sender}: sent a similarity that is infinite")
+    return values
+
+
+def _read_scaler(message: Message, dimension: int) -> KeyScaler:
     centre = message.tensor("centre", dtype=np.float64, shape=(dimension,))
     width = message.tensor("width", dtype=np.float64, shape=(dimension,))
     if not (width > 0).all():
         raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
-    shown = ShownKeys(keys=keys, scaler=KeyScaler(centre=centre, width=width))
-    linked = link_shown(config, table, shown)
-    transport.send(Message(kind=MessageKind.LINKED))
-    return linked
+    return KeyScaler(centre=centre, width=width)

@@ -1,40 +1,102 @@
-"""Linking with all parties in one process."""
+"""Linking with all parties in one process: the same links as between processes, no cryptography."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
-from securevfl.data.tables import PartyTable
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.keys import key_scaler, model_keys
+from securevfl.federation.linking.link_secondary import coordinate, link_from_candidates
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
-from securevfl.federation.linking.shown import link_shown, linked_primary, shown_keys
+from securevfl.federation.linking.metrics import (
+    encode,
+    key_metric,
+    linkage_secret,
+    quantised_metric,
+)
+from securevfl.federation.linking.shown import link_shown, shown_keys
+from securevfl.linkage.metrics import CodeKeys, KeyMetric
+from securevfl.linkage.secret import LinkageSecret
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LinkedParties:
-    """What linking leaves at every party."""
+class Linker:
+    """Links one secondary after another to one primary, all in this process.
 
-    primary: LinkedPrimary
-    """The primary's part."""
-
-    secondaries: Mapping[str, LinkedSecondary]
-    """Each secondary's part, by name."""
-
-
-def link_in_process(config: FederationConfig, tables: Mapping[str, PartyTable]) -> LinkedParties:
-    """Link all secondaries to the primary.
+    Args:
+        config: The federation file.
+        primary: The primary's keys.
+        data_root: Where the file with the linkage secret is found; without one, a fresh secret
+            does as well, since all parties are in this process.
 
     Raises:
-        DataError: If a table can't be linked.
-
-    Reveals:
-        Nothing leaves the process, which holds everybody's table.
+        ConfigError: If the secret cannot be read.
+        DataError: If the primary's keys can't be linked.
     """
-    primary = tables[config.primary.name]
-    shown = shown_keys(primary)
-    return LinkedParties(
-        primary=linked_primary(primary, shown),
-        secondaries={
-            party.name: link_shown(config, tables[party.name], shown)
-            for party in config.secondaries
-        },
-    )
+
+    def __init__(
+        self, config: FederationConfig, primary: KeyTable, data_root: Path | None = None
+    ) -> None:
+        self._config = config
+        self._keys = primary
+        self._secret = LinkageSecret.fresh()
+        if config.linkage.secret is not None and data_root is not None:
+            self._secret = linkage_secret(config, data_root)
+        self._scaler = key_scaler(config, primary)
+        self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
+
+    @property
+    def primary(self) -> LinkedPrimary:
+        """The primary's part, once all secondaries are linked."""
+        return LinkedPrimary(
+            keys=model_keys(self._scaler, self._keys), similarities=stacked(self._similarities)
+        )
+
+    def __call__(self, own: KeyTable) -> LinkedSecondary:
+        """Link the next secondary.
+
+        Raises:
+            DataError: If its table can't be linked.
+            ConfigError: If similarities are wanted, and the bound tau cannot be had.
+
+        Reveals:
+            Nothing leaves the process, which holds everybody's table.
+        """
+        linked = self._link(own)
+        self._similarities.append(linked.similarities)
+        return linked
+
+    def _link(self, own: KeyTable) -> LinkedSecondary:
+        config = self._config
+        if config.linkage.protection == "none":
+            return link_shown(config, own, shown_keys(config, self._keys))
+        candidates, similar = coordinate(config, self.metric(own))
+        return link_from_candidates(
+            config,
+            own,
+            candidates,
+            self._scaler,
+            rows=self._keys.num_rows,
+            similarities=None if similar is None else similar.values,
+        )
+
+    def metric(self, own: KeyTable) -> KeyMetric:
+        """Return what is compared under the file's protection."""
+        config = self._config
+        if config.linkage.protection == "none":
+            return key_metric(config, self._keys, own)
+        if config.linkage.protection == "bloom":
+            return CodeKeys(
+                primary=encode(config, self._keys, self._secret),
+                records=encode(config, own, self._secret),
+            )
+        return quantised_metric(config, self._keys, own)
+
+
+def stacked(
+    parts: list[Float32[np.ndarray, "rows links"] | None],
+) -> Float32[np.ndarray, "rows secondaries links"] | None:
+    """Put the similarities of all secondaries side by side; None if there are none."""
+    given = [part for part in parts if part is not None]
+    return np.stack(given, axis=1) if given else None

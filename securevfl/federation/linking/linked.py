@@ -1,6 +1,8 @@
 """What linking leaves at the primary and at each secondary, however it was done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -31,3 +33,9 @@ class LinkedSecondary:
 
     primary_rows: int
     """How many rows the primary has; links may be asked for no others."""
+
+    similarities: Float32[np.ndarray, "rows links"] | None = None
+    """What the primary gets, in the order of the links; None if the family reads none."""
+
+    figures: Mapping[str, Any]
+    """What the party's log says of its links: counts, never a row or a record."""

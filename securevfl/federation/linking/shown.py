@@ -2,49 +2,45 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float64
-
 from securevfl.data.scaling import KeyScaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.keys import key_scaler, model_keys
+from securevfl.federation.linking.link_secondary import link_by_itself
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
-from securevfl.federation.linking.sources import link_source
+from securevfl.federation.linking.metrics import key_metric
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ShownKeys:
     """What the primary shows for linkage when keys are unprotected."""
 
-    keys: Float64[np.ndarray, "rows dimension"]
+    keys: KeyTable
     """The primary's keys, in their own units."""
 
-    scaler: KeyScaler
-    """Common statistics of keys, taken from the primary's, so that one place stays one place."""
+    scaler: KeyScaler | None
+    """Common statistics of keys, so that one place stays one place; None for texts."""
 
 
-def shown_keys(table: PartyTable) -> ShownKeys:
+def shown_keys(config: FederationConfig, keys: KeyTable) -> ShownKeys:
     """Return what the primary shows to every secondary under ``protection = "none"``.
 
     Reveals:
         Nothing yet; once sent, the primary's keys.
     """
-    return ShownKeys(keys=table.keys, scaler=KeyScaler.fit(table.keys))
+    return ShownKeys(keys=keys, scaler=key_scaler(config, keys))
 
 
-def linked_primary(table: PartyTable, shown: ShownKeys) -> LinkedPrimary:
-    """Return the primary's end of a linkage without protection."""
-    return LinkedPrimary(keys=shown.scaler.apply(table.keys))
+def linked_primary(shown: ShownKeys) -> LinkedPrimary:
+    """Return the primary's end of a linkage without protection and without similarities."""
+    return LinkedPrimary(keys=model_keys(shown.scaler, shown.keys))
 
 
-def link_shown(config: FederationConfig, table: PartyTable, shown: ShownKeys) -> LinkedSecondary:
+def link_shown(config: FederationConfig, own: KeyTable, shown: ShownKeys) -> LinkedSecondary:
     """Link a secondary's records to the keys that the primary has shown.
 
     Raises:
         DataError: If its table can't be linked: keys of another dimension.
+        ConfigError: If similarities are wanted, and the bound tau cannot be had.
     """
-    return LinkedSecondary(
-        source=link_source(config, table, shown.keys),
-        keys=shown.scaler.apply(table.keys),
-        primary_rows=len(shown.keys),
-    )
+    return link_by_itself(config, own, key_metric(config, shown.keys, own), shown.scaler)

@@ -1,10 +1,10 @@
 """Where a secondary's rounds get their links from, as the federation file chooses."""
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Int64
 
-from securevfl.data.tables import PartyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.candidates import Candidates
 from securevfl.federation.secondary import (
     FixedLinks,
     FreshlySampledLinks,
@@ -12,39 +12,64 @@ from securevfl.federation.secondary import (
     PickedLinks,
 )
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics import EuclideanKeys
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 
 
-def link_source(
-    config: FederationConfig,
-    table: PartyTable,
-    primary_keys: Float64[np.ndarray, "rows dimension"],
-) -> LinkSource:
+class CandidateLinker:
+    """Links within a round's sample, from candidates that a coordinator found."""
+
+    def __init__(self, candidates: Candidates, k: int) -> None:
+        self._candidates = candidates
+        self._k = k
+
+    def link(
+        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
+    ) -> LinkTable:
+        """Return the nearest sampled candidates of the chosen rows."""
+        return self._candidates.link(rows, sample, k=self._k)
+
+
+def source_of_metric(config: FederationConfig, metric: KeyMetric) -> LinkSource:
     """Link by distance, under the cap and from the secret samples that the promise rests on.
 
     Raises:
         DataError: If keys are not what the metric needs.
     """
-    frozen = config.privacy.encoder == "frozen"
-    rate = config.privacy.sampling_rate
+    rate, cap = config.privacy.sampling_rate, config.privacy.links_per_record
     if config.linkage.choose == "records":
-        assert config.privacy.links_per_record is not None, "checked with the federation file"
-        metric = EuclideanKeys(primary=primary_keys, records=table.keys)
-        pairs = eligible_pairs(metric, cap=config.privacy.links_per_record)
-        return PickedLinks(pairs=pairs, sample=PoissonSampler(table.num_rows, rate).draw())
-    linker = SampledLinker(
-        primary_keys,
-        table.keys,
+        assert cap is not None, "checked with the federation file"
+        sampler = PoissonSampler(metric.num_records, rate)
+        return PickedLinks(pairs=eligible_pairs(metric, cap=cap), sample=sampler.draw())
+    linker = RoundLinker(
+        metric,
         config.model.neighbours,
         rate=rate,
-        cap=config.privacy.links_per_record,
+        cap=cap,
         # All rows are linked once: a search costs less than a list to filter.
-        method="rebuild" if frozen else "auto",
+        method="rebuild" if config.privacy.encoder == "frozen" else "auto",
     )
-    sampler = PoissonSampler(table.num_rows, rate)
-    if rate < 1 and not frozen:
+    return _source(config, linker, rows=metric.num_rows, records=metric.num_records)
+
+
+def source_of_candidates(
+    config: FederationConfig, candidates: Candidates, *, rows: int, records: int
+) -> LinkSource:
+    """Link as :func:`source_of_metric` does, where a coordinator has found the candidates."""
+    if config.linkage.choose == "records":
+        assert candidates.pairs is not None, "a cap goes with this choice"
+        sampler = PoissonSampler(records, config.privacy.sampling_rate)
+        return PickedLinks(pairs=candidates.pairs, sample=sampler.draw())
+    linker = CandidateLinker(candidates, config.model.neighbours)
+    return _source(config, linker, rows=rows, records=records)
+
+
+def _source(
+    config: FederationConfig, linker: RoundLinker | CandidateLinker, *, rows: int, records: int
+) -> LinkSource:
+    sampler = PoissonSampler(records, config.privacy.sampling_rate)
+    if config.privacy.sampling_rate < 1 and config.privacy.encoder != "frozen":
         return FreshlySampledLinks(linker=linker, sampler=sampler)
     # A frozen encoder answers each row once, from one sample for the whole pass.
-    rows = np.arange(len(primary_keys), dtype=np.int64)
-    return FixedLinks(table=linker.link(rows, sampler.draw()))
+    return FixedLinks(table=linker.link(np.arange(rows, dtype=np.int64), sampler.draw()))

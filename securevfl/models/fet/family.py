@@ -41,5 +41,6 @@ FET = Family(
     cut_shape=_cut_shape,
     pooled=_pooled,
     needs_similarities=_needs_similarities,
+    reads_keys=True,
 )
 """The Federated Transformer."""

@@ -223,21 +223,79 @@ FILES = {
         ["model.family", "'fedsim' is not available yet", "'fet'"],
     ),
     "a family of one party": (change_section("model", family="solo"), ["model.family", "'solo'"]),
-    "planned protection": (
+    "protection without agreed ranges": (
         change_section("linkage", protection="paillier"),
-        ["linkage.protection", "'paillier' is not available yet"],
+        ["linkage.ranges", "'paillier'", "[low, high]"],
+    ),
+    "codes of numbers without agreed ranges": (
+        change_section("linkage", protection="bloom"),
+        ["linkage.ranges", '"bloom"', "[low, high]"],
+    ),
+    "a range for one of two keys": (
+        change_section("linkage", protection="shares", ranges=[[0.0, 9.0]]),
+        ["linkage.ranges", "2 numeric key columns", "got 1"],
+    ),
+    "a range that descends": (
+        change_section("linkage", protection="shares", ranges=[[0.0, 9.0], [9.0, 0.0]]),
+        ["linkage.ranges", "[9.0, 0.0]"],
+    ),
+    "edits under shares": (
+        change_section("linkage", protection="shares", metric="levenshtein"),
+        ["linkage.protection", "'shares'", "'levenshtein'"],
+    ),
+    "no Bloom code on a sphere": (
+        change_section("linkage", protection="bloom", metric="great-circle"),
+        ["linkage.metric", "great-circle", "Bloom"],
+    ),
+    "mixed keys without fields": (
+        change_section("linkage", metric="mixed"),
+        ["linkage.fields", "[linkage.fields.COLUMN]"],
+    ),
+    "a field that is no key": (
+        change_section("linkage", metric="mixed", fields={"lonn": {"kind": "text"}}),
+        ["linkage.fields", "'lat'", "lon, lat"],
+    ),
+    "a field of an unknown kind": (
+        change_section("linkage", metric="mixed", fields={"lon": {"kind": "fuzzy"}}),
+        ["linkage.fields.lon.kind", "'fuzzy'"],
+    ),
+    "fields for a metric without any": (
+        change_section("linkage", fields={"lon": {"kind": "text"}}),
+        ["linkage.fields", '"mixed"'],
+    ),
+    "text keys for positions": (
+        change_section("linkage", metric="levenshtein"),
+        ["model.family", "'fet'", "positions", "levenshtein"],
+    ),
+    "noise and its bound": (
+        change_section("linkage", similarity_noise=0.1, similarity_tau=0.1),
+        ["linkage.similarity_tau", "not both"],
+    ),
+    "a secret without codes": (
+        change_section("linkage", secret="linkage.secret"),
+        ["linkage.secret", '"bloom"'],
+    ),
+    "a coordinator with nothing to do": (
+        lambda source: source["party"].append({"name": "helper", "role": "coordinator"}),
+        ["party.role", '"coordinator"', '"none"'],
+    ),
+    "a coordinator with a table": (
+        lambda source: source["party"].append(
+            {"name": "helper", "role": "coordinator", "data": "a.csv"}
+        ),
+        ["party[3].role", "no table"],
     ),
     "no protection named": (
         drop("linkage", "protection"),
-        ["linkage.protection", "is missing", 'protection = "none"'],
+        ["linkage.protection", "is missing", 'protection = "none"', '"bloom"'],
     ),
     "unknown protection": (
         change_section("linkage", protection="magic"),
         ["linkage.protection", "'none'", "'magic'"],
     ),
-    "planned metric": (
-        change_section("linkage", metric="levenshtein"),
-        ["linkage.metric", "not available yet"],
+    "unknown metric": (
+        change_section("linkage", metric="soundex"),
+        ["linkage.metric", "'levenshtein'", "'soundex'"],
     ),
     "text for a number": (
         change_section("training", epochs="ten"),

@@ -1,0 +1,110 @@
+"""What a secondary makes of candidates or distances: a source of links, and similarities."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import KeyTable
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.candidates import Candidates, find_candidates
+from securevfl.federation.linking.keys import model_keys
+from securevfl.federation.linking.linked import LinkedSecondary
+from securevfl.federation.linking.similarities import SimilarLinks, similar_links
+from securevfl.federation.linking.sources import source_of_candidates, source_of_metric
+from securevfl.federation.secondary import FixedLinks, LinkSource
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics import KeyMetric
+
+
+def link_by_itself(
+    config: FederationConfig, own: KeyTable, metric: KeyMetric, scaler: KeyScaler | None
+) -> LinkedSecondary:
+    """Link where the secondary knows all distances, as without protection.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+        ConfigError: If similarities are wanted, and the bound tau cannot be had.
+    """
+    source = source_of_metric(config, metric)
+    linked = LinkedSecondary(
+        source=source,
+        keys=model_keys(scaler, own),
+        primary_rows=metric.num_rows,
+        figures=_figures(metric.num_rows, own.num_rows, source),
+    )
+    if not wants_similarities(config):
+        return linked
+    assert isinstance(source, FixedLinks), "checked with the federation file"
+    similar = similar_links(config, source.table)
+    return replace(
+        linked,
+        source=FixedLinks(table=similar.links),
+        similarities=similar.values,
+        figures={**linked.figures, "similarities": similar.figures()},
+    )
+
+
+def link_from_candidates(
+    config: FederationConfig,
+    own: KeyTable,
+    candidates: Candidates,
+    scaler: KeyScaler | None,
+    *,
+    rows: int,
+    similarities: Float32[np.ndarray, "rows links"] | None = None,
+) -> LinkedSecondary:
+    """Link where a coordinator has found the candidates; the secondary knows no distance."""
+    source = source_of_candidates(config, candidates, rows=rows, records=own.num_rows)
+    return LinkedSecondary(
+        source=source,
+        keys=model_keys(scaler, own),
+        primary_rows=rows,
+        similarities=similarities,
+        figures=_figures(rows, own.num_rows, source),
+    )
+
+
+def coordinate(
+    config: FederationConfig, metric: KeyMetric
+) -> tuple[Candidates, SimilarLinks | None]:
+    """Do a coordinator's part: find candidates and, where wanted, make similarities.
+
+    Returns:
+        What the secondary gets, which tells it an order but no distance, and what the primary gets.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+        ConfigError: If the bound tau cannot be had.
+    """
+    return conclude(config, find_candidates(config, metric))
+
+
+def conclude(config: FederationConfig, found: Candidates) -> tuple[Candidates, SimilarLinks | None]:
+    """Do what a coordinator does with candidates and their distances; see :func:`coordinate`."""
+    if not wants_similarities(config):
+        return found.without_distances(), None
+    similar = similar_links(config, all_links(config, found))
+    return Candidates(ranked=similar.links).without_distances(), similar
+
+
+def all_links(config: FederationConfig, found: Candidates) -> LinkTable:
+    """Return the K nearest candidates of every row, whatever is sampled later."""
+    return found.link(np.arange(found.num_rows), None, k=config.model.neighbours)
+
+
+def wants_similarities(config: FederationConfig) -> bool:
+    """Whether the family's top model reads similarities."""
+    return config.family.needs_similarities(config.model)
+
+
+def _figures(rows: int, records: int, source: LinkSource) -> dict[str, Any]:
+    figures: dict[str, Any] = {"rows": rows, "records": records}
+    if isinstance(source, FixedLinks):
+        present = source.table.present
+        figures["links"] = int(present.sum())
+        figures["rows_without_links"] = int((~present.any(axis=1)).sum())
+        figures["most_uses_of_a_record"] = source.table.most_uses(records)
+    return figures

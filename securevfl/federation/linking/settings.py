@@ -1,0 +1,171 @@
+"""The ``[linkage]`` table of a federation file: what is compared, how it is hidden, who chooses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.linkage.mixed import Field
+from securevfl.linkage.quantised import KeyRange
+
+Metric = Literal["euclidean", "great-circle", "levenshtein", "mixed", "bloom"]
+Protection = Literal["none", "bloom", "shares", "paillier"]
+
+# Distances of these protections are those of quantised numeric keys.
+_QUANTISED = ("shares", "paillier")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkageSettings:
+    """The ``[linkage]`` table."""
+
+    metric: Metric = "euclidean"
+    """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
+    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes."""
+
+    protection: Protection
+    """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
+
+    choose: Literal["rows", "records"] = "rows"
+    """Who chooses: each primary row its K nearest records, or each record its
+    ``privacy.links_per_record`` nearest rows. The latter halves what one record can change, and
+    needs a frozen encoder with pooled rows."""
+
+    truth: str | None = None
+    """Column that tells true matches; never a feature."""
+
+    fields: dict[str, dict[str, Any]] | None = None
+    """For ``mixed``: kind, weight and scale of every key column, by the primary's column names."""
+
+    missing_similarity: float = 0.5
+    """For ``mixed``: similarity of a field that one of two rows does not have, in [0, 1]."""
+
+    ranges: tuple[tuple[float, ...], ...] | None = None
+    """``[low, high]`` of every numeric key column, agreed without looking at the data; a value
+    outside is refused. Protected linkage of numbers needs it."""
+
+    secret: str | None = None
+    """File with the linkage secret, on every data party's own machine (``bloom``)."""
+
+    code_bits: int = 1024
+    """Bits of the code of each field (``bloom``), a multiple of 8."""
+
+    code_concentration: float | None = None
+    """Share of a code's bits that are set; default 0.35 for texts and 0.25 for numbers."""
+
+    key_bits: Literal[2048, 3072, 4096] = 2048
+    """Bits of the modulus (``paillier``)."""
+
+    similarity_noise: float | None = None
+    """sigma of the noise on similarities, in units of sigma_0; 0 adds none."""
+
+    similarity_tau: float | None = None
+    """FedSim's bound on one greedy attacker, from which sigma follows."""
+
+    cache: str | None = None
+    """Folder on every party's own machine that keeps links, and similarities with their noise,
+    between runs. Without it, every new run folder draws fresh noise, which averages out."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(8, code_bits=self.code_bits)
+        if self.code_bits % 8:
+            raise ConfigError(f"code_bits: must be a multiple of 8, got {self.code_bits}")
+        if self.code_concentration is not None:
+            checks.open_unit(code_concentration=self.code_concentration)
+        if not 0 <= self.missing_similarity <= 1:
+            raise ConfigError(
+                f"missing_similarity: must lie in [0, 1], got {self.missing_similarity!r}"
+            )
+        for pair in self.ranges or ():
+            if len(pair) != 2 or not -1e150 < pair[0] < pair[1] < 1e150:
+                raise ConfigError(f"ranges: must be [low, high] pairs, ascending; got {list(pair)}")
+        self._check_similarities()
+        self._check_metric()
+        self._check_protection()
+
+    def _check_similarities(self) -> None:
+        if self.similarity_noise is not None:
+            checks.non_negative(similarity_noise=self.similarity_noise)
+        if self.similarity_tau is not None:
+            checks.open_unit(similarity_tau=self.similarity_tau)
+            if self.similarity_noise is not None:
+                raise ConfigError("similarity_tau: give it or similarity_noise, not both")
+
+    def _check_metric(self) -> None:
+        if self.metric == "mixed" and not self.fields:
+            raise ConfigError(
+                'fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every key '
+                'column, with its kind: "text", "number" or "exact"'
+            )
+        if self.fields is not None and self.metric not in ("mixed", "bloom"):
+            raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
+        if self.metric in ("levenshtein", "great-circle", "euclidean"):
+            return
+        self.field_list()
+
+    def _check_protection(self) -> None:
+        if self.protection in _QUANTISED and self.metric != "euclidean":
+            raise ConfigError(
+                f"protection: {self.protection!r} computes Euclidean distances of numbers; "
+                f'metric = {self.metric!r} goes with "bloom" or "none"'
+            )
+        if self.protection in _QUANTISED and self.ranges is None:
+            raise ConfigError(
+                f"ranges: protection = {self.protection!r} needs the agreed [low, high] of every "
+                f"key column; values are rounded to 16 bits within it"
+            )
+        if self.protection == "bloom" and self.metric == "great-circle":
+            raise ConfigError(
+                'metric: "great-circle" has no Bloom-filter code; use "euclidean" with ranges of '
+                "one width, or project the keys first"
+            )
+        if self.protection == "bloom" and self.metric == "euclidean" and self.ranges is None:
+            raise ConfigError(
+                'ranges: protection = "bloom" needs the agreed [low, high] of every numeric key '
+                "column"
+            )
+        if self.secret is not None and self.protection != "bloom":
+            raise ConfigError('secret: goes with protection = "bloom", and only with it')
+
+    def field_list(self) -> tuple[Field, ...]:
+        """Return the fields of ``mixed`` in the file's order.
+
+        Raises:
+            ConfigError: Naming the field that is impossible.
+        """
+        return tuple(
+            read_settings(Field, {"name": name, **table}, where=f"fields.{name}")
+            for name, table in (self.fields or {}).items()
+        )
+
+    def key_range(self) -> KeyRange:
+        """Return the agreed range of numeric keys."""
+        assert self.ranges is not None, "checked with the federation file"
+        low, high = zip(*self.ranges, strict=True)
+        return KeyRange(low=low, high=high)
+
+    @property
+    def compares_codes(self) -> bool:
+        """Whether Bloom-filter codes are compared in place of keys."""
+        return self.protection == "bloom" or self.metric == "bloom"
+
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether a third party links, so that neither data party sees the other's keys."""
+        return self.protection != "none"
+
+
+def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
+    """Read a parsed ``[linkage]`` table.
+
+    Raises:
+        ConfigError: Naming the field, the rule and the value.
+    """
+    if table.get("protection") is None:
+        raise ConfigError(
+            'linkage.protection: is missing; write protection = "none" to accept that '
+            'the primary\'s keys are shown to every secondary, or "bloom", "shares" or "paillier"'
+        )
+    return read_settings(LinkageSettings, table, where="linkage")

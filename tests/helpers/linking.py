@@ -1,0 +1,55 @@
+"""Keys of two parties, and federation files that link them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from securevfl.data.tables import KeyTable
+from securevfl.federation.config import FederationConfig, parse_federation
+from securevfl.models.registry import FAMILIES
+
+
+def linked_config(
+    linkage: dict[str, Any], *, model: dict[str, Any] | None = None, **sections: Any
+) -> FederationConfig:
+    """Return a federation of ``agency`` and ``bank``; the family "textual" needs no positions."""
+    textual = (model or {}).get("family") == "textual"
+    source = {
+        "federation": {"name": "test", "task": "regression", "seed": 3},
+        "model": {"family": "fet", "neighbours": 4, "hidden": 8, "heads": 2},
+        "privacy": {"mechanism": "none", "encoder": "trained"},
+        "linkage": linkage,
+        "party": [
+            {
+                "name": "agency",
+                "role": "primary",
+                "data": "agency.csv",
+                "key": ["lon", "lat"],
+                "label": "y",
+                "address": "127.0.0.1:0",
+            },
+            {"name": "bank", "role": "secondary", "data": "bank.csv", "key": ["lon", "lat"]},
+        ],
+        **sections,
+    }
+    config = parse_federation(source, file="test", only_linkage=True)
+    return replace(config, family=replace(FAMILIES["fet"], reads_keys=False)) if textual else config
+
+
+def key_table(name: str, rows: int, *, seed: int) -> KeyTable:
+    """Return points of a square of width 10."""
+    points = np.random.default_rng(seed).uniform(0, 10, (rows, 2))
+    return KeyTable(name=name, columns={"lon": points[:, 0].copy(), "lat": points[:, 1].copy()})
+
+
+def text_table(name: str, rows: int, *, seed: int) -> KeyTable:
+    """Return long words of which those of one row are alike at all parties."""
+    letters = np.random.default_rng(0).integers(97, 123, (rows, 30))
+    words = ["".join(map(chr, row)) for row in letters.tolist()]
+    distorted = [f"{word[:seed]}x{word[seed + 1 :]}" for word in words]
+    columns = {"lon": distorted, "lat": [word[:4] for word in words]}
+    return KeyTable(
+        name=name,
+        columns={key: np.array(column, dtype=object) for key, column in columns.items()},
+    )
