@@ -4,18 +4,31 @@ A family's settings are public under the family's own name: ``models.FeT(neighbo
 loaded on first use, and reading settings does not wait for torch.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from securevfl.models.baselines.linked_config import AvgSimConfig as AvgSim
+    from securevfl.models.baselines.linked_config import ExactConfig as Exact
+    from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
+    from securevfl.models.baselines.linked_config import Top1SimConfig as Top1Sim
+    from securevfl.models.fedsim.config import FedSimConfig as FedSim
     from securevfl.models.fet.config import FeTConfig as FeT
 
-__all__ = ["FeT"]
+__all__ = ["AvgSim", "Exact", "FeT", "FeatureSim", "FedSim", "Top1Sim"]
+
+_HOMES = {
+    "AvgSim": "securevfl.models.baselines.linked_config",
+    "Exact": "securevfl.models.baselines.linked_config",
+    "FeT": "securevfl.models.fet.config",
+    "FeatureSim": "securevfl.models.baselines.linked_config",
+    "FedSim": "securevfl.models.fedsim.config",
+    "Top1Sim": "securevfl.models.baselines.linked_config",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its home module on first use."""
-    if name != "FeT":
+    if name not in _HOMES:
         raise AttributeError(f"module 'securevfl.models' has no attribute {name!r}")
-    from securevfl.models.fet.config import FeTConfig
-
-    return FeTConfig
+    return getattr(importlib.import_module(_HOMES[name]), f"{name}Config")

@@ -158,31 +158,65 @@ def test_all_parties_start_with_one_positional_encoding() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("release", ["sequence", "pooled"])
-def test_families_keep_the_protocols_and_their_cut_shape(release: str, frozen: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("fet", {"neighbours": 4, "hidden": 8, "heads": 2, "release": "sequence"}),
+        ("fet", {"neighbours": 4, "hidden": 8, "heads": 2, "release": "pooled"}),
+        ("fedsim", {"neighbours": 4, "kernel": 2}),
+        ("top1sim", {"keys_as_features": True}),
+        ("avgsim", {"neighbours": 4}),
+        ("featuresim", {"neighbours": 4}),
+    ],
+)
+def test_families_keep_the_protocols_and_their_cut_shape(
+    name: str, table: dict[str, object], frozen: bool
+) -> None:
     """What a bottom gives, pooled where the family says so, is what the top takes."""
-    family = FAMILIES["fet"]
-    config = FeTConfig(neighbours=4, hidden=8, heads=2, release=release)
+    family = FAMILIES[name]
+    config = family.config_from(table)
+    links = config.neighbours
     bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen)
     top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
-    part = bottom(torch.randn(6, 4, 3), torch.randn(6, 4, 2), torch.ones(6, 4, dtype=torch.bool))
+    present = torch.ones(6, links, dtype=torch.bool)
+    part = bottom(torch.randn(6, links, 3), torch.randn(6, links, 2), present)
     if family.pooled(config, frozen=frozen):
         assert bottom.recordwise
         part = part.mean(dim=1, keepdim=True)
+    similarities = torch.randn(6, 1, links) if family.needs_similarities(config) else None
 
     assert isinstance(bottom, Bottom)
     assert isinstance(top, Top)
     assert tuple(part.shape[1:]) == family.cut_shape(config)
-    assert top(torch.randn(6, 5), torch.randn(6, 2), part, None).shape == (6, 2)
+    assert top(torch.randn(6, 5), torch.randn(6, 2), part, similarities).shape == (6, 2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_recordwise_bottom_is_recordwise(name: str) -> None:
+    """Position j depends on link j alone, and is zero where there is no link."""
+    family = FAMILIES[name]
+    for frozen in (False, True):
+        config = family.config_class()
+        links = config.neighbours
+        bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen).eval()
+        if not bottom.recordwise:
+            continue
+        features, keys = torch.randn(2, links, 3), torch.randn(2, links, 2)
+        present = torch.ones(2, links, dtype=torch.bool)
+        present[1, -1] = False
+        whole = bottom(features, keys, present)
+        alone = bottom(features[:, :1], keys[:, :1], present[:, :1])
+        torch.testing.assert_close(whole[:1, :1], alone[:1])
+        assert not whole[1, -1].any()
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (None, "model.family: is missing; available: 'fet'"),
-        ("FeT", "must be one of 'fet'; got 'FeT'"),
-        (3, "must be one of 'fet'; got 3"),
-        ("fedsim", "'fedsim' is not available yet"),
+        (None, "model.family: is missing; available: 'fet', 'fedsim'"),
+        ("FeT", "must be one of 'fet', .*; got 'FeT'"),
+        (3, "must be one of 'fet', .*; got 3"),
+        ("fedhssl", "'fedhssl' is not available yet"),
         ("solo", "'solo' trains on one table"),
     ],
 )

@@ -1,12 +1,36 @@
 """A frozen encoder: random features of one record, drawn without any data."""
 
 import math
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.models.fet.config import FeTConfig
+
+@runtime_checkable
+class FrozenSettings(Protocol):
+    """What a frozen encoder needs to know, of any family."""
+
+    @property
+    def hidden(self) -> int:
+        """H, width of a representation."""
+        ...
+
+    @property
+    def keys_as_features(self) -> bool:
+        """Whether keys are inputs beside the features."""
+        ...
+
+    @property
+    def frozen_map(self) -> Literal["fourier", "linear"]:
+        """Cosines, or a projection."""
+        ...
+
+    @property
+    def frozen_bandwidth(self) -> float:
+        """Length scale of the cosines, relative to sqrt(inputs)."""
+        ...
 
 
 class FrozenBottom(nn.Module):
@@ -27,7 +51,7 @@ class FrozenBottom(nn.Module):
 
     recordwise = True
 
-    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
+    def __init__(self, config: FrozenSettings, *, num_features: int, key_dim: int) -> None:
         super().__init__()
         self.kind = config.frozen_map
         self.bandwidth = config.frozen_bandwidth

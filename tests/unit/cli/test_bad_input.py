@@ -219,8 +219,8 @@ FILES = {
     "missing field": (drop("federation", "task"), ["federation.task", "missing"]),
     "unknown family": (change_section("model", family="fett"), ["model.family", "'fet'", "fett"]),
     "planned family": (
-        change_section("model", family="fedsim"),
-        ["model.family", "'fedsim' is not available yet", "'fet'"],
+        change_section("model", family="fedhssl"),
+        ["model.family", "'fedhssl' is not available yet", "'fet'"],
     ),
     "a family of one party": (change_section("model", family="solo"), ["model.family", "'solo'"]),
     "protection without agreed ranges": (

@@ -1,0 +1,1 @@
+"""FedSim: similarities decide how a row's links are weighed, ordered and merged."""

@@ -1,0 +1,67 @@
+"""Settings of FedSim."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.models.pair_settings import ManyLinksSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedSimConfig(ManyLinksSettings):
+    """The ``[model]`` table of a federation with ``family = "fedsim"``; all parties share it.
+
+    References:
+        [FedSim] section 4.2 and appendix E.
+    """
+
+    weight: Literal["learned", "similarity", "none"] = "learned"
+    """Weight gate: the similarity model's weights, similarities themselves, or none."""
+
+    similarity_width: int = 10
+    """Units of the similarity model's hidden layer."""
+
+    sort: Literal["similarity", "weight", "none"] = "similarity"
+    """Sort gate: most similar first, heaviest first, or an arbitrary order, drawn afresh.
+
+    Links arrive nearest first; without the gate a merge gate must not see that order.
+    """
+
+    merge: Literal["convolution", "perceptron", "average"] = "convolution"
+    """Merge gate: a convolution over neighbouring links, a perceptron of as many weights over all
+    of them, or their mean."""
+
+    pair_outputs: int = 10
+    """l_m, outputs of the split network for one pair; ``average`` takes the task's own number."""
+
+    kernel: int = 5
+    """k_conv, links that one step of the convolution sees."""
+
+    channels: int = 4
+    """Channels of the convolution."""
+
+    merge_width: int = 100
+    """Units of the merge gate's hidden layer."""
+
+    dropout: float = 0.2
+    """Share of units dropped in training, inside the merge gate."""
+
+    def __post_init__(self) -> None:
+        ManyLinksSettings.__post_init__(self)
+        sizes = {
+            name: getattr(self, name)
+            for name in ("similarity_width", "pair_outputs", "kernel", "channels", "merge_width")
+        }
+        checks.whole(**sizes)
+        checks.at_least(1, **sizes)
+        checks.fraction(dropout=self.dropout)
+        checks.one_of(("learned", "similarity", "none"), weight=self.weight)
+        checks.one_of(("similarity", "weight", "none"), sort=self.sort)
+        checks.one_of(("convolution", "perceptron", "average"), merge=self.merge)
+        if self.merge == "convolution" and self.kernel > self.neighbours:
+            raise ConfigError(
+                f"kernel must be at most neighbours={self.neighbours}, got {self.kernel}"
+            )
+        if self.sort == "weight" and self.weight == "none":
+            raise ConfigError('sort: "weight" needs weights, and weight = "none" makes none')

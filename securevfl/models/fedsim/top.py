@@ -1,0 +1,68 @@
+"""The primary's part of FedSim: outputs of every pair, weighed, sorted and merged."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.gates import SimilarityModel, SortGate
+from securevfl.models.fedsim.merge import build_merge
+from securevfl.models.pairs import PairModel
+from securevfl.models.similarities import mean_similarities
+
+
+class FedSimTop(nn.Module):
+    """Aggregation model, weight gate, sort gate and merge gate.
+
+    References:
+        [FedSim] figure 3 and Algorithm 1, lines 6 to 11.
+    """
+
+    def __init__(
+        self, config: FedSimConfig, *, num_features: int, key_dim: int, outputs: int
+    ) -> None:
+        super().__init__()
+        self.weight = config.weight
+        self.positions = nn.Identity()
+        self.pairs = PairModel(
+            config,
+            num_features=num_features,
+            key_dim=key_dim,
+            outputs=outputs if config.merge == "average" else config.pair_outputs,
+        )
+        self.similarity_model = (
+            SimilarityModel(config.similarity_width) if config.weight == "learned" else None
+        )
+        self.sort = SortGate(config.sort)
+        self.merge = build_merge(config, outputs=outputs)
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch."""
+        out: Tensor = self.merge(self.sorted_pairs(features, keys, aggregate, similarities))
+        return out
+
+    def sorted_pairs(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> Float[Tensor, "batch links pair_outputs"]:
+        """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
+        assert similarities is not None, "the family asks for similarities"
+        similarity, present = mean_similarities(similarities)
+        weights = self._weights(similarity) * present
+        pairs = self.pairs(features, keys, aggregate) * weights.unsqueeze(-1)
+        out: Tensor = self.sort(pairs, similarities=similarity, weights=weights, present=present)
+        return out
+
+    def _weights(self, similarity: Float[Tensor, "batch links"]) -> Float[Tensor, "batch links"]:
+        if self.similarity_model is not None:
+            weights: Tensor = self.similarity_model(similarity)
+            return weights
+        return similarity if self.weight == "similarity" else similarity.new_ones(similarity.shape)

@@ -1,0 +1,61 @@
+"""Settings that FedSim and its baselines share: the split network of one pair of records."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from securevfl.core import checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairSettings:
+    """Sizes of the split network that all of them put around one linked pair.
+
+    References:
+        [FedSim] section 6.1: local and aggregation models have one hidden layer each.
+    """
+
+    hidden: int = 32
+    """H, width of every representation at the cut."""
+
+    layer_width: int = 100
+    """Units of the one hidden layer of every local model and of the aggregation model."""
+
+    party_dropout: float = 0.0
+    """Share of the secondaries left out of a training round."""
+
+    keys_as_features: bool = False
+    """Whether keys are model inputs beside the features; the papers leave them out."""
+
+    frozen_map: Literal["fourier", "linear"] = "fourier"
+    """Random features of a frozen encoder: cosines, or a projection."""
+
+    frozen_bandwidth: float = 1.0
+    """Length scale of the cosine features, relative to sqrt(inputs); larger is smoother."""
+
+    average_positions_every: ClassVar[int] = 0
+    """There are no positional encodings to average."""
+
+    def __post_init__(self) -> None:
+        checks.whole(hidden=self.hidden, layer_width=self.layer_width)
+        checks.at_least(1, hidden=self.hidden, layer_width=self.layer_width)
+        checks.fraction(party_dropout=self.party_dropout)
+        checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
+        checks.positive(frozen_bandwidth=self.frozen_bandwidth)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManyLinksSettings(PairSettings):
+    """Settings of methods that link a row to several records."""
+
+    neighbours: int = 50
+    """K, links of a row at every secondary."""
+
+    def __post_init__(self) -> None:
+        PairSettings.__post_init__(self)
+        checks.whole(neighbours=self.neighbours)
+        checks.at_least(1, neighbours=self.neighbours)
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """(L, H) of the aggregate."""
+        return self.neighbours, self.hidden

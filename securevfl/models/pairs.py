@@ -1,0 +1,109 @@
+"""The split network of one pair of linked records, which FedSim and its baselines stand on.
+
+B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.mlp import MLP
+from securevfl.models.pair_settings import PairSettings
+
+
+class RecordBottom(nn.Module):
+    """A secondary's local model, applied to each linked record alone.
+
+    References:
+        [FedSim] Algorithm 1, line 5.
+    """
+
+    recordwise = True
+
+    def __init__(self, config: PairSettings, *, num_features: int, key_dim: int) -> None:
+        super().__init__()
+        self.keys_as_features = config.keys_as_features
+        self.local = _local_model(config, num_features=num_features, key_dim=key_dim)
+        self.positions = nn.Identity()
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return one vector for each link, zero where there is none."""
+        inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
+        out: Tensor = self.local(inputs)
+        return out if bool(present.all()) else out * present.unsqueeze(-1)
+
+
+def build_record_bottom(
+    config: PairSettings, *, num_features: int, key_dim: int, frozen: bool = False
+) -> nn.Module:
+    """Return the bottom model of every method here; a frozen one is random and stays so."""
+    kind = FrozenBottom if frozen else RecordBottom
+    return kind(config, num_features=num_features, key_dim=key_dim)
+
+
+class PairModel(nn.Module):
+    """The primary's local model and the aggregation model: one output vector for each pair.
+
+    The aggregation model reads a row's own representation beside that of each of its links. Its
+    first layer is linear, so the own part is computed once a row, not once a pair.
+
+    References:
+        [FedSim] Algorithm 1, lines 6 and 7.
+    """
+
+    def __init__(
+        self,
+        config: PairSettings,
+        *,
+        num_features: int,
+        key_dim: int,
+        outputs: int,
+        reads_similarity: bool = False,
+    ) -> None:
+        super().__init__()
+        self.keys_as_features = config.keys_as_features
+        self.local = _local_model(config, num_features=num_features, key_dim=key_dim)
+        self.of_row = nn.Linear(config.hidden, config.layer_width)
+        self.of_link = nn.Linear(config.hidden, config.layer_width, bias=False)
+        self.of_similarity = (
+            nn.Linear(1, config.layer_width, bias=False) if reads_similarity else None
+        )
+        self.out = nn.Linear(config.layer_width, outputs)
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch links"] | None = None,
+    ) -> Float[Tensor, "batch links outputs"]:
+        """Return the outputs of each pair."""
+        inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
+        row = self.of_row(self.local(inputs)).unsqueeze(1)
+        hidden = self.of_link(aggregate * _unit_scale(aggregate)) + row
+        if self.of_similarity is not None:
+            assert similarities is not None, "the family asks for similarities"
+            hidden = hidden + self.of_similarity(similarities.unsqueeze(-1))
+        out: Tensor = self.out(hidden.relu_())
+        return out
+
+
+def _local_model(config: PairSettings, *, num_features: int, key_dim: int) -> MLP:
+    inputs = num_features + (key_dim if config.keys_as_features else 0)
+    return MLP(inputs, [config.layer_width], config.hidden)
+
+
+def _unit_scale(aggregate: Tensor) -> Tensor:
+    """Return what brings each row of an aggregate to a root mean square of one.
+
+    Clipping leaves a row of K vectors with the norm C in all, whatever K is; its scale at the
+    primary is post-processing of what was released.
+    """
+    size = torch.linalg.vector_norm(aggregate.detach(), dim=(1, 2), keepdim=True)
+    return (aggregate[0].numel() ** 0.5) / size.clamp_min(1e-6)
