@@ -1,0 +1,151 @@
+"""Gradient-boosted trees on one table: the baseline that tables are usually measured against."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from torch import Tensor
+
+from securevfl.core import checks
+from securevfl.core.errors import DataError
+from securevfl.core.seeds import derive_seed
+from securevfl.models.tasks import TaskHead
+
+# What a class that no training row has gets: less than any other, and still finite.
+_NEVER = -1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoostingConfig:
+    """Trees and how they are grown."""
+
+    iterations: int = 100
+    """Rounds of boosting, at most; one tree a class each."""
+
+    learning_rate: float = 0.1
+    """Weight of a tree."""
+
+    leaves: int = 31
+    """Leaves of a tree, at most."""
+
+    smallest_leaf: int = 5
+    """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, iterations=self.iterations, smallest_leaf=self.smallest_leaf)
+        checks.at_least(2, leaves=self.leaves)
+        checks.positive(learning_rate=self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoostingResult:
+    """Metrics of the chosen number of trees."""
+
+    validation: float | None
+    """None where no rows chose it."""
+
+    test: float
+    """Metric of the test rows."""
+
+    iterations: int
+    """Rounds of boosting that are used."""
+
+
+def fit_boosting(
+    inputs: Float[Tensor, "rows inputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    head: TaskHead,
+    train: Int[Tensor, " train_rows"],
+    validation: Int[Tensor, " validation_rows"],
+    test: Int[Tensor, " test_rows"],
+    config: BoostingConfig,
+    seed: int,
+) -> BoostingResult:
+    """Boost on the training rows; the validation rows choose how many rounds are used.
+
+    Args:
+        inputs: One table, as :mod:`securevfl.models.baselines.tables` makes it.
+        targets: As :class:`TaskHead` wants them.
+        head: Loss and metric.
+        train: Rows to learn from.
+        validation: Rows that choose the number of rounds; without any, all rounds are used.
+        test: Rows that are reported.
+        config: The trees.
+        seed: Run seed.
+
+    Raises:
+        DataError: If there is no training or test row, or only one class to learn.
+    """
+    for name, rows in (("training", train), ("test", test)):
+        if len(rows) == 0:
+            raise DataError(f"the baseline has no {name} rows")
+    table, labels = inputs.cpu().numpy(), targets.cpu().numpy()
+    model = _model(config, head, seed)
+    own = train.cpu().numpy()
+    if head.task != "regression" and len(np.unique(labels[own])) < 2:
+        raise DataError("boosting: its training rows are all of one class")
+    model.fit(table[own], labels[own])
+
+    def metrics(rows: Tensor) -> Iterator[float]:
+        chosen = rows.cpu()
+        for outputs in _staged(model, table[chosen.numpy()], head):
+            yield head.metric(outputs, targets.cpu()[chosen])
+
+    best, rounds = None, config.iterations
+    if len(validation):
+        values = list(metrics(validation))
+        best, rounds = values[0], 1
+        for number, value in enumerate(values[1:], 2):
+            if head.is_better(value, best):
+                best, rounds = value, number
+    return BoostingResult(
+        validation=best,
+        test=next(islice(metrics(test), rounds - 1, None)),
+        iterations=rounds,
+    )
+
+
+def _model(
+    config: BoostingConfig, head: TaskHead, seed: int
+) -> HistGradientBoostingClassifier | HistGradientBoostingRegressor:
+    kind = (
+        HistGradientBoostingRegressor
+        if head.task == "regression"
+        else HistGradientBoostingClassifier
+    )
+    return kind(
+        max_iter=config.iterations,
+        learning_rate=config.learning_rate,
+        max_leaf_nodes=config.leaves,
+        min_samples_leaf=config.smallest_leaf,
+        early_stopping=False,
+        random_state=derive_seed(seed, "boosting") % 2**32,
+    )
+
+
+def _staged(
+    model: HistGradientBoostingClassifier | HistGradientBoostingRegressor,
+    table: Float[np.ndarray, "rows inputs"],
+    head: TaskHead,
+) -> Iterator[Float[Tensor, "rows outputs"]]:
+    """Yield the outputs after each round, as :class:`TaskHead` reads them."""
+    if isinstance(model, HistGradientBoostingRegressor):
+        for predicted in model.staged_predict(table):
+            yield torch.as_tensor(predicted, dtype=torch.float32)[:, None]
+        return
+    known = torch.as_tensor(model.classes_.astype(np.int64))
+    for decided in model.staged_decision_function(table):
+        scores = torch.as_tensor(decided, dtype=torch.float32).reshape(len(table), -1)
+        if head.task == "binary":
+            yield scores
+            continue
+        if scores.shape[1] == 1:  # two classes of several: one score, of the second
+            scores = torch.cat([-scores, scores], dim=1)
+        outputs = torch.full((len(table), head.outputs), _NEVER)
+        outputs[:, known] = scores
+        yield outputs

@@ -1,0 +1,1 @@
+"""FedCVT: cross-view training of two parties with estimates of missing representations."""

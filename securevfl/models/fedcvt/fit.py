@@ -1,0 +1,202 @@
+"""Train FedCVT on labelled, aligned and local rows of two parties."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.seeds import derive_seed
+from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.estimates import agreed_labels, attend
+from securevfl.models.fedcvt.network import FedCVTNetwork, Views
+from securevfl.models.fedhssl.encoders import EncoderConfig
+from securevfl.models.initial import initialise
+from securevfl.models.optimisers import build_optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KnownRows:
+    """What two parties may learn from; row numbers are common to both."""
+
+    labelled: Int[Tensor, " labelled_rows"]
+    """Aligned rows with labels."""
+
+    aligned: Int[Tensor, " aligned_rows"]
+    """Aligned rows, the labelled ones among them."""
+
+    local: Int[Tensor, " local_rows"]
+    """Rows that each party has, aligned or not."""
+
+
+def fit_fedcvt(
+    views: tuple[Float[Tensor, "rows _"], ...],
+    labels: Int[Tensor, " rows"],
+    *,
+    classes: int,
+    rows: KnownRows,
+    encoder: EncoderConfig,
+    config: FedCVTConfig,
+    seed: int,
+) -> FedCVTNetwork:
+    """Train both parties' encoders and the three classifiers, in one process.
+
+    A simplification of FedCVT, as a baseline of a simulation. Kept: unique and common
+    representations, attention that estimates what the other party would say of a row, labels that
+    three classifiers agree on, and the auxiliary losses. Left out: its exchange between processes;
+    the label estimates by attention; thresholds of their own for each classifier.
+
+    Args:
+        views: Features of the primary and of the one secondary.
+        labels: Class numbers; only those of labelled rows are read.
+        classes: How many classes.
+        rows: What is known.
+        encoder: What each of the four encoders is made of.
+        config: How to train.
+        seed: Run seed.
+
+    Returns:
+        The trained networks, in evaluation mode; calling them classifies aligned rows.
+
+    Raises:
+        ConfigError: If there are other than two parties.
+        DataError: If no row is labelled.
+
+    References:
+        [FedCVT]; its code, yankang18/FedCVT @ bd21ad9.
+    """
+    if len(views) != 2:
+        raise ConfigError(f"fedcvt is a method of two parties, got {len(views)}")
+    if len(rows.labelled) < 2:
+        raise DataError(f"fedcvt: needs labelled rows, got {len(rows.labelled)}")
+    # Layers draw from torch's global generator before they are drawn again from their seeds.
+    with torch.random.fork_rng(devices=[]):
+        network = FedCVTNetwork(
+            encoder,
+            primary_features=views[0].shape[1],
+            other_features=views[1].shape[1],
+            classes=classes,
+        )
+    initialise(network, seed=derive_seed(seed, "init", "fedcvt"), positions_seed=0)
+    network.to(views[0].device).train()
+    optimizer = build_optimizer(
+        "adamw",
+        network.parameters(),
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    batches = -(-len(rows.labelled) // config.batch_size)
+    order = torch.Generator().manual_seed(derive_seed(seed, "shuffle", "fedcvt"))
+    shuffled = rows.labelled
+    for step in range(max(config.least_steps, config.epochs * batches)):
+        if step % batches == 0:
+            shuffled = rows.labelled[torch.randperm(len(rows.labelled), generator=order)]
+        labelled = shuffled.tensor_split(batches)[step % batches]
+        aligned, own, theirs = (
+            _draw(part, config.batch_size, order) for part in (rows.aligned, rows.local, rows.local)
+        )
+        optimizer.zero_grad()
+        loss = _loss(
+            network,
+            network.primary(views[0][torch.cat([labelled, aligned, own])]),
+            network.other(views[1][torch.cat([labelled, aligned, theirs])]),
+            labels[labelled],
+            both=len(labelled) + len(aligned),
+            config=config,
+        )
+        loss.backward()
+        optimizer.step()
+    return network.eval()
+
+
+def _draw(rows: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator)[:number].to(rows.device)]
+
+
+def _loss(
+    network: FedCVTNetwork,
+    primary: Views,
+    other: Views,
+    labels: Tensor,
+    *,
+    both: int,
+    config: FedCVTConfig,
+) -> Float[Tensor, ""]:
+    """Return the loss of one batch.
+
+    Args:
+        network: The classifiers.
+        primary: Representations at the primary: of the labelled rows, the aligned ones, its own.
+        other: The same at the secondary, whose own rows are others.
+        labels: Of the first rows.
+        both: How many rows both parties have.
+        config: Weights and thresholds.
+    """
+    known, labelled = slice(0, len(labels)), len(labels)
+    shared, local = slice(0, both), slice(both, None)
+    loss = functional.cross_entropy(network.joint(primary[known], other[known]), labels)
+    loss = loss + functional.cross_entropy(network.primary_head(primary[known].joined), labels)
+    loss = loss + functional.cross_entropy(network.other_head(other[known].joined), labels)
+
+    unlabelled = slice(labelled, both)
+    candidates = [
+        (primary[unlabelled], other[unlabelled]),
+        (primary[local], _estimate(primary[local], primary[shared], other, both, config)),
+        (_estimate(other[local], other[shared], primary, both, config), other[local]),
+    ]
+    loss = loss + sum(
+        (_pseudo_label_loss(network, one, two, config.confidence) for one, two in candidates),
+        start=torch.zeros_like(loss),
+    )
+    gap = (primary[shared].common - other[shared].common).square().mean()
+    overlap = _overlap(primary) + _overlap(other)
+    return (
+        loss
+        + config.common * gap
+        + config.distinct * overlap
+        + config.estimation * _estimation_error(primary[shared], other[shared], config)
+    )
+
+
+def _estimate(
+    queries: Views, aligned: Views, other: Views, both: int, config: FedCVTConfig
+) -> Views:
+    """Estimate the other party's representations of rows that it does not have.
+
+    Unique ones follow the aligned rows; common ones live in one space, so that they are sought
+    among all rows of the other party.
+    """
+    return Views(
+        attend(queries.unique, aligned.unique, other.unique[:both], temperature=config.sharpening),
+        attend(queries.common, other.common, other.common, temperature=config.sharpening),
+    )
+
+
+def _pseudo_label_loss(
+    network: FedCVTNetwork, primary: Views, other: Views, confidence: float
+) -> Float[Tensor, ""]:
+    joint = network.joint(primary, other)
+    own, theirs = network.primary_head(primary.joined), network.other_head(other.joined)
+    with torch.no_grad():
+        classes, agreed = agreed_labels(joint, own, theirs, confidence=confidence)
+    if not bool(agreed.any()):
+        return torch.zeros((), device=joint.device)
+    return functional.cross_entropy(joint[agreed], classes[agreed])
+
+
+def _overlap(views: Views) -> Float[Tensor, ""]:
+    return functional.cosine_similarity(views.unique, views.common).square().mean()
+
+
+def _estimation_error(primary: Views, other: Views, config: FedCVTConfig) -> Float[Tensor, ""]:
+    """Compare estimates of aligned rows, from the other aligned rows, with what they really are."""
+    itself = torch.eye(len(primary.unique), dtype=torch.bool, device=primary.unique.device)
+    error = torch.zeros((), device=primary.unique.device)
+    for here, there in ((primary, other), (other, primary)):
+        estimate = attend(
+            here.unique, here.unique, there.unique, temperature=config.sharpening, hidden=itself
+        )
+        error = error + (estimate - there.unique).square().mean()
+    return error

@@ -1,0 +1,108 @@
+"""Boosted trees as a baseline: every task, missing classes, and who chooses the rounds."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from securevfl.core.errors import DataError
+from securevfl.core.seeds import derive_seed
+from securevfl.data.builtin import load_builtin
+from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
+from securevfl.models.tasks import TaskHead
+
+QUICK = BoostingConfig(iterations=15)
+
+
+def rows(start: int, stop: int) -> torch.Tensor:
+    return torch.arange(start, stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "low", "high"),
+    [
+        ("wine", TaskHead(task="multiclass", num_classes=3), 0.85, 1.0),
+        ("breast_cancer", TaskHead(task="binary"), 0.95, 1.0),
+        ("diabetes", TaskHead(task="regression"), 40.0, 70.0),
+    ],
+)
+def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: float) -> None:
+    """Bounds are far from what a constant reaches, and from the impossible."""
+    table = load_builtin(name)
+    order = np.random.default_rng(0).permutation(len(table.y))
+    kind = torch.int64 if head.task == "multiclass" else torch.float32
+    result = fit_boosting(
+        torch.as_tensor(table.X[order], dtype=torch.float32),
+        torch.as_tensor(table.y[order], dtype=kind),
+        head=head,
+        train=rows(0, 100),
+        validation=rows(100, 130),
+        test=rows(130, len(order)),
+        config=QUICK,
+        seed=0,
+    )
+
+    assert low <= result.test <= high
+    assert result.validation is not None
+    assert 1 <= result.iterations <= 15
+
+
+def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
+    """The test metric is that of the plain model."""
+    table = load_builtin("wine")
+    order = np.random.default_rng(1).permutation(len(table.y))
+    inputs = torch.as_tensor(table.X[order], dtype=torch.float32)
+    targets = torch.as_tensor(table.y[order], dtype=torch.int64)
+    result = fit_boosting(
+        inputs,
+        targets,
+        head=TaskHead(task="multiclass", num_classes=3),
+        train=rows(0, 60),
+        validation=rows(0, 0),
+        test=rows(60, 178),
+        config=QUICK,
+        seed=0,
+    )
+    plain = HistGradientBoostingClassifier(
+        max_iter=15,
+        min_samples_leaf=5,
+        early_stopping=False,
+        random_state=derive_seed(0, "boosting") % 2**32,
+    ).fit(inputs[:60], targets[:60])
+
+    assert result.iterations == 15
+    assert result.validation is None
+    assert result.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
+
+
+@pytest.mark.parametrize("present", [[0, 2], [2, 3], [1, 2, 3]])
+def test_classes_that_no_training_row_has_are_never_predicted(present: list[int]) -> None:
+    """The others keep their numbers: rows of known classes are still right."""
+    inputs = torch.arange(40.0).repeat_interleave(4)[:, None] % 4
+    targets = inputs[:, 0].long()
+    known = torch.isin(targets, torch.tensor(present))
+    result = fit_boosting(
+        inputs,
+        targets,
+        head=TaskHead(task="multiclass", num_classes=4),
+        train=known.nonzero()[:, 0],
+        validation=rows(0, 0),
+        test=rows(0, 160),
+        config=QUICK,
+        seed=0,
+    )
+
+    assert result.test == pytest.approx(len(present) / 4)
+
+
+def test_what_can_not_be_learned_is_refused() -> None:
+    """One class, or no rows."""
+    inputs, targets = torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64)
+    settings = {"head": TaskHead(task="multiclass", num_classes=2), "config": QUICK, "seed": 0}
+    none = rows(0, 0)
+    with pytest.raises(DataError, match="all of one class"):
+        fit_boosting(
+            inputs, targets, train=rows(0, 5), validation=none, test=rows(5, 9), **settings
+        )
+    with pytest.raises(DataError, match="no test rows"):
+        fit_boosting(inputs, targets, train=rows(0, 5), validation=none, test=none, **settings)
