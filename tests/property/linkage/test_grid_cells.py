@@ -1,0 +1,107 @@
+"""Links by cell equal the links of all pairs, and take fewer of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.grid_cells import BlockLinker, cell_blocks, cells_of, links_by_cell
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.quantised import LARGEST_UNIT
+from securevfl.linkage.shared_distances import (
+    deal,
+    links_from_shares,
+    masked_keys,
+    primary_share,
+    secondary_share,
+)
+
+
+def plain(rows: np.ndarray, records: np.ndarray, k: int) -> LinkTable:
+    return nearest_records(rows.astype(np.float64), records.astype(np.float64), k)
+
+
+def by_shares(rows: np.ndarray, records: np.ndarray) -> BlockLinker:
+    """The whole protocol for one block, the dealer and the coordinator included."""
+
+    def link(mine: np.ndarray, theirs: np.ndarray, k: int) -> LinkTable:
+        first, second = deal(len(mine), len(theirs), rows.shape[1])
+        one = primary_share(rows[mine], first, masked_keys(records[theirs], second))
+        other = secondary_share(records[theirs], second, masked_keys(rows[mine], first))
+        return links_from_shares(one, other, k, key_dim=rows.shape[1], step=1.0)
+
+    return link
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.integers(1, 3),
+    st.sampled_from([1, 700, 5_000, 40_000, 65_536]),
+    st.sampled_from([1, 8192, 65_536]),
+    st.data(),
+)
+def test_links_equal_those_of_all_pairs(
+    seed: int, rows: int, records: int, key_dim: int, width: int, grid: int, data: st.DataObject
+) -> None:
+    """To the last bit, for any width, with keys anywhere, on a coarse grid, or all in corners."""
+    rng = np.random.default_rng(seed)
+    mine, theirs = (
+        np.minimum(rng.integers(0, 65_536 // grid + 1, (count, key_dim)) * grid, LARGEST_UNIT)
+        for count in (rows, records)
+    )
+    k = data.draw(st.integers(1, records))
+    found = links_by_cell(
+        cells_of(mine, width), cells_of(theirs, width), k, width=width, link=by_shares(mine, theirs)
+    )
+    expected = plain(mine, theirs, k)
+
+    assert np.array_equal(found.links.indices, expected.indices)
+    assert np.array_equal(found.links.distances, expected.distances)
+
+
+def test_few_pairs_are_computed() -> None:
+    """10 nearest of 2,000 in the plane: cells of a tenth take a tenth of all pairs."""
+    rng = np.random.default_rng(0)
+    mine, theirs = (rng.integers(0, 65_536, (count, 2)) for count in (500, 2000))
+    width = 6_554
+    found = links_by_cell(
+        cells_of(mine, width),
+        cells_of(theirs, width),
+        10,
+        width=width,
+        link=by_shares(mine, theirs),
+    )
+
+    assert found.pairs < 0.1 * 500 * 2000
+    assert np.array_equal(found.links.indices, plain(mine, theirs, 10).indices)
+
+
+def test_blocks_hold_all_rows_once_and_all_records_within_a_width() -> None:
+    """Nothing nearer than a width is left out."""
+    rng = np.random.default_rng(1)
+    mine, theirs, width = rng.integers(0, 100, (80, 2)), rng.integers(0, 100, (90, 2)), 13
+    blocks = cell_blocks(cells_of(mine, width), cells_of(theirs, width))
+
+    assert sorted(np.concatenate([block.rows for block in blocks]).tolist()) == list(range(80))
+    for block in blocks:
+        for row in block.rows:
+            near = np.flatnonzero(np.abs(theirs - mine[row]).max(axis=1) <= width)
+            assert np.isin(near, block.records).all()
+
+
+def test_bad_input_is_refused() -> None:
+    """Empty, of different dimension, too many links, no width."""
+    cells, link = np.zeros((3, 2), dtype=np.int64), by_shares(np.zeros((3, 2)), np.zeros((3, 2)))
+    with pytest.raises(DataError, match="a table is empty"):
+        links_by_cell(cells[:0], cells, 1, width=1, link=link)
+    with pytest.raises(DataError, match="primary's have 1 dimensions, the secondary's 2"):
+        links_by_cell(cells[:, :1], cells, 1, width=1, link=link)
+    with pytest.raises(DataError, match="K = 4 links"):
+        links_by_cell(cells, cells, 4, width=1, link=link)
+    with pytest.raises(ConfigError, match="width must be at least 1"):
+        cells_of(cells, 0)
