@@ -130,3 +130,13 @@ def test_phe_s_own_example_holds() -> None:
 
     assert paillier.PaillierPublicKey(n).raw_encrypt(m, r) == 935906717
     assert (1 + n * m) * pow(r, n, n**2) % n**2 == 935906717
+
+
+def test_phe_shows_exponents_of_other_numbers_and_ours_are_whole(keyholder: Keyholder) -> None:
+    """A float's exponent stands beside its ciphertext; our ciphertexts stand alone."""
+    public, _ = paillier.generate_paillier_keypair(n_length=512)
+    shown = [public.encrypt(value).exponent for value in (3.0, 0.125, 1e-9, 1e6)]
+    packed = keyholder.encrypt(np.array([[3], [60_000]]))
+
+    assert len(set(shown)) > 2
+    assert all(type(ciphertext) is int for pack in packed.packs for ciphertext in pack)
