@@ -1,6 +1,6 @@
 """The primary's rows: training, validation and test parts, and the order of batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,9 +23,19 @@ class RowSplit:
     test: Int64[np.ndarray, " test"]
     """Rows that are looked at once, at the end."""
 
+    unlabelled: Int64[np.ndarray, " unlabelled"] = field(
+        default_factory=lambda: np.empty(0, dtype=np.int64)
+    )
+    """Training rows whose labels supervised learning does not use; pretraining may see them."""
+
 
 def split_rows(
-    num_rows: int, *, validation_fraction: float, test_fraction: float, seed: int
+    num_rows: int,
+    *,
+    validation_fraction: float,
+    test_fraction: float,
+    seed: int,
+    labelled_rows: int | None = None,
 ) -> RowSplit:
     """Draw validation and test rows at random; tables may be sorted, so order never decides.
 
@@ -34,6 +44,7 @@ def split_rows(
         validation_fraction: Share of all rows, in (0, 1).
         test_fraction: Share of all rows, in (0, 1); the two together leave rows to train on.
         seed: Run seed; the split uses its stream ``"rows"``.
+        labelled_rows: How many training rows keep their labels; None keeps all.
 
     Raises:
         ConfigError: If the fractions are out of range.
@@ -50,8 +61,16 @@ def split_rows(
             f"training, {num_validation} for validation, {num_test} for testing"
         )
     shuffled = stream(seed, "rows").permutation(num_rows)
+    training = shuffled[num_validation + num_test :]
+    labelled = len(training) if labelled_rows is None else labelled_rows
+    if not 1 <= labelled <= len(training):
+        raise DataError(
+            f"labelled_rows must lie between 1 and the {len(training)} training rows, "
+            f"got {labelled}"
+        )
     return RowSplit(
-        train=np.sort(shuffled[num_validation + num_test :]),
+        train=np.sort(training[:labelled]),
+        unlabelled=np.sort(training[labelled:]),
         validation=np.sort(shuffled[:num_validation]),
         test=np.sort(shuffled[num_validation : num_validation + num_test]),
     )

@@ -67,6 +67,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
             validation_fraction=config.training.validation_fraction,
             test_fraction=config.training.test_fraction,
             seed=config.federation.seed,
+            labelled_rows=config.training.labelled_rows,
         )
     except DataError as error:
         raise DataError(f"table of {table.name!r}: {error}") from None

@@ -59,7 +59,8 @@ class Checkpoints:
         Raises:
             ConfigError: If there are checkpoints in the folder.
         """
-        if self.epochs() or self._saved("best") or self._released.exists():
+        kinds = ("epoch", "best", "pretraining")
+        if any(self._saved(kind) for kind in kinds) or self._released.exists():
             raise used_folder(self.folder)
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
@@ -87,6 +88,18 @@ class Checkpoints:
     def load_best(self, epoch: int) -> dict[str, Any]:
         """Return the weights of the epoch that was the best; see :meth:`load`."""
         return self._read(self._path("best", epoch))
+
+    def pretrained(self) -> list[int]:
+        """Return after how many iterations pretraining can be resumed, fewest first."""
+        return self._saved("pretraining")
+
+    def save_pretraining(self, iterations: int, state: dict[str, Any]) -> None:
+        """Save the state after so many iterations of pretraining."""
+        self._save("pretraining", iterations, state)
+
+    def load_pretraining(self, iterations: int) -> dict[str, Any]:
+        """Return the state after so many iterations of pretraining; see :meth:`load`."""
+        return self._read(self._path("pretraining", iterations))
 
     def save_released(self, aggregates: torch.Tensor) -> None:
         """Keep what a frozen run released: it can't be released again within its budget."""
@@ -158,7 +171,9 @@ def require_resumable(
     Raises:
         ConfigError: If there is not.
     """
-    if common or (config.privacy.encoder == "frozen" and checkpoints.load_released() is not None):
+    if common or checkpoints.pretrained():
+        return
+    if config.privacy.encoder == "frozen" and checkpoints.load_released() is not None:
         return
     raise ConfigError(
         f"run folder {checkpoints.folder.parent.parent}: there is nothing that every party has "

@@ -19,6 +19,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.federation.linking.settings import LinkageSettings, parse_linkage
 from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family, method_source
 from securevfl.federation.party_settings import PartySettings, parse_address, parse_parties
+from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import Family, family_named
 
 __all__ = [
@@ -83,6 +84,9 @@ class TrainingSettings:
     test_fraction: float = 0.2
     """Share of the primary's rows that are held out to the end."""
 
+    labelled_rows: int | None = None
+    """How many training rows keep their labels; default: all. Pretraining uses the others too."""
+
     def __post_init__(self) -> None:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         checks.positive(learning_rate=self.learning_rate)
@@ -92,6 +96,8 @@ class TrainingSettings:
         )
         if not self.validation_fraction + self.test_fraction < 1:
             raise ConfigError("test_fraction plus validation_fraction must be below 1")
+        if self.labelled_rows is not None:
+            checks.at_least(1, labelled_rows=self.labelled_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +138,8 @@ class FederationConfig:
     family: Family
     model: Any
     """The family's own settings, an instance of ``family.config_class``."""
+    pretraining: PretrainingSettings
+    """How families with pretraining pretrain; others read nothing of it."""
     source: Mapping[str, Any] = field(repr=False)
     """The parsed file, for the hash that parties compare."""
 
@@ -234,6 +242,7 @@ def parse_federation(
         "runtime",
         "party",
         "methods",
+        "pretraining",
     }
     unknown = sorted(set(source) - sections)
     if unknown:
@@ -290,6 +299,9 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         parties=parse_parties(source.get("party", [])),
         family=family,
         model=read_settings(family.config_class, model, where="model"),
+        pretraining=read_settings(
+            PretrainingSettings, source.get("pretraining", {}), where="pretraining"
+        ),
         source=source,
     )
     _rules().require_linkable(config)

@@ -19,6 +19,7 @@ def require_covered_channels(config: FederationConfig) -> None:
     """
     if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
         return
+    _require_covered_pretraining(config)
     if not is_frozen(config) and config.model.average_positions_every:
         raise PrivacyError(
             "model.average_positions_every: positional encodings are trained on private records, "
@@ -33,6 +34,28 @@ def require_covered_channels(config: FederationConfig) -> None:
                     f"one record moves every row and a frozen encoder's epsilon would not hold; "
                     f'use scaling = "bounds" with declared bounds, or "none"'
                 )
+
+
+def _require_covered_pretraining(config: FederationConfig) -> None:
+    if getattr(config.model, "norm", "none") == "batch":
+        raise PrivacyError(
+            'model.norm: "batch" lets one record move the representations of a whole batch, so '
+            'epsilon would not hold; use norm = "layer"'
+        )
+    steps = config.family.pretraining
+    if steps and is_frozen(config):
+        raise PrivacyError(
+            f"model.family: {config.family.name!r} pretrains encoders on private records, so they "
+            f'are not frozen in the sense of the promise; use encoder = "trained", or "fedsplitnn"'
+        )
+    exchanged = {"cross": "averages of projections", "aggregate": "means of weights"}
+    for step in steps:
+        if step in exchanged:
+            raise PrivacyError(
+                f"model.family: {config.family.name!r} exchanges {exchanged[step]} in pretraining, "
+                f"which carry no noise, so epsilon would not cover them; use "
+                f'family = "fedlocalssl", which exchanges nothing, or mechanism = "none"'
+            )
 
 
 def open_ledger(

@@ -29,6 +29,7 @@ from securevfl.federation.linking.in_process import Linker
 from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
+from securevfl.federation.pretraining.simulated import pretrain_in_process
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.simulated import SimulatedExchange
@@ -181,6 +182,18 @@ def _simulate(
         observe=observe,
         traffic=lambda: 0,
     )
+    names = {party.name: secondaries[config.ranks[party.name]] for party in config.secondaries}
+    if not epoch:
+        run.pretraining = pretrain_in_process(
+            config,
+            tables,
+            run.primary,
+            names,
+            {config.primary.name: store, **dict(zip(names, stores, strict=True))},
+            run_folder,
+            resume=resume,
+            observe=observe,
+        )
     run.train(resume_epoch=epoch)
     metrics = run.finish(run_folder, mode="simulated", traffic={})
     assert ledger.path is not None

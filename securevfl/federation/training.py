@@ -141,6 +141,8 @@ class PrimaryRun:
             observe=self._tell,
         )
         self.test_metric = math.nan
+        self.pretraining: dict[str, Any] | None = None
+        """What pretraining came to, for the run's figures."""
 
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -253,6 +255,7 @@ class PrimaryRun:
             "bytes": {name: dict(row) for name, row in traffic.items()},
             "mode": mode,
             "privacy": privacy_figures(config, self.plan, self.ledger),
+            **({"pretraining": self.pretraining} if self.pretraining else {}),
             "ledger": _within(run_folder, self.ledger.path),
             "version": __version__,
         }

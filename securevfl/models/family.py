@@ -85,6 +85,10 @@ class Family:
     reads_keys: bool = False
     """Whether models take the keys' positions as inputs, so that keys must be numbers."""
 
+    pretraining: tuple[str, ...] = ()
+    """Steps of self-supervised pretraining before training, of ``cross``, ``local``,
+    ``aggregate``; none for most families."""
+
     def config_from(self, table: Mapping[str, Any]) -> Any:
         """Read the family's settings from a parsed ``[model]`` table, without ``family``.
 

@@ -6,17 +6,21 @@ from types import MappingProxyType
 from securevfl.core.errors import ConfigError
 from securevfl.models.baselines.linked import AVGSIM, FEATURESIM, TOP1SIM
 from securevfl.models.family import Family
+from securevfl.models.fedhssl.family import FEDHSSL_FAMILIES
 from securevfl.models.fedsim.family import FEDSIM
 from securevfl.models.fet.family import FET
 
 __all__ = ["FAMILIES", "PLANNED_FAMILIES", "Family", "family_named"]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.name: family for family in (FET, FEDSIM, TOP1SIM, AVGSIM, FEATURESIM)}
+    {
+        family.name: family
+        for family in (FET, FEDSIM, TOP1SIM, AVGSIM, FEATURESIM, *FEDHSSL_FAMILIES)
+    }
 )
 """Every family that can be trained; a new one is one folder and one line here."""
 
-PLANNED_FAMILIES = ("fedhssl", "exact")
+PLANNED_FAMILIES = ("exact",)
 """Names that the federation file keeps for families to come."""
 
 _ONE_PARTY = ("solo", "combine")

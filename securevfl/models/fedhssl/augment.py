@@ -5,7 +5,7 @@ generator's device, so that one seed gives one view on any device.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from securevfl.core import checks
 from securevfl.models.fedhssl.columns import CategoricalColumn, continuous_places
 
 
+@runtime_checkable
 class Augmentation(Protocol):
     """Makes one random view of a batch."""
 

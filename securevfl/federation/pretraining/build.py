@@ -1,0 +1,155 @@
+"""Build each party's part of pretraining from the federation file."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.pretraining.exchange import PretrainingExchange
+from securevfl.federation.pretraining.guest import Guest
+from securevfl.federation.pretraining.member import Member
+from securevfl.federation.pretraining.rows import even_batches, pretraining_rows
+from securevfl.federation.pretraining.run import PretrainingRun
+from securevfl.federation.pretraining.sending import sending
+from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.secondary import LinkSource
+from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.learner import PartyLearner
+
+Observer = Callable[[Mapping[str, object]], None]
+
+
+def build_member(
+    config: FederationConfig,
+    features: Tensor,
+    own: npt.NDArray[np.int64],
+    *,
+    name: str,
+) -> Member:
+    """Return a party's learner with its records.
+
+    Args:
+        config: The federation file.
+        features: The party's features, scaled, on its device.
+        own: Its records that it may learn from.
+        name: The party's name.
+
+    Raises:
+        DataError: If there are too few records.
+        ConfigError: If the encoder does not fit the features.
+    """
+    index = torch.as_tensor(own, device=features.device)
+    learner = PartyLearner(
+        config.model,
+        config.pretraining,
+        num_features=features.shape[1],
+        records=len(own),
+        augment=_augmentation(config, features[index]),
+        party=name,
+        seed=config.federation.seed,
+        device=features.device,
+    )
+    return Member(learner, features, own, name=name, seed=config.federation.seed)
+
+
+def _augmentation(config: FederationConfig, own: Tensor) -> Augmentation:
+    return CorruptedFeatures(own, rate=config.pretraining.corruption)
+
+
+def build_guest(
+    config: FederationConfig,
+    table: PartyTable,
+    features: Tensor,
+    links: LinkSource,
+    *,
+    primary_rows: int,
+    checkpoints: Checkpoints,
+    start: int,
+    observe: Observer,
+) -> Guest:
+    """Return a secondary's part.
+
+    Args:
+        config: The federation file.
+        table: The party's table.
+        features: Its features, scaled, on its device.
+        links: Its links.
+        primary_rows: Rows of the primary.
+        checkpoints: Where its iterations are saved.
+        start: Iterations that are done already.
+        observe: Hears of warnings.
+    """
+    name = table.name
+
+    def build(own: npt.NDArray[np.int64]) -> Member:
+        return build_member(config, features, own, name=name)
+
+    return Guest(
+        name,
+        links=links,
+        records=table.num_rows,
+        primary_rows=primary_rows,
+        build=build,
+        save=checkpoints.save_pretraining,
+        observe=observe,
+        start=checkpoints.load_pretraining(start) if start else None,
+    )
+
+
+def build_run(
+    config: FederationConfig,
+    features: Tensor,
+    split: RowSplit,
+    exchange: PretrainingExchange,
+    *,
+    rounds: RoundCounter,
+    folder: Path,
+    checkpoints: Checkpoints,
+    start: int,
+    observe: Observer,
+) -> PretrainingRun:
+    """Return the primary's part.
+
+    Args:
+        config: The federation file.
+        features: The primary's features, scaled, on its device.
+        split: Its rows.
+        exchange: Where the secondaries are.
+        rounds: Numbers of rounds.
+        folder: The primary's own folder.
+        checkpoints: Where its iterations are saved.
+        start: Iterations that are done already.
+        observe: Hears of progress.
+
+    Raises:
+        DataError: If there are too few rows.
+    """
+    settings, name = config.pretraining, config.primary.name
+    rows = pretraining_rows(split, aligned=settings.aligned, seed=config.federation.seed)
+    member = build_member(config, features, rows.own, name=name)
+    if start:
+        member.learner.load_state(checkpoints.load_pretraining(start))
+    return PretrainingRun(
+        member,
+        exchange,
+        rows,
+        steps=config.family.pretraining,
+        sending=sending(
+            settings,
+            batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
+            rows=len(rows.aligned),
+            folder=folder,
+            party=name,
+        ),
+        rounds=rounds,
+        seed=config.federation.seed,
+        save=checkpoints.save_pretraining,
+        observe=observe,
+    )

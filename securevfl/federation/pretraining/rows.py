@@ -1,0 +1,61 @@
+"""Which of the primary's rows pretraining may see, and for what."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from securevfl.core.errors import DataError
+from securevfl.core.seeds import stream
+from securevfl.data.rows import RowSplit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PretrainingRows:
+    """Row numbers of the primary's table, each part ascending."""
+
+    aligned: Int64[np.ndarray, " aligned"]
+    """Rows whose records at all parties learn from one another."""
+
+    own: Int64[np.ndarray, " own"]
+    """Rows that the primary learns from by itself: all that are for training, labelled or not."""
+
+    held_out: Int64[np.ndarray, " held_out"]
+    """Validation and test rows; no party learns from them or from their records."""
+
+
+def pretraining_rows(split: RowSplit, *, aligned: float, seed: int) -> PretrainingRows:
+    """Choose the rows of pretraining.
+
+    Labelled rows are aligned in any case ([FedHSSL] section IV-A); the others are drawn.
+
+    Args:
+        split: The primary's rows.
+        aligned: Share of the training rows, labelled or not, that count as aligned, in (0, 1].
+        seed: Run seed; the draw uses its stream ``"aligned"``.
+
+    Raises:
+        DataError: If fewer than two rows would be aligned: one row has no batch statistics.
+    """
+    own = np.sort(np.concatenate([split.train, split.unlabelled]))
+    wanted = round(aligned * len(own)) - len(split.train)
+    extra = stream(seed, "aligned").permutation(split.unlabelled)[: max(0, wanted)]
+    chosen = np.sort(np.concatenate([split.train, extra]))
+    if aligned < 1 and len(split.unlabelled) == 0:
+        # All training rows are labelled: then alignment is drawn among them.
+        chosen = np.sort(stream(seed, "aligned").permutation(own)[: round(aligned * len(own))])
+    if len(chosen) < 2:
+        raise DataError(f"pretraining: {len(chosen)} aligned rows are too few; at least 2")
+    return PretrainingRows(
+        aligned=chosen,
+        own=own,
+        held_out=np.sort(np.concatenate([split.validation, split.test])),
+    )
+
+
+def even_batches(rows: Int64[np.ndarray, " rows"], *, batch_size: int) -> list[np.ndarray]:
+    """Cut rows into batches of nearly one size, at most ``batch_size``, in the order given.
+
+    A short last batch would have batch statistics of its own.
+    """
+    return np.array_split(rows, max(1, -(-len(rows) // batch_size)))

@@ -1,0 +1,93 @@
+"""Pretraining as a stage of a run: who starts, what is kept, and what fine-tuning gets of it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.data.rows import RowSplit
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.pretraining.encoders_file import load_encoders
+from securevfl.federation.pretraining.run import PretrainingRun
+from securevfl.models.fedhssl.split import Encoders
+
+
+def wants_pretraining(config: FederationConfig) -> bool:
+    """Whether a run begins with pretraining of its own."""
+    return bool(config.family.pretraining) and config.pretraining.checkpoint is None
+
+
+def encoders_of(model: nn.Module) -> Encoders:
+    """Return the encoders within a bottom or top model of this family."""
+    encoders = model.get_submodule("encoders")
+    assert isinstance(encoders, Encoders), "families with pretraining have encoders"
+    return encoders
+
+
+def load_checkpoint(config: FederationConfig, party: str, model: nn.Module) -> None:
+    """Start a party's model from the encoders of an earlier pretraining, if the file names one.
+
+    Raises:
+        ConfigError: If they are not there, or belong to another model.
+    """
+    folder = config.pretraining.checkpoint
+    if config.family.pretraining and folder is not None:
+        encoders_of(model).load_pretrained(load_encoders(Path(folder), party))
+
+
+def run_pretraining(
+    run: PretrainingRun, config: FederationConfig, run_folder: Path, *, start: int, split: RowSplit
+) -> dict[str, Any]:
+    """Run the primary's part, and write ``pretraining.json`` to the run folder.
+
+    Returns:
+        For ``metrics.json``: algorithm, iterations, seconds and the last iteration's figures.
+
+    Reveals:
+        What :class:`securevfl.federation.pretraining.exchange.PretrainingExchange` says.
+    """
+    began = time.monotonic()
+    try:
+        run.run(start=start)
+    finally:
+        run.sending.close()
+    settings = config.pretraining
+    figures: dict[str, Any] = {
+        "method": config.family.name,
+        "algorithm": settings.algorithm,
+        "steps": list(config.family.pretraining),
+        "iterations": settings.iterations,
+        "aligned_rows": len(run.rows.aligned),
+        "own_rows": len(run.rows.own),
+        "labelled_rows": len(split.train),
+        "seconds": round(time.monotonic() - began, 3),
+        **{key: value for key, value in (run.history or [{}])[-1].items() if key != "seconds"},
+    }
+    figures.pop("iteration", None)
+    files.write_json(run_folder / "pretraining.json", {**figures, "history": run.history})
+    return figures
+
+
+def common_start(config: FederationConfig, saved: Sequence[Sequence[int]]) -> int:
+    """Return after how many iterations all parties can go on, 0 for a fresh start."""
+    if not wants_pretraining(config):
+        return 0
+    return max(set.intersection(*(set(one) for one in saved)), default=0)
+
+
+def hand_over(
+    model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]], *, party: str
+) -> None:
+    """Let a bottom or top model start from what was pretrained.
+
+    Raises:
+        ConfigError: Naming the party, if the encoders do not fit.
+    """
+    try:
+        encoders_of(model).load_pretrained(encoders)
+    except ConfigError as error:
+        raise ConfigError(f"{party}: {error}") from None
