@@ -20,6 +20,7 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.cached import active_parties
 from securevfl.federation.config import FederationConfig, PartySettings
+from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.linking.keys import read_keys
@@ -29,6 +30,7 @@ from securevfl.federation.primary import PrimaryData
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution
 from securevfl.federation.secondary import Secondary
+from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
@@ -117,6 +119,7 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         links=config.model.neighbours,
         pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
         contested=config.linkage.choose == "rows",
+        fitting_share=config.encoder.fitting_share if config.encoder else 0.0,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
     plan.check()
@@ -178,22 +181,30 @@ def build_secondary(
     require_enough_records(config, table)
     if frozen and config.privacy.mechanism != "none":
         _require_declared_features(table)
+    features = features_of(party, table)
     bottom = _initialised(
         config,
         party.name,
-        lambda: config.family.build_bottom(
-            config.model, num_features=table.num_features, key_dim=table.key_dim, frozen=frozen
+        lambda: (
+            build_direction_bottom(config, party, num_features=table.num_features)
+            if config.encoder
+            else config.family.build_bottom(
+                config.model, num_features=table.num_features, key_dim=table.key_dim, frozen=frozen
+            )
         ),
     )
     # The plan speaks of rows that are means over K slots; what leaves is their sum.
     noise_std = plan.noise_share_std() * slots(config, plan)
     return Secondary(
         name=party.name,
-        features=torch.from_numpy(features_of(party, table)).to(device),
+        features=torch.from_numpy(features).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
         links=linked.source,
         primary_rows=linked.primary_rows,
         bottom=bottom.to(device),
+        prepare=Fitting(bottom, features, plan=plan, ledger=ledger)
+        if isinstance(bottom, DirectionBottom) and plan.fitting_share
+        else None,
         optimizer=None
         if frozen
         else build_optimizer(

@@ -16,6 +16,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
+from securevfl.federation.encoder import EncoderSettings, require_encodable
 from securevfl.federation.linking.settings import LinkageSettings, parse_linkage
 from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family, method_source
 from securevfl.federation.party_settings import PartySettings, parse_address, parse_parties
@@ -140,6 +141,8 @@ class FederationConfig:
     """The family's own settings, an instance of ``family.config_class``."""
     pretraining: PretrainingSettings
     """How families with pretraining pretrain; others read nothing of it."""
+    encoder: EncoderSettings | None
+    """How frozen encoders are made; None leaves that to the family."""
     source: Mapping[str, Any] = field(repr=False)
     """The parsed file, for the hash that parties compare."""
 
@@ -236,6 +239,7 @@ def parse_federation(
     sections = {
         "federation",
         "model",
+        "encoder",
         "training",
         "privacy",
         "linkage",
@@ -302,9 +306,20 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         pretraining=read_settings(
             PretrainingSettings, source.get("pretraining", {}), where="pretraining"
         ),
+        encoder=read_settings(EncoderSettings, source["encoder"], where="encoder")
+        if "encoder" in source
+        else None,
         source=source,
     )
     _rules().require_linkable(config)
+    if config.encoder is not None:
+        frozen = config.privacy.encoder == "frozen"
+        require_encodable(
+            config.encoder,
+            pooled=frozen and family.pooled(config.model, frozen=frozen),
+            width=family.cut_shape(config.model)[1],
+            secondaries=len(config.secondaries),
+        )
     return config
 
 

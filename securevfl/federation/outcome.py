@@ -59,6 +59,7 @@ def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger)
         "accounting": privacy.accounting,
         "noise_multiplier": tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity(),
         "noise_share_std": tau,
+        "fitting_noise_multiplier": plan.fitting_multiplier(),
         "sensitivity": plan.sensitivity(),
         "clip_norm": privacy.clip_norm,
         "releases": ledger.all_rounds,
@@ -128,6 +129,15 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
             "secondaries' records are covered as the aggregates are; the primary's are not",
         ),
     ]
+    if config.encoder and config.encoder.fitting_share:
+        rows.append(
+            (
+                "fitting of encoders",
+                "no one: each secondary's noised statistics stay with it, and speak through the "
+                "aggregates",
+                f"covered by epsilon, unit {privacy.unit}" if noised else "not covered: no noise",
+            )
+        )
     return [
         {"channel": channel, "reveals": reveals, "guarantee": guarantee}
         for channel, reveals, guarantee in rows

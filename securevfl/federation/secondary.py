@@ -1,6 +1,6 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,6 +95,7 @@ class Secondary:
         optimizer: torch.optim.Optimizer | None,
         contribution: Contribution,
         dropout: DropoutStream,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.features = features
@@ -106,6 +107,7 @@ class Secondary:
         self.links = links
         self.primary_rows = primary_rows
         self._pending: tuple[RoundPlan, Tensor] | None = None
+        self._prepare = prepare
         self.epsilon_spent = 0.0
 
     def answer(self, plan: RoundPlan) -> Int32[Tensor, "batch positions width"]:
@@ -124,6 +126,10 @@ class Secondary:
                 f"round {plan.round_number}: the primary asks for rows outside the "
                 f"{self.primary_rows} whose keys it sent"
             )
+        if self._prepare is not None:
+            # Here and not before: a resumed run may ask for no release, and then fits nothing.
+            self._prepare()
+            self._prepare = None
         self.epsilon_spent = self.contribution.charge(plan)
         training = plan.wants_gradient and self.optimizer is not None
         self.bottom.train(training)

@@ -62,6 +62,7 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
         "secondaries that may collude with the primary": "colluding",
         "noise multiplier": "noise_multiplier",
         "noise share of each secondary (standard deviation)": "noise_share_std",
+        "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
         "sensitivity of the sum": "sensitivity",
         "clip norm": "clip_norm",
         "releases": "releases",

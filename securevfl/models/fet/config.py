@@ -51,6 +51,10 @@ class FeTConfig:
     Positional encoding and masking read keys in any case.
     """
 
+    top: Literal["attention", "additive"] = "attention"
+    """The primary's part after the cut: the paper's decoder, or own evidence plus that of the
+    aggregate, which learns more from releases that are mostly noise."""
+
     fourier_features: int = 64
     """Sines and cosines of the positional encoding together; an even number."""
 
@@ -95,6 +99,7 @@ class FeTConfig:
         checks.positive(fourier_scale=self.fourier_scale, frozen_bandwidth=self.frozen_bandwidth)
         checks.one_of(("sequence", "pooled"), release=self.release)
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
+        checks.one_of(("attention", "additive"), top=self.top)
         if self.hidden % self.heads:
             raise ConfigError(f"heads must divide hidden={self.hidden}, got {self.heads}")
         if self.fourier_features % 2:

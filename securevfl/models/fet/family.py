@@ -3,6 +3,7 @@
 from torch import nn
 
 from securevfl.models.family import Family
+from securevfl.models.fet.additive import AdditiveTop
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.config import FeTConfig
 from securevfl.models.fet.frozen import FrozenBottom
@@ -17,7 +18,8 @@ def _build_bottom(
 
 
 def _build_top(config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
-    return FeTTop(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
+    kind = AdditiveTop if config.top == "additive" else FeTTop
+    return kind(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
 
 
 def _cut_shape(config: FeTConfig) -> tuple[int, int]:

@@ -1,0 +1,59 @@
+"""The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSettings:
+    """The ``[encoder]`` table; without it frozen encoders are the family's own random ones."""
+
+    method: Literal["random", "principal"]
+    """``random`` draws a projection without data; ``principal`` fits the leading principal
+    components to each secondary's own records, behind noise that the run's epsilon counts."""
+
+    layout: Literal["blocks", "sum"] = "blocks"
+    """``blocks`` gives every secondary its own coordinates of the sum, ``hidden`` over their
+    number each; with ``sum`` all of them write into all."""
+
+    share: float = 0.05
+    """Part of the run's privacy, in squared mu, that fitting may use, in (0, 1)."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(("random", "principal"), method=self.method)
+        checks.one_of(("blocks", "sum"), layout=self.layout)
+        checks.open_unit(share=self.share)
+
+    @property
+    def fitting_share(self) -> float:
+        """What fitting uses; nothing if nothing is fitted."""
+        return self.share if self.method == "principal" else 0.0
+
+
+def require_encodable(
+    encoder: EncoderSettings, *, pooled: bool, width: int, secondaries: int
+) -> None:
+    """Refuse an ``[encoder]`` table that the rest of the federation file does not go with.
+
+    Args:
+        encoder: The table.
+        pooled: Whether encoders are frozen, and rows of the sum pooled from records' vectors.
+        width: H of the aggregate.
+        secondaries: Their number.
+
+    Raises:
+        ConfigError: Naming what it needs.
+    """
+    if not pooled:
+        raise ConfigError(
+            "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
+            '"frozen" and model.release = "pooled"'
+        )
+    if encoder.layout == "blocks" and width % secondaries:
+        raise ConfigError(
+            f"model.hidden: {secondaries} secondaries must share it equally for encoder.layout = "
+            f'"blocks", got {width}'
+        )
