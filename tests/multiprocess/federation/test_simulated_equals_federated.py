@@ -62,6 +62,23 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
     assert noised.losses[:12] != pytest.approx(losses[:12], abs=2**-10)
 
 
+def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
+    """Without noise, encoders fitted to each table and records that choose: equal losses."""
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "top": "additive", "hidden": 4},
+        encoder={"method": "principal"},
+        privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
+        linkage={"choose": "records"},
+    )
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) > 0
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert metrics["test"] == alone.metrics["test"]
+
+
 def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
     """A federated run with noise leaves every file of DESIGN 5.3, and charges match releases."""
     privacy = {

@@ -1,0 +1,179 @@
+"""Encoders fitted behind noise: booked first, once, only when asked for; refused where unsound."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import FROZEN, save, write_federation
+
+from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
+from securevfl.federation import fitting
+from securevfl.federation.assemble import release_plan
+from securevfl.federation.config import FederationConfig, read_federation_file
+from securevfl.federation.handshake import RunFacts
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.simulation import read_tables, simulate_federation
+
+MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
+FITTED = {"method": "principal", "share": 0.1}
+SHORT = {"rows": 90, "training": {"epochs": 2, "batch_size": 32}}
+
+
+def write_fitted(folder: Path, **sections) -> Path:
+    """Write a federation with fitted encoders and declared bounds."""
+    settings = {"model": MODEL, "encoder": FITTED, "privacy": FROZEN, **SHORT, **sections}
+    path = write_federation(folder, **settings)
+    source = tomllib.loads(path.read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    return save(folder, source)
+
+
+def config_of(folder: Path, **sections) -> FederationConfig:
+    return read_federation_file(write_fitted(folder, **sections))
+
+
+def run(path: Path, out: Path, *, resume: bool = False):
+    config = read_federation_file(path)
+    return simulate_federation(
+        config,
+        read_tables(config, path.parent),
+        out,
+        device=torch.device("cpu"),
+        resume=resume,
+    )
+
+
+def booked(folder: Path, party: str) -> list[dict]:
+    lines = (folder / "parties" / party / "ledger.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_every_party_books_the_fitting_before_the_first_release(tmp_path: Path) -> None:
+    """One line, then the releases; all together they are the epsilon that was asked for."""
+    result = run(write_fitted(tmp_path), tmp_path / "run")
+
+    for party in ("agency", "bank-1", "bank-2"):
+        kinds = [line["kind"] for line in booked(tmp_path / "run", party)]
+        assert kinds == ["open", "fit", "charge", "charge", "charge"]
+        fit, *_, last = booked(tmp_path / "run", party)[1:]
+        assert 0 < fit["epsilon"] < last["epsilon"] <= 50.0
+    privacy = result.metrics["privacy"]
+    assert privacy["epsilon"] == pytest.approx(50.0, rel=1e-6)
+    assert privacy["epsilon"] <= 50.0
+    assert (
+        privacy["fitting_noise_multiplier"]
+        == booked(tmp_path / "run", "bank-1")[1]["noise_multiplier"]
+    )
+    assert "fitting of encoders" in {row["channel"] for row in privacy["channels"]}
+    assert "the fitting of the encoders" in privacy["statement"]
+
+
+def test_resuming_after_the_releases_fits_nothing_again(tmp_path: Path) -> None:
+    """What was released lies with the primary; a second fitting would spend privacy for nothing."""
+    path = write_fitted(tmp_path)
+    run(path, tmp_path / "run")
+    run(path, tmp_path / "run", resume=True)
+
+    for party in ("agency", "bank-1", "bank-2"):
+        kinds = [line["kind"] for line in booked(tmp_path / "run", party)]
+        assert kinds.count("fit") == 1
+        assert kinds.count("open") == 2
+
+
+def test_nothing_is_computed_when_the_budget_forbids_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charge comes first: without it no statistic is made, let alone used."""
+
+    def spent(_ledger: Ledger) -> float:
+        raise BudgetExceededError("the budget is spent")
+
+    def never(*_args, **_kwargs):
+        raise AssertionError("statistics were computed without a charge")
+
+    monkeypatch.setattr(fitting, "noised_moments", never)
+    config = config_of(tmp_path)
+    bottom = fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+    facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
+    plan = release_plan(config, facts)
+    ledger = Ledger(None, party="bank-1", plan=plan, noise_share_std=plan.noise_share_std())
+    monkeypatch.setattr(Ledger, "charge_fitting", spent)
+    fit = fitting.Fitting(bottom, np.zeros((9, 3), np.float32), plan=plan, ledger=ledger)
+    with pytest.raises(BudgetExceededError):
+        fit()
+
+
+def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Path) -> None:
+    """Blocks share the width; a sum is as wide as it is."""
+    config = config_of(tmp_path)
+    made = [
+        fitting.build_direction_bottom(config, party, num_features=3)
+        for party in config.secondaries
+    ]
+    assert [(one.offset, one.projection.shape[1]) for one in made] == [(0, 2), (2, 2)]
+    summed = config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, model={**MODEL, "hidden": 2})
+    made = [
+        fitting.build_direction_bottom(summed, party, num_features=3)
+        for party in summed.secondaries
+    ]
+    assert [(one.offset, one.projection.shape[1]) for one in made] == [(0, 2), (0, 2)]
+
+
+def test_a_random_projection_costs_nothing(tmp_path: Path) -> None:
+    """No line in the ledger, and all of the budget for the releases."""
+    fitted = run(write_fitted(tmp_path), tmp_path / "fitted").metrics["privacy"]
+    path = write_fitted(tmp_path, encoder={"method": "random"})
+    random = run(path, tmp_path / "random").metrics["privacy"]
+
+    kinds = [line["kind"] for line in booked(tmp_path / "random", "bank-1")]
+    assert "fit" not in kinds
+    assert random["fitting_noise_multiplier"] is None
+    assert random["noise_share_std"] < fitted["noise_share_std"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "error", "text"),
+    [
+        ({"encoder": {"method": "kernel"}}, ConfigError, "encoder.method"),
+        ({"encoder": {"method": "random", "share": 0.0}}, ConfigError, "encoder.share"),
+        ({"encoder": {}}, ConfigError, "encoder.method"),
+        ({"model": {**MODEL, "hidden": 5, "heads": 1}}, ConfigError, "must share it equally"),
+        ({"model": {**MODEL, "release": "sequence"}}, ConfigError, "rows are pooled"),
+        (
+            {"privacy": {"mechanism": "none", "encoder": "trained"}},
+            ConfigError,
+            'privacy.encoder = "frozen"',
+        ),
+    ],
+)
+def test_tables_that_do_not_go_together_are_refused(
+    sections: dict, error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    """By the name of the field, and with what would go."""
+    with pytest.raises(error, match=text):
+        config_of(tmp_path, **sections)
+
+
+def test_more_numbers_than_features_are_refused(tmp_path: Path) -> None:
+    """Nothing is padded with directions that do not exist."""
+    config = config_of(tmp_path, model={**MODEL, "hidden": 8})
+    with pytest.raises(DataError, match="fewer than the 4 numbers"):
+        fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+
+
+def test_fitting_needs_scaling_that_no_record_can_move(tmp_path: Path) -> None:
+    """A mean taken from the table would be a second, uncounted statistic of it."""
+    path = write_federation(tmp_path, model=MODEL, encoder=FITTED, privacy=FROZEN, **SHORT)
+    with pytest.raises(PrivacyError, match='scaling = "standard"'):
+        run(path, tmp_path / "run")
+
+
+def test_published_accounting_knows_no_fitting(tmp_path: Path) -> None:
+    """It is refused before anything is read."""
+    path = write_fitted(tmp_path, privacy={**FROZEN, "accounting": "as-published"})
+    with pytest.raises(PrivacyError, match="no formula for fitted encoders"):
+        run(path, tmp_path / "run")
