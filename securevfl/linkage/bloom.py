@@ -272,6 +272,7 @@ class _GramPlaces:
     def __init__(self, key: bytes, bits: int) -> None:
         self._key = key
         self._bits = bits
+        self._ranks: dict[tuple[str, int], int] = {}
         self._places: dict[tuple[str, int], Int64[np.ndarray, " places"]] = {}
 
     def of_text(self, text: str, code: TextCode) -> Int64[np.ndarray, " insertions"]:
@@ -282,7 +283,8 @@ class _GramPlaces:
             if len(self._places.get(gram, ())) <= each:
                 self._extend(gram, each + 1)
         # Grams that get one place more are chosen by their own hash, so like texts agree on them.
-        grams.sort(key=lambda gram: self._places[gram][0])
+        # It is another one than that of their places: those would crowd together in long texts.
+        grams.sort(key=lambda gram: self._ranks[gram])
         return np.concatenate(
             [self._places[gram][: each + (rank < rest)] for rank, gram in enumerate(grams)]
         )
@@ -292,11 +294,12 @@ class _GramPlaces:
         data = f"{gram[1]}\x1f{gram[0]}".encode()
         blocks = [
             hashlib.blake2b(block.to_bytes(4, "big") + data, key=self._key).digest()
-            for block in range(-(-count // _DIGEST_WORDS))
+            for block in range(-(-(count + 1) // _DIGEST_WORDS))
         ]
         words = np.frombuffer(b"".join(blocks), dtype=">u4")
+        self._ranks[gram] = int(words[0])
         # A 32-bit word modulo the length favours no place by more than bits / 2^32.
-        self._places[gram] = words.astype(np.int64) % self._bits
+        self._places[gram] = words[1:].astype(np.int64) % self._bits
 
 
 def q_grams(text: str, q: int) -> list[str]:
