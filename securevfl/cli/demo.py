@@ -79,4 +79,4 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
             torch.from_numpy(features_of(party, table))
             for party, table in zip(config.secondaries, secondaries, strict=True)
         ],
-    )
+    ).test

@@ -192,6 +192,46 @@ def trust(
 
 
 @app.command()
+def compare(
+    federation: FederationFile,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            metavar="A,B,...",
+            help="Families, solo, combine, or names of [methods.NAME] tables of the file.",
+        ),
+    ],
+    seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
+    jobs: Annotated[int, typer.Option(help="Processes at a time, with one thread each.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder; what it holds is kept. Default: runs/NAME-compare.",
+        ),
+    ] = None,
+    device: Device = "cpu",
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train methods side by side in the simulator; the same command goes on after Ctrl-C."""
+    from securevfl.cli.compare import run_compare
+
+    run_compare(
+        federation,
+        methods=methods,
+        seeds=seeds,
+        jobs=jobs,
+        out=out,
+        device=device,
+        data_root=data_root,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.core.errors import DataError
@@ -12,14 +12,20 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.primary import PrimaryData
 from securevfl.models.baselines.config import BaselineConfig
-from securevfl.models.baselines.fit import fit_table
+from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
 from securevfl.models.tasks import TaskHead
 
 
-def train_solo(config: FederationConfig, data: PrimaryData, head: TaskHead) -> float:
-    """Train the primary's own network on its features and keys; return its test metric."""
-    return _fit(solo_inputs(data.features, data.keys), config, data, head)
+def train_solo(
+    config: FederationConfig,
+    data: PrimaryData,
+    head: TaskHead,
+    *,
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train the primary's own network on its features, and on its keys if the model has them."""
+    return _fit(_own_inputs(config, data), config, data, head, settings)
 
 
 def train_combined(
@@ -30,8 +36,9 @@ def train_combined(
     primary: PartyTable,
     secondaries: Sequence[PartyTable],
     features: Sequence[Float[Tensor, "records features"]],
-) -> float:
-    """Train on all features joined by the true match; return the test metric: the ceiling.
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train on all features joined by the true match: the ceiling.
 
     Args:
         config: The federation file.
@@ -40,20 +47,22 @@ def train_combined(
         primary: The primary's table, with the truth.
         secondaries: The secondaries' tables, with the truth.
         features: Their scaled features.
+        settings: The perceptron and its training; default: :class:`BaselineConfig`.
 
     Raises:
         DataError: If a table has no truth, or some row has no match.
     """
-    matches = [torch.as_tensor(_matches(primary, table)) for table in secondaries]
-    return _fit(
-        combined_inputs(solo_inputs(data.features, data.keys), features, matches),
-        config,
-        data,
-        head,
-    )
+    matches = [torch.as_tensor(true_matches(primary, table)) for table in secondaries]
+    inputs = combined_inputs(_own_inputs(config, data), features, matches)
+    return _fit(inputs, config, data, head, settings)
 
 
-def _matches(primary: PartyTable, secondary: PartyTable) -> np.ndarray:
+def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray, " rows"]:
+    """Return the number of the record that truly belongs to each of the primary's rows.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
     if primary.entities is None or secondary.entities is None:
         raise DataError("combine: needs linkage.truth, the column that tells true matches")
     place = {int(entity): row for row, entity in enumerate(secondary.entities)}
@@ -65,12 +74,20 @@ def _matches(primary: PartyTable, secondary: PartyTable) -> np.ndarray:
     return np.array([place[int(entity)] for entity in primary.entities], dtype=np.int64)
 
 
+def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
+    # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
+    # A family without the setting takes none.
+    taken = getattr(config.model, "keys_as_features", False)
+    return solo_inputs(data.features, data.keys if taken else None)
+
+
 def _fit(
     inputs: Float[Tensor, "rows inputs"],
     config: FederationConfig,
     data: PrimaryData,
     head: TaskHead,
-) -> float:
+    settings: BaselineConfig | None,
+) -> BaselineResult:
     device = inputs.device
     train, validation, test = (
         torch.as_tensor(rows, device=device)
@@ -83,6 +100,6 @@ def _fit(
         train=train,
         validation=validation,
         test=test,
-        config=BaselineConfig(),
+        config=settings or BaselineConfig(),
         seed=config.federation.seed,
-    ).test
+    )

@@ -69,6 +69,7 @@ def simulate_federation(
     *,
     device: torch.device,
     resume: bool = False,
+    with_solo: bool = True,
     observe: Observer = lambda _event: None,
 ) -> SimulationResult:
     """Run all parties of a federation in this process.
@@ -79,6 +80,7 @@ def simulate_federation(
         run_folder: Gets the files of DESIGN 5.3, without a report.
         device: Where models and noise are computed.
         resume: Go on from the last epoch that was saved in ``run_folder``.
+        with_solo: Train the solo baseline too; None is reported for it otherwise.
         observe: Hears of progress.
 
     Raises:
@@ -94,6 +96,7 @@ def simulate_federation(
             run_folder,
             device=device,
             resume=resume,
+            with_solo=with_solo,
             observe=observe,
             ledgers=ledgers,
         )
@@ -106,6 +109,7 @@ def _simulate(
     *,
     device: torch.device,
     resume: bool,
+    with_solo: bool,
     observe: Observer,
     ledgers: contextlib.ExitStack,
 ) -> SimulationResult:
@@ -195,7 +199,7 @@ def _simulate(
             observe=observe,
         )
     run.train(resume_epoch=epoch)
-    metrics = run.finish(run_folder, mode="simulated", traffic={})
+    metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
     assert ledger.path is not None
     lines = ledger.path.read_text(encoding="utf-8").splitlines()
     return SimulationResult(

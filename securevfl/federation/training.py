@@ -230,15 +230,22 @@ class PrimaryRun:
             self.checkpoints.save_best(mark.epoch, self.primary.best_weights)
 
     def finish(
-        self, run_folder: Path, *, mode: str, traffic: Mapping[str, Mapping[str, int]]
+        self,
+        run_folder: Path,
+        *,
+        mode: str,
+        traffic: Mapping[str, Mapping[str, int]],
+        with_solo: bool = True,
     ) -> dict[str, Any]:
-        """Train the solo baseline, write ``metrics.json`` and ``history.csv``, return the metrics.
+        """Train the solo baseline if asked for; write ``metrics.json`` and ``history.csv``.
 
         Reveals:
             Nothing: the primary works alone here.
         """
-        self._observe({"event": "stage", "text": "training solo", "of": 1})
-        solo = train_solo(self.config, self.data, self.head)
+        solo = None
+        if with_solo:
+            self._observe({"event": "stage", "text": "training solo", "of": 1})
+            solo = train_solo(self.config, self.data, self.head).test
         primary, config = self.primary, self.config
         best = primary.history[primary.best_epoch - 1]
         metrics: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
 
 import io
+import statistics
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -85,4 +86,24 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
+    """Return one row a method: a dot for each seed, a bar of one deviation around their mean.
+
+    Args:
+        values: The test metric of each seed, by method.
+        title: What is compared, and by which metric.
+    """
+    figure, axes = _axes(title, "", "")
+    figure.set_figheight(0.9 + 0.34 * len(values))
+    for place, seeds in enumerate(values.values()):
+        deviation = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
+        mean = statistics.fmean(seeds)
+        axes.errorbar(mean, place, xerr=deviation, fmt="|", color=_BLUE, capsize=3, markersize=12)
+        axes.plot(seeds, [place] * len(seeds), "o", color=_ORANGE, alpha=0.55, markersize=4)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(-0.6, len(values) - 0.4)
+    axes.invert_yaxis()
     return _svg(figure)

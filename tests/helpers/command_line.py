@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.cli.main import main
 
-PROGRESS = ("linking", "releasing rows", "training solo", "waiting for parties", "epoch ")
+PROGRESS = ("linking", "releasing rows", "training solo", "waiting for parties", "epoch ", "done ")
 
 
 @dataclass(frozen=True, kw_only=True)

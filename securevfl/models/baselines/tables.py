@@ -1,7 +1,8 @@
 """Inputs of the one-table baselines.
 
-Solo is the primary alone: its features and its keys. Combine is the ceiling: the features of all
-parties, joined by the true match of every row, which exists only where the truth is known.
+Solo is the primary alone: its features, and its keys where they are inputs. Combine is the
+ceiling: the features of all parties, joined by the true match of every row, which exists only
+where the truth is known.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from securevfl.core.errors import DataError
 
 
 def solo_inputs(
-    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"]
+    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
 ) -> Float[Tensor, "rows inputs"]:
-    """Return what the primary has without any partner."""
+    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
+    if keys is None:
+        return features
     return torch.cat([features, keys.to(features.dtype)], dim=1)
 
 

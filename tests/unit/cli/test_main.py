@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.version import __version__
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "train", "simulate", "party", "provision", "report")
+COMMANDS = ("demo", "train", "simulate", "compare", "party", "provision", "report")
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
 
 

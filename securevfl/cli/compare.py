@@ -1,0 +1,103 @@
+"""What the command ``compare`` does: methods side by side, their table, their plot."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from securevfl.cli.compare_progress import CompareProgress
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.core.memory import keep_freed_memory
+from securevfl.federation.comparison import Comparison, compare_methods
+from securevfl.federation.comparison_table import summary, table_rows, write_comparison
+from securevfl.federation.config import read_federation_file
+from securevfl.federation.preflight import warnings_about
+
+
+def run_compare(
+    path: Path,
+    *,
+    methods: str,
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    device: str,
+    data_root: Path | None,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Compare methods on one federation file; print their table."""
+    if jobs < 1:
+        raise ConfigError(f"--jobs: must be at least 1, got {jobs}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
+    config = read_federation_file(path)
+    comparison = Comparison(
+        config=config,
+        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        seeds=seeds,
+        data_root=data_root or path.parent,
+        folder=out or Path("runs") / f"{config.federation.name}-compare",
+        device=device,
+    )
+    for warning in warnings_about(config):
+        print(f"securevfl: warning: {warning}", file=sys.stderr)
+    keep_freed_memory()
+    finished: list[Mapping[str, Any]] = []
+    with CompareProgress(of=len(comparison.runs)) as progress:
+
+        def done(result: Mapping[str, Any]) -> None:
+            finished.append(result)
+            progress.done(result)
+
+        try:
+            results = compare_methods(comparison, jobs=jobs, tell=progress, done=done)
+        except KeyboardInterrupt:
+            progress.stop()
+            print(
+                f"{len(finished)} of {len(comparison.runs)} runs are kept in {comparison.folder}; "
+                f"the same command goes on from there",
+                file=sys.stderr,
+            )
+            raise
+    figures = summary(results, federation=config.federation.name, task=config.federation.task)
+    figures["folder"] = str(comparison.folder)
+    write_comparison(comparison.folder, figures, results)
+    _write_plot(comparison.folder, figures)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        _print_table(figures, comparison.folder)
+    return figures
+
+
+def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
+    # Loaded here: plots take most of a second to load.
+    from securevfl.report.plots import comparison_plot
+
+    values = {name: method["seeds"] for name, method in figures["methods"].items()}
+    title = f"{figures['federation']}: test {figures['metric']}"
+    files.write_text(folder / "comparison.svg", comparison_plot(values, title=title))
+
+
+def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
+    head, *rows = table_rows(figures)
+    better = "higher" if figures["higher_is_better"] else "lower"
+    seeds = figures["seed_numbers"]
+    table = Table(
+        title=f"{figures['federation']}: test {figures['metric']} ({better} is better), "
+        f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
+        title_justify="left",
+    )
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    for cells in rows:
+        table.add_row(*cells)
+    console = Console()
+    console.print(table)
+    for name in ("comparison.json", "comparison.csv", "comparison.md", "comparison.svg"):
+        console.print(str(folder / name), soft_wrap=True)
