@@ -29,6 +29,16 @@ class EligiblePairs:
     distances: Float64[np.ndarray, " pairs"]
     """Distance of each pair."""
 
+    def within(self, limit: float) -> "EligiblePairs":
+        """Return the pairs of at most that distance."""
+        near = self.distances <= limit
+        before = np.concatenate([[0], np.cumsum(near)])
+        return EligiblePairs(
+            starts=before[self.starts],
+            records=self.records[near],
+            distances=self.distances[near],
+        )
+
     def links(
         self,
         rows: Int64[np.ndarray, " chosen"],

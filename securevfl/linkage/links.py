@@ -54,6 +54,14 @@ class LinkTable:
             indices=self.indices[:, :num_links], distances=self.distances[:, :num_links]
         )
 
+    def within(self, limit: float) -> "LinkTable":
+        """Return the links of at most that distance; the others' slots hold no record."""
+        near = self.distances <= limit
+        return LinkTable(
+            indices=np.where(near, self.indices, NO_RECORD),
+            distances=np.where(near, self.distances, np.inf),
+        )
+
     def most_uses(self, num_records: int) -> int:
         """Return the most rows that any one of ``num_records`` records is linked to."""
         used = self.indices[self.present]

@@ -1,5 +1,6 @@
 """What a model family is to the rest of the package."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -88,6 +89,9 @@ class Family:
     pretraining: tuple[str, ...] = ()
     """Steps of self-supervised pretraining before training, of ``cross``, ``local``,
     ``aggregate``; none for most families."""
+
+    max_distance: float = math.inf
+    """Links longer than this are none; 0 leaves those of equal keys."""
 
     def config_from(self, table: Mapping[str, Any]) -> Any:
         """Read the family's settings from a parsed ``[model]`` table, without ``family``.

@@ -247,7 +247,7 @@ def test_featuresim_averages_over_the_links_there_are() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["top1sim"])
+@pytest.mark.parametrize("name", ["top1sim", "exact"])
 def test_one_to_one_baselines_link_one_record(name: str) -> None:
     """K is no setting of theirs."""
     family = FAMILIES[name]

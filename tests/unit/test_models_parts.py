@@ -164,6 +164,7 @@ def test_all_parties_start_with_one_positional_encoding() -> None:
         ("fet", {"neighbours": 4, "hidden": 8, "heads": 2, "release": "sequence"}),
         ("fet", {"neighbours": 4, "hidden": 8, "heads": 2, "release": "pooled"}),
         ("fedsim", {"neighbours": 4, "kernel": 2}),
+        ("exact", {}),
         ("top1sim", {"keys_as_features": True}),
         ("avgsim", {"neighbours": 4}),
         ("featuresim", {"neighbours": 4}),
@@ -216,7 +217,6 @@ def test_a_recordwise_bottom_is_recordwise(name: str) -> None:
         (None, "model.family: is missing; available: 'fet', 'fedsim'"),
         ("FeT", "must be one of 'fet', .*; got 'FeT'"),
         (3, "must be one of 'fet', .*; got 3"),
-        ("fedhssl", "'fedhssl' is not available yet"),
         ("solo", "'solo' trains on one table"),
     ],
 )

@@ -88,7 +88,8 @@ def find_candidates(config: FederationConfig, metric: KeyMetric) -> Candidates:
     Raises:
         DataError: If keys are not what the metric needs, or K exceeds the records.
     """
-    cap = config.privacy.links_per_record
+    cap, limit = config.privacy.links_per_record, config.family.max_distance
     if cap is not None:
-        return Candidates(pairs=eligible_pairs(metric, cap=cap))
-    return Candidates(ranked=metric.nearest(None, ranked_length(config, metric.num_records)))
+        return Candidates(pairs=eligible_pairs(metric, cap=cap).within(limit))
+    ranked = metric.nearest(None, ranked_length(config, metric.num_records))
+    return Candidates(ranked=ranked.within(limit))

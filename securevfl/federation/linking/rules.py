@@ -109,7 +109,8 @@ def require_trainable(config: FederationConfig) -> None:
     """
     if config.primary.label is None:
         raise ConfigError("party.label: label: the primary must name its label column")
-    if config.family.reads_keys and not keys_are_numbers(config):
+    reads_keys = config.family.reads_keys or getattr(config.model, "keys_as_features", False)
+    if reads_keys and not keys_are_numbers(config):
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "

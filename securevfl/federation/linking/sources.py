@@ -31,6 +31,20 @@ class CandidateLinker:
         return self._candidates.link(rows, sample, k=self._k)
 
 
+class NearLinker:
+    """Links within a round's sample, of at most some distance."""
+
+    def __init__(self, linker: RoundLinker, max_distance: float) -> None:
+        self._linker = linker
+        self._max_distance = max_distance
+
+    def link(
+        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
+    ) -> LinkTable:
+        """Return the nearest sampled records of the chosen rows, as far as the limit goes."""
+        return self._linker.link(rows, sample).within(self._max_distance)
+
+
 def source_of_metric(config: FederationConfig, metric: KeyMetric) -> LinkSource:
     """Link by distance, under the cap and from the secret samples that the promise rests on.
 
@@ -50,7 +64,8 @@ def source_of_metric(config: FederationConfig, metric: KeyMetric) -> LinkSource:
         # All rows are linked once: a search costs less than a list to filter.
         method="rebuild" if config.privacy.encoder == "frozen" else "auto",
     )
-    return _source(config, linker, rows=metric.num_rows, records=metric.num_records)
+    near = NearLinker(linker, config.family.max_distance)
+    return _source(config, near, rows=metric.num_rows, records=metric.num_records)
 
 
 def source_of_candidates(
@@ -66,7 +81,7 @@ def source_of_candidates(
 
 
 def _source(
-    config: FederationConfig, linker: RoundLinker | CandidateLinker, *, rows: int, records: int
+    config: FederationConfig, linker: NearLinker | CandidateLinker, *, rows: int, records: int
 ) -> LinkSource:
     sampler = PoissonSampler(records, config.privacy.sampling_rate)
     if config.privacy.sampling_rate < 1 and config.privacy.encoder != "frozen":

@@ -1,5 +1,6 @@
 """The baselines that link: exact, top1sim, avgsim and featuresim, on FedSim's split network."""
 
+import math
 from typing import Any
 
 from jaxtyping import Float
@@ -85,7 +86,7 @@ def _reads_similarity(config: PairSettings) -> bool:
     return isinstance(config, FeatureSimConfig)
 
 
-def _family(name: str, config_class: type[Any]) -> Family:
+def _family(name: str, config_class: type[Any], *, max_distance: float = math.inf) -> Family:
     return Family(
         name=name,
         config_class=config_class,
@@ -94,10 +95,11 @@ def _family(name: str, config_class: type[Any]) -> Family:
         cut_shape=_cut_shape,
         pooled=_pooled,
         needs_similarities=_reads_similarity,
+        max_distance=max_distance,
     )
 
 
-EXACT = _family("exact", ExactConfig)
+EXACT = _family("exact", ExactConfig, max_distance=0.0)
 """Records of the very same key; a row without one gets zeros."""
 
 TOP1SIM = _family("top1sim", Top1SimConfig)

@@ -218,10 +218,6 @@ FILES = {
     "missing section": (lambda source: source.pop("model"), ["[model]", "missing"]),
     "missing field": (drop("federation", "task"), ["federation.task", "missing"]),
     "unknown family": (change_section("model", family="fett"), ["model.family", "'fet'", "fett"]),
-    "planned family": (
-        change_section("model", family="fedhssl"),
-        ["model.family", "'fedhssl' is not available yet", "'fet'"],
-    ),
     "a family of one party": (change_section("model", family="solo"), ["model.family", "'solo'"]),
     "protection without agreed ranges": (
         change_section("linkage", protection="paillier"),
