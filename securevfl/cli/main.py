@@ -232,6 +232,22 @@ def compare(
 
 
 @app.command()
+def link(
+    federation: FederationFile,
+    out: Out = None,
+    data_root: DataRoot = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Link the tables of a federation on this machine, and say how good the links are."""
+    from securevfl.cli.link import run_link
+
+    run_link(federation, out=out, data_root=data_root, estimate=estimate, as_json=as_json)
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,

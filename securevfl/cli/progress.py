@@ -57,6 +57,8 @@ class RunProgress:
             self._figures["bytes"] = f"{event['bytes'] / 1e6:.1f} MB"
         if kind == "stage":
             self._begin(str(event["text"]), total=int(event.get("of", 1)))
+        elif kind == "links":
+            self._advance(f"linking {event['name']}", int(event["done"]), int(event["of"]))
         elif kind == "release":
             self._advance("releasing rows", int(event["done"]), int(event["of"]))
         elif kind == "round":

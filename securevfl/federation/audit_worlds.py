@@ -28,6 +28,7 @@ from securevfl.federation.audit_settings import AuditSettings, Release
 from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.linking.linked import LinkedSecondary
 from securevfl.federation.linking.shown import link_shown, shown_keys
@@ -129,7 +130,7 @@ class AuditStage:
 
     def _link(self, table: PartyTable) -> LinkedSecondary:
         shown = shown_keys(self.config, keys_of(self.config, self._primary))
-        return link_shown(self.config, keys_of(self.config, table), shown)
+        return link_shown(self.config, keys_of(self.config, table), shown, LinkCache(None))
 
     def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.

@@ -31,6 +31,7 @@ from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.identity import Identity
 from securevfl.federation.linking.between import link_as_primary, link_as_secondary
+from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.primary import Observer
@@ -275,7 +276,9 @@ def _run_secondary(
             config,
             config.party(job.name),
             table,
-            link_as_secondary(config, table, facts, transport),
+            link_as_secondary(
+                config, table, facts, transport, LinkCache.of_party(config, job.name, job.folder)
+            ),
             plan=plan,
             ring=ring_format(config, plan),
             ledger=ledger,

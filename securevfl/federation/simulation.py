@@ -129,7 +129,7 @@ def _simulate(
     plan = release_plan(config, facts)
     ring = ring_format(config, plan)
     observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
-    link = Linker(config, keys_of(config, primary_table))
+    link = Linker(config, keys_of(config, primary_table), folder=run_folder / "parties")
     secondaries, keepers, stores = {}, [], []
     for party in config.secondaries:
         folder = run_folder / "parties" / party.name

@@ -107,3 +107,14 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
     axes.set_ylim(-0.6, len(values) - 0.4)
     axes.invert_yaxis()
     return _svg(figure)
+
+
+def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
+    """Return the links' similarities (negative distances) in falling order, a line a secondary."""
+    figure, axes = _axes("similarity of all links, sorted", "share of the links", "similarity")
+    for name, curve in curves.items():
+        places = [number / max(1, len(curve) - 1) for number in range(len(curve))]
+        axes.plot(places, list(curve), label=name)
+    if curves:
+        axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)

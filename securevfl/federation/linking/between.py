@@ -10,6 +10,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.handshake import RunFacts
+from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.linking.columns import pack_columns, unpack_columns
 from securevfl.federation.linking.in_process import stacked
 from securevfl.federation.linking.keys import keys_of
@@ -29,6 +30,11 @@ def link_as_primary(
     Reveals:
         To every secondary: the primary's keys, their mean and deviation.
     """
+    if config.linkage.protection != "none":
+        raise ConfigError(
+            f"linkage.protection: {config.linkage.protection!r} is not available between "
+            f"processes yet; use securevfl simulate or securevfl link"
+        )
     shown = shown_keys(config, keys_of(config, table))
     tensors = pack_columns(config, shown.keys)
     if shown.scaler is not None:
@@ -45,7 +51,11 @@ def link_as_primary(
 
 
 def link_as_secondary(
-    config: FederationConfig, table: PartyTable, facts: RunFacts, transport: SecondaryTransport
+    config: FederationConfig,
+    table: PartyTable,
+    facts: RunFacts,
+    transport: SecondaryTransport,
+    cache: LinkCache,
 ) -> LinkedSecondary:
     """Receive the primary's keys and link.
 
@@ -63,7 +73,7 @@ def link_as_secondary(
         keys=unpack_columns(config, message, rows=facts.rows),
         scaler=_read_scaler(message, table.key_dim) if keys_are_numbers(config) else None,
     )
-    linked = link_shown(config, keys_of(config, table), shown)
+    linked = link_shown(config, keys_of(config, table), shown, cache)
     values = linked.similarities
     transport.send(
         Message(kind=MessageKind.LINKED, tensors={} if values is None else {"similarities": values})

@@ -7,6 +7,8 @@ from jaxtyping import Float32
 
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.cache import LinkCache, links_key
+from securevfl.federation.linking.candidates import find_candidates
 from securevfl.federation.linking.keys import key_scaler, model_keys
 from securevfl.federation.linking.link_secondary import coordinate, link_from_candidates
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
@@ -29,6 +31,7 @@ class Linker:
         primary: The primary's keys.
         data_root: Where the file with the linkage secret is found; without one, a fresh secret
             does as well, since all parties are in this process.
+        folder: The run's folder of parties, where links are kept; None keeps none.
 
     Raises:
         ConfigError: If the secret cannot be read.
@@ -36,10 +39,16 @@ class Linker:
     """
 
     def __init__(
-        self, config: FederationConfig, primary: KeyTable, data_root: Path | None = None
+        self,
+        config: FederationConfig,
+        primary: KeyTable,
+        *,
+        data_root: Path | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._config = config
         self._keys = primary
+        self._folder = folder
         self._secret = LinkageSecret.fresh()
         if config.linkage.secret is not None and data_root is not None:
             self._secret = linkage_secret(config, data_root)
@@ -70,8 +79,14 @@ class Linker:
     def _link(self, own: KeyTable) -> LinkedSecondary:
         config = self._config
         if config.linkage.protection == "none":
-            return link_shown(config, own, shown_keys(config, self._keys))
-        candidates, similar = coordinate(config, self.metric(own))
+            return link_shown(config, own, shown_keys(config, self._keys), self.cache(own))
+        metric = self.metric(own)
+        candidates, similar = coordinate(
+            config,
+            lambda: find_candidates(config, metric),
+            cache=self.cache(own),
+            key=self.key(own),
+        )
         return link_from_candidates(
             config,
             own,
@@ -80,6 +95,17 @@ class Linker:
             rows=self._keys.num_rows,
             similarities=None if similar is None else similar.values,
         )
+
+    def cache(self, own: KeyTable) -> LinkCache:
+        """Return where a secondary's links are kept."""
+        folder = None if self._folder is None else self._folder / own.name
+        return LinkCache.of_party(self._config, own.name, folder)
+
+    def key(self, own: KeyTable) -> str:
+        """Return the key of a secondary's links in its cache."""
+        coded = self._config.linkage.protection == "bloom"
+        secret = self._secret.check_value("cache") if coded else ""
+        return links_key(self._config, self._keys, own, secret=secret)
 
     def metric(self, own: KeyTable) -> KeyMetric:
         """Return what is compared under the file's protection."""

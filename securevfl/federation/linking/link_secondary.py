@@ -1,5 +1,6 @@
-"""What a secondary makes of candidates or distances: a source of links, and similarities."""
+"""What becomes of distances: kept links, a source for a secondary's rounds, similarities."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from jaxtyping import Float32
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.cache import KeptLinks, LinkCache, may_be_kept
 from securevfl.federation.linking.candidates import Candidates, find_candidates
 from securevfl.federation.linking.keys import model_keys
 from securevfl.federation.linking.linked import LinkedSecondary
@@ -20,7 +22,13 @@ from securevfl.linkage.metrics import KeyMetric
 
 
 def link_by_itself(
-    config: FederationConfig, own: KeyTable, metric: KeyMetric, scaler: KeyScaler | None
+    config: FederationConfig,
+    own: KeyTable,
+    metric: KeyMetric,
+    scaler: KeyScaler | None,
+    *,
+    cache: LinkCache,
+    key: str,
 ) -> LinkedSecondary:
     """Link where the secondary knows all distances, as without protection.
 
@@ -28,23 +36,27 @@ def link_by_itself(
         DataError: If keys are not what the metric needs.
         ConfigError: If similarities are wanted, and the bound tau cannot be had.
     """
-    source = source_of_metric(config, metric)
+    similar = None
+    if may_be_kept(config):
+        kept = cache.get(key, lambda: keep(config, lambda: find_candidates(config, metric)))
+        similar = kept.similar
+        source: LinkSource = FixedLinks(table=kept.links if similar is None else similar.links)
+    else:
+        source = source_of_metric(config, metric)
+        if wants_similarities(config):
+            assert isinstance(source, FixedLinks), "checked with the federation file"
+            similar = similar_links(config, source.table)
+            source = FixedLinks(table=similar.links)
     linked = LinkedSecondary(
         source=source,
         keys=model_keys(scaler, own),
         primary_rows=metric.num_rows,
         figures=_figures(metric.num_rows, own.num_rows, source),
     )
-    if not wants_similarities(config):
+    if similar is None:
         return linked
-    assert isinstance(source, FixedLinks), "checked with the federation file"
-    similar = similar_links(config, source.table)
-    return replace(
-        linked,
-        source=FixedLinks(table=similar.links),
-        similarities=similar.values,
-        figures={**linked.figures, "similarities": similar.figures()},
-    )
+    figures = {**linked.figures, "similarities": similar.figures()}
+    return replace(linked, similarities=similar.values, figures=figures)
 
 
 def link_from_candidates(
@@ -67,8 +79,21 @@ def link_from_candidates(
     )
 
 
+def keep(config: FederationConfig, find: Callable[[], Candidates]) -> KeptLinks:
+    """Find the K nearest candidates of every row and make similarities where they are wanted.
+
+    Raises:
+        DataError: If keys are not what the metric needs, or all distances are equal.
+        ConfigError: If the bound tau cannot be had.
+    """
+    links = all_links(config, find())
+    return KeptLinks(
+        links=links, similar=similar_links(config, links) if wants_similarities(config) else None
+    )
+
+
 def coordinate(
-    config: FederationConfig, metric: KeyMetric
+    config: FederationConfig, find: Callable[[], Candidates], *, cache: LinkCache, key: str
 ) -> tuple[Candidates, SimilarLinks | None]:
     """Do a coordinator's part: find candidates and, where wanted, make similarities.
 
@@ -79,15 +104,11 @@ def coordinate(
         DataError: If keys are not what the metric needs.
         ConfigError: If the bound tau cannot be had.
     """
-    return conclude(config, find_candidates(config, metric))
-
-
-def conclude(config: FederationConfig, found: Candidates) -> tuple[Candidates, SimilarLinks | None]:
-    """Do what a coordinator does with candidates and their distances; see :func:`coordinate`."""
-    if not wants_similarities(config):
-        return found.without_distances(), None
-    similar = similar_links(config, all_links(config, found))
-    return Candidates(ranked=similar.links).without_distances(), similar
+    if not may_be_kept(config):
+        return find().without_distances(), None
+    kept = cache.get(key, lambda: keep(config, find))
+    links = kept.links if kept.similar is None else kept.similar.links
+    return Candidates(ranked=links).without_distances(), kept.similar
 
 
 def all_links(config: FederationConfig, found: Candidates) -> LinkTable:

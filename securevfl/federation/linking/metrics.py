@@ -22,6 +22,8 @@ from securevfl.linkage.metrics import (
     MixedKeys,
     TextKeys,
 )
+from securevfl.linkage.point_codes import PointCode
+from securevfl.linkage.quantised import KeyRange
 from securevfl.linkage.secret import LinkageSecret
 
 # The one field of codes of texts that are read as one.
@@ -127,13 +129,17 @@ def encode(
         DataError: If a number is missing or leaves its agreed range, naming the row.
     """
     codes = key_codes(config)
-    columns = dict(keys.columns)
-    if list(codes) == [_JOINED]:
-        columns = {_JOINED: np.array(keys.joined(), dtype=object)}
+    columns: dict[str, np.ndarray] = {}
     for name, code in codes.items():
-        if isinstance(code, TextCode):
-            texts = ["" if text is None else text for text in columns[name].tolist()]
+        if isinstance(code, PointCode):
+            columns[name] = numbers_of(keys)
+        elif name == _JOINED:
+            columns[name] = np.array(keys.joined(), dtype=object)
+        elif isinstance(code, TextCode):
+            texts = ["" if text is None else text for text in keys.columns[name].tolist()]
             columns[name] = np.array(texts, dtype=object)
+        else:
+            columns[name] = keys.columns[name]
     return encode_keys(columns, codes, secret, whose=keys.name)
 
 
@@ -141,17 +147,19 @@ def key_codes(config: FederationConfig) -> dict[str, Code]:
     """Return how each field becomes bits; a weight makes a field's code longer."""
     linkage, kinds = config.linkage, key_kinds(config)
     if linkage.fields is None and "text" in kinds.values():
-        return {_JOINED: _text_code(linkage.code_bits, linkage.code_concentration)}
+        return {_JOINED: _text_code(linkage.code_bits or 1024, linkage.code_concentration)}
+    if linkage.fields is None:
+        box = linkage.key_range()
+        return {"point": _point_code(box, linkage.code_bits or 2048, linkage.code_concentration)}
     weights = {field.name: field.weight for field in linkage.field_list()}
     ranges = iter(linkage.ranges or ())
     codes: dict[str, Code] = {}
     for name, kind in kinds.items():
-        bits = max(8, 8 * round(linkage.code_bits * weights.get(name, 1.0) / 8))
+        bits = max(8, 8 * round((linkage.code_bits or 1024) * weights[name] / 8))
         if kind == "text":
             codes[name] = _text_code(bits, linkage.code_concentration)
         else:
-            low, high = next(ranges)
-            codes[name] = _number_code((low, high), bits, linkage.code_concentration)
+            codes[name] = _number_code(next(ranges), bits, linkage.code_concentration)
     return codes
 
 
@@ -159,7 +167,13 @@ def _text_code(bits: int, share: float | None) -> TextCode:
     return TextCode(bits=bits) if share is None else TextCode(bits=bits, concentration=share)
 
 
-def _number_code(pair: tuple[float, float], bits: int, share: float | None) -> NumberCode:
+def _point_code(box: KeyRange, bits: int, share: float | None) -> PointCode:
+    if share is None:
+        return PointCode(low=box.low, high=box.high, bits=bits)
+    return PointCode(low=box.low, high=box.high, bits=bits, concentration=share)
+
+
+def _number_code(pair: tuple[float, ...], bits: int, share: float | None) -> NumberCode:
     low, high = pair
     if share is None:
         return NumberCode(low=low, high=high, bits=bits)

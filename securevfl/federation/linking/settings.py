@@ -49,8 +49,8 @@ class LinkageSettings:
     secret: str | None = None
     """File with the linkage secret, on every data party's own machine (``bloom``)."""
 
-    code_bits: int = 1024
-    """Bits of the code of each field (``bloom``), a multiple of 8."""
+    code_bits: int | None = None
+    """Bits of a code (``bloom``): 1024 for texts as one and for each field, 2048 for a point."""
 
     code_concentration: float | None = None
     """Share of a code's bits that are set; default 0.35 for texts and 0.25 for numbers."""
@@ -69,9 +69,8 @@ class LinkageSettings:
     between runs. Without it, every new run folder draws fresh noise, which averages out."""
 
     def __post_init__(self) -> None:
-        checks.at_least(8, code_bits=self.code_bits)
-        if self.code_bits % 8:
-            raise ConfigError(f"code_bits: must be a multiple of 8, got {self.code_bits}")
+        if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
+            raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
             checks.open_unit(code_concentration=self.code_concentration)
         if not 0 <= self.missing_similarity <= 1:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.cache import LinkCache, links_key
 from securevfl.federation.linking.keys import key_scaler, model_keys
 from securevfl.federation.linking.link_secondary import link_by_itself
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
@@ -36,11 +37,26 @@ def linked_primary(shown: ShownKeys) -> LinkedPrimary:
     return LinkedPrimary(keys=model_keys(shown.scaler, shown.keys))
 
 
-def link_shown(config: FederationConfig, own: KeyTable, shown: ShownKeys) -> LinkedSecondary:
+def link_shown(
+    config: FederationConfig, own: KeyTable, shown: ShownKeys, cache: LinkCache
+) -> LinkedSecondary:
     """Link a secondary's records to the keys that the primary has shown.
+
+    Args:
+        config: The federation file.
+        own: The secondary's keys.
+        shown: The primary's.
+        cache: Where links are kept.
 
     Raises:
         DataError: If its table can't be linked: keys of another dimension.
         ConfigError: If similarities are wanted, and the bound tau cannot be had.
     """
-    return link_by_itself(config, own, key_metric(config, shown.keys, own), shown.scaler)
+    return link_by_itself(
+        config,
+        own,
+        key_metric(config, shown.keys, own),
+        shown.scaler,
+        cache=cache,
+        key=links_key(config, shown.keys, own),
+    )

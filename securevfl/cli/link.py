@@ -1,0 +1,91 @@
+"""What the command ``link`` does: linkage alone, and how good it is."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from securevfl.cli.progress import RunProgress
+from securevfl.cli.run import run_folder_for
+from securevfl.core import files
+from securevfl.core.memory import keep_freed_memory
+from securevfl.federation.config import read_federation_file
+from securevfl.federation.linking.study import study_links
+
+
+def run_link(
+    path: Path, *, out: Path | None, data_root: Path | None, estimate: bool, as_json: bool
+) -> None:
+    """Link a federation's tables in this process and print how good the links are."""
+    keep_freed_memory()
+    config = read_federation_file(path, only_linkage=True)
+    folder = run_folder_for(config, out)
+    files.require_writable_folder(folder)
+    with RunProgress(metric="recall") as progress:
+        study = study_links(
+            config, data_root or path.parent, folder, estimate=estimate, observe=progress
+        )
+    # Loaded here: plots take most of a second to load.
+    from securevfl.report.plots import similarities_plot
+
+    files.write_text(folder / "similarities.svg", similarities_plot(study.curves))
+    if as_json:
+        print(json.dumps(study.figures))
+    else:
+        _print(Console(), study.figures, folder)
+
+
+def _print(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
+    for name, found in figures["secondaries"].items():
+        title = f"{name}: {found['rows']} rows, {found['records']} records, K = "
+        table = Table(title=f"{title}{found['links_per_row']}", title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for label, value in _rows(found):
+            table.add_row(label, value)
+        console.print(table)
+    for role, sentences in figures["reveals"].items():
+        console.print(f"a {role} learns: {'; '.join(sentences)}", highlight=False)
+    console.print(f"peak memory: {figures['peak_memory_bytes'] / 1e6:,.0f} MB", highlight=False)
+    console.print(f"lists and plot: {folder}", soft_wrap=True)
+
+
+def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    unit = found["distance_unit"]
+    rows = [
+        ("recall@1", _share(found["recall_at_1"])),
+        ("recall@K", _share(found["recall_at_k"])),
+        ("pairs completeness", _share(found["pairs_completeness"])),
+        ("reduction ratio", _share(found["reduction_ratio"])),
+        (f"distance of the first link ({unit})", _spread(found["first_distance_quantiles"])),
+        (f"distance of the last link ({unit})", _spread(found["last_distance_quantiles"])),
+        ("rows with ties", str(found["tied_rows"])),
+        ("rows with fewer than K links", str(found["rows_short"])),
+        ("rows without a link", str(found["rows_without_links"])),
+        ("records linked at all", str(found["records_used"])),
+        ("rows of the ten most used records", ", ".join(map(str, found["most_used"]))),
+        ("seconds", f"{found['seconds']:.2f}{' (kept from before)' if found['cached'] else ''}"),
+    ]
+    if found["similarities"] is not None:
+        similar = found["similarities"]
+        rows.append(("similarities: sigma_0", f"{similar['sigma_0']:.6g} {unit}"))
+        rows.append(("similarities: sigma", f"{similar['sigma']:.4g}"))
+        tau = similar["tau"]
+        rows.append(("similarities: tau", similar["tau_note"] if tau is None else f"{tau:.4e}"))
+    for method, value in found.get("delta", {}).items():
+        rows.append((f"Delta over {method}", f"{value:.4g}"))
+    return rows
+
+
+def _share(value: float | None) -> str:
+    return "unknown: no linkage.truth" if value is None else f"{value:.4f}"
+
+
+def _spread(quantiles: Mapping[str, float]) -> str:
+    if not quantiles:
+        return "no links"
+    shown = ("0", "0.5", "0.95", "1")
+    return ", ".join(f"{100 * float(level):g} %: {quantiles[level]:.4g}" for level in shown)

@@ -1,0 +1,50 @@
+"""Who learns what while linking: the statements that logs, reports and the threat model share."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from securevfl.federation.config import FederationConfig
+
+_SHOWN: Final = {
+    "primary": "nothing of a secondary's records",
+    "secondary": "the primary's keys, and their mean and deviation",
+}
+_CODES: Final = {
+    "primary": "nothing of a secondary's records",
+    "secondary": "for each primary row, which of its own records are nearest, in order and without "
+    "distances: roughly where the row lies among its own records",
+    "coordinator": "the codes of all keys: every Hamming distance between any two rows; which keys "
+    "are equal and how often; the order and spacing of numbers up to an affine map; with a few "
+    "known rows, much more. Without the linkage secret it cannot encode guesses",
+}
+_SHARES: Final = {
+    "primary": "uniformly random numbers, and how many records each secondary has",
+    "secondary": "uniformly random numbers; for each primary row, which of its own records are "
+    "nearest, in order and without distances",
+    "coordinator": "the distance of every primary row to every record, rounded to 16 bits: both "
+    "tables' shape up to rotation and shift, and with a few known rows all keys",
+    "dealer": "how many rows and records there are",
+}
+_PAILLIER: Final = {
+    "primary": "numbers masked to within 2^-40, and how many records each secondary has",
+    "secondary": "ciphertexts; for each primary row, which of its own records are nearest, in "
+    "order and without distances",
+    "coordinator": _SHARES["coordinator"],
+}
+_BY_PROTECTION: Final[Mapping[str, Mapping[str, str]]] = {
+    "none": _SHOWN,
+    "bloom": _CODES,
+    "shares": _SHARES,
+    "paillier": _PAILLIER,
+}
+
+
+def reveals_of(config: FederationConfig, role: str) -> list[str]:
+    """Return what a party of that role learns from linking, one sentence each."""
+    learned = [_BY_PROTECTION[config.linkage.protection][role]]
+    if config.family.needs_similarities(config.model) and role == "primary":
+        learned.append(
+            "for each of its rows and each secondary, K noised similarities in falling order, "
+            "without record numbers"
+        )
+    return learned
