@@ -1,5 +1,6 @@
 """Train FedCVT on labelled, aligned and local rows of two parties."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from securevfl.core.seeds import derive_seed
 from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.estimates import agreed_labels, attend
 from securevfl.models.fedcvt.network import FedCVTNetwork, Views
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -40,6 +42,7 @@ def fit_fedcvt(
     encoder: EncoderConfig,
     config: FedCVTConfig,
     seed: int,
+    columns: tuple[Sequence[CategoricalColumn], ...] = ((), ()),
 ) -> FedCVTNetwork:
     """Train both parties' encoders and the three classifiers, in one process.
 
@@ -56,6 +59,7 @@ def fit_fedcvt(
         encoder: What each of the four encoders is made of.
         config: How to train.
         seed: Run seed.
+        columns: Categorical columns of each party.
 
     Returns:
         The trained networks, in evaluation mode; calling them classifies aligned rows.
@@ -77,6 +81,7 @@ def fit_fedcvt(
             encoder,
             primary_features=views[0].shape[1],
             other_features=views[1].shape[1],
+            columns=columns,
             classes=classes,
         )
     initialise(network, seed=derive_seed(seed, "init", "fedcvt"), positions_seed=0)

@@ -1,11 +1,13 @@
 """FedCVT's networks: two encoders a party, and three classifiers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig, build_encoder
 
 
@@ -31,10 +33,12 @@ class Views:
 class Party(nn.Module):
     """One party's encoders."""
 
-    def __init__(self, encoder: EncoderConfig, *, num_features: int) -> None:
+    def __init__(
+        self, encoder: EncoderConfig, *, num_features: int, columns: Sequence[CategoricalColumn]
+    ) -> None:
         super().__init__()
-        self.unique = build_encoder(encoder, num_features=num_features)
-        self.common = build_encoder(encoder, num_features=num_features)
+        self.unique = build_encoder(encoder, num_features=num_features, columns=columns)
+        self.common = build_encoder(encoder, num_features=num_features, columns=columns)
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Views:
         """Return the representations of rows."""
@@ -49,11 +53,17 @@ class FedCVTNetwork(nn.Module):
     """
 
     def __init__(
-        self, encoder: EncoderConfig, *, primary_features: int, other_features: int, classes: int
+        self,
+        encoder: EncoderConfig,
+        *,
+        primary_features: int,
+        other_features: int,
+        columns: tuple[Sequence[CategoricalColumn], ...],
+        classes: int,
     ) -> None:
         super().__init__()
-        self.primary = Party(encoder, num_features=primary_features)
-        self.other = Party(encoder, num_features=other_features)
+        self.primary = Party(encoder, num_features=primary_features, columns=columns[0])
+        self.other = Party(encoder, num_features=other_features, columns=columns[1])
         self.joint_head = nn.Linear(4 * encoder.width, classes)
         self.primary_head = nn.Linear(2 * encoder.width, classes)
         self.other_head = nn.Linear(2 * encoder.width, classes)

@@ -1,6 +1,6 @@
 """The split network that is fine-tuned: pretrained encoders below, a head on top."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.config import FedHSSLConfig
 from securevfl.models.fedhssl.encoders import build_encoder
 from securevfl.models.mlp import MLP
@@ -19,11 +20,19 @@ _EPSILON: Final = 1e-10
 class Encoders(nn.Module):
     """The encoders that a party fine-tunes, their outputs side by side."""
 
-    def __init__(self, config: FedHSSLConfig, *, num_features: int) -> None:
+    def __init__(
+        self,
+        config: FedHSSLConfig,
+        *,
+        num_features: int,
+        columns: Sequence[CategoricalColumn] = (),
+    ) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(
             {
-                name: build_encoder(config.encoder_config, num_features=num_features)
+                name: build_encoder(
+                    config.encoder_config, num_features=num_features, columns=columns
+                )
                 for name in config.used_encoders
             }
         )
@@ -55,9 +64,15 @@ class FedHSSLBottom(nn.Module):
 
     recordwise = True
 
-    def __init__(self, config: FedHSSLConfig, *, num_features: int) -> None:
+    def __init__(
+        self,
+        config: FedHSSLConfig,
+        *,
+        num_features: int,
+        columns: Sequence[CategoricalColumn] = (),
+    ) -> None:
         super().__init__()
-        self.encoders = Encoders(config, num_features=num_features)
+        self.encoders = Encoders(config, num_features=num_features, columns=columns)
         self.positions = nn.Identity()
 
     def forward(
@@ -80,9 +95,16 @@ class FedHSSLTop(nn.Module):
         [FedHSSL] Equation 1.
     """
 
-    def __init__(self, config: FedHSSLConfig, *, num_features: int, outputs: int) -> None:
+    def __init__(
+        self,
+        config: FedHSSLConfig,
+        *,
+        num_features: int,
+        outputs: int,
+        columns: Sequence[CategoricalColumn] = (),
+    ) -> None:
         super().__init__()
-        self.encoders = Encoders(config, num_features=num_features)
+        self.encoders = Encoders(config, num_features=num_features, columns=columns)
         self.positions = nn.Identity()
         _, width = config.cut_shape
         # Secondaries' vectors are clipped; both halves come to the head at one scale.

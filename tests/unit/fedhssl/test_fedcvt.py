@@ -9,6 +9,7 @@ from securevfl.data.aligned.views import scarce_rows
 from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.estimates import agreed_labels, attend
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig
 
 SMALL = EncoderConfig(hidden=32, width=16, norm="layer")
@@ -93,3 +94,21 @@ def test_three_parties_and_no_labels_are_refused() -> None:
         fit_fedcvt((*views, views[0]), labels, rows=rows, **settings)
     with pytest.raises(DataError, match="needs labelled rows"):
         fit_fedcvt(views, labels, rows=nothing, **settings)
+
+
+def test_categories_are_embedded_at_each_party() -> None:
+    """Codes of both parties are read as categories, and what they tell is learned."""
+    views = (torch.tensor([[0.0, 1.0], [4.0, 2.0]] * 8), torch.tensor([[2.0], [1.0]] * 8))
+    rows = torch.arange(16)
+    network = fit_fedcvt(
+        views,
+        rows % 2,
+        classes=2,
+        rows=KnownRows(labelled=rows, aligned=rows, local=rows),
+        encoder=EncoderConfig(kind="embedding", hidden=8, width=8, embedding=3, norm="layer"),
+        config=FedCVTConfig(least_steps=30, epochs=1, learning_rate=1e-2),
+        seed=0,
+        columns=((CategoricalColumn((0,), 5),), (CategoricalColumn((0,), 3),)),
+    )
+
+    assert (network(*views).argmax(dim=1) == rows % 2).all()

@@ -1,0 +1,313 @@
+"""The methods of FedHSSL's Table IV on aligned views: pretrain once, fine-tune on few labels.
+
+Pretraining is the package's own (``securevfl.federation.pretraining``), all parties in one process.
+Fine-tuning is the package's split network (``securevfl.models.fedhssl.split``) with the plain
+average that SplitAvg computes, without clipping and without noise: what is compared is what the
+encoders are worth, not what privacy costs.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import f1_score
+from torch import Tensor
+
+from securevfl.core.seeds import derive_seed
+from securevfl.data.aligned.views import AlignedViews, ScarceRows
+from securevfl.federation.pretraining.exchange import SimulatedPretraining
+from securevfl.federation.pretraining.guest import Guest
+from securevfl.federation.pretraining.member import Member
+from securevfl.federation.pretraining.rows import PretrainingRows
+from securevfl.federation.pretraining.run import PretrainingRun
+from securevfl.federation.pretraining.sending import sending
+from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.secondary import FixedLinks
+from securevfl.linkage.links import LinkTable
+from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
+from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
+from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.augment_images import AugmentedImages
+from securevfl.models.fedhssl.columns import CategoricalColumn
+from securevfl.models.fedhssl.config import FedHSSLConfig
+from securevfl.models.fedhssl.learner import PartyLearner
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.split import FedHSSLBottom, FedHSSLTop
+from securevfl.models.initial import initialise
+from securevfl.models.optimisers import build_optimizer
+from securevfl.models.registry import FAMILIES
+from securevfl.models.tasks import TaskHead
+
+PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
+SUPERVISED = ("boosting", "fedsplitnn", "fedcvt")
+
+Encoders = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Networks and training of one set; equal for all methods."""
+
+    model: Mapping[str, Any]
+    pretraining: Mapping[str, Any]
+    learning_rate: float = 1e-3
+    steps: int = 100
+    epochs: int = 20
+    batch_size: int = 128
+    images: bool = False
+    """Whether pretraining sees image augmentations instead of corrupted features."""
+    cvt: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Prepared:
+    """A set as tensors."""
+
+    data: AlignedViews
+    views: tuple[Tensor, ...]
+    targets: Tensor
+    labels: Tensor
+    head: TaskHead
+    columns: tuple[tuple[CategoricalColumn, ...], ...]
+
+
+def prepare(data: AlignedViews, device: str) -> Prepared:
+    binary = data.task == "binary"
+    labels = torch.as_tensor(data.labels, device=device)
+    return Prepared(
+        data=data,
+        views=tuple(torch.as_tensor(view, device=device) for view in data.views),
+        targets=labels.float() if binary else labels,
+        labels=labels,
+        head=TaskHead(task=data.task, num_classes=data.classes),
+        columns=tuple(
+            tuple(CategoricalColumn((place,), number) for place, number in own)
+            for own in (data.categories or ((),) * len(data.views))
+        ),
+    )
+
+
+def pretrain(
+    prepared: Prepared, setting: Setting, method: str, algorithm: str, rows: ScarceRows, seed: int
+) -> tuple[list[Encoders], list[dict[str, Any]]]:
+    """Return each party's encoders and the history."""
+    config = family_config(method, setting)
+    settings = PretrainingSettings(**{**setting.pretraining, "algorithm": algorithm})
+    everything = np.arange(len(prepared.labels), dtype=np.int64)
+    links = FixedLinks(
+        table=LinkTable(
+            indices=everything[:, None],
+            distances=np.zeros((len(everything), 1)),
+        )
+    )
+
+    def member(party: int, own: np.ndarray) -> Member:
+        view = prepared.views[party]
+        learner = PartyLearner(
+            config,
+            settings,
+            num_features=view.shape[1],
+            columns=prepared.columns[party],
+            records=len(own),
+            augment=augmentation(prepared, setting, party, own),
+            party=f"party-{party}",
+            seed=seed,
+            device=view.device,
+        )
+        return Member(learner, view, own, name=f"party-{party}", seed=seed)
+
+    def guest(party: int) -> Guest:
+        return Guest(
+            f"party-{party}",
+            links=links,
+            records=len(everything),
+            primary_rows=len(everything),
+            build=lambda own: member(party, own),
+            save=nothing,
+            observe=nothing,
+            start=None,
+        )
+
+    guests = [guest(party) for party in range(1, len(prepared.views))]
+    run = PretrainingRun(
+        member(0, np.sort(rows.local)),
+        SimulatedPretraining(guests, plain=settings.exchange == "plain"),
+        PretrainingRows(
+            aligned=np.sort(rows.aligned),
+            own=np.sort(rows.local),
+            # Rows of no experiment, if a set has them, are held out as well.
+            held_out=np.setdiff1d(everything, rows.local),
+        ),
+        steps=FAMILIES[method].pretraining,
+        sending=sending(
+            settings, batches=1, rows=len(rows.aligned), folder=Path(), party="party-0"
+        ),
+        rounds=RoundCounter(),
+        seed=seed,
+        save=nothing,
+        observe=nothing,
+    )
+    run.run()
+    learners = [run.member.learner, *(one.member.learner for one in guests)]
+    return [learner.encoders() for learner in learners], run.history
+
+
+def nothing(*_: Any) -> None:
+    """Keep no checkpoint, hear no event."""
+
+
+def family_config(method: str, setting: Setting) -> FedHSSLConfig:
+    return FAMILIES[method].config_class(**setting.model)
+
+
+def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:
+    if setting.images:
+        return AugmentedImages(image=prepared.data.images[party])
+    index = torch.as_tensor(own, device=prepared.views[party].device)
+    return CorruptedFeatures(
+        prepared.views[party][index],
+        rate=setting.pretraining.get("corruption", 0.3),
+        columns=prepared.columns[party],
+    )
+
+
+def fine_tune(
+    prepared: Prepared,
+    setting: Setting,
+    method: str,
+    encoders: list[Encoders] | None,
+    labelled: np.ndarray,
+    seed: int,
+) -> float:
+    """Train the joint model on the labelled rows, and return the test metric."""
+    config = family_config(method, setting)
+    views, device = prepared.views, prepared.views[0].device
+    with torch.random.fork_rng(devices=[]):
+        bottoms = [
+            FedHSSLBottom(config, num_features=view.shape[1], columns=columns)
+            for view, columns in zip(views[1:], prepared.columns[1:], strict=True)
+        ]
+        top = FedHSSLTop(
+            config,
+            num_features=views[0].shape[1],
+            outputs=prepared.head.outputs,
+            columns=prepared.columns[0],
+        )
+    models = [top, *bottoms]
+    for number, model in enumerate(models):
+        initialise(model, seed=derive_seed(seed, "init", number), positions_seed=0)
+        if encoders is not None:
+            model.encoders.load_pretrained(encoders[number])
+        model.to(device).train()
+    optimizer = build_optimizer(
+        "adamw",
+        [parameter for model in models for parameter in model.parameters()],
+        learning_rate=setting.learning_rate,
+        weight_decay=1e-4,
+    )
+    rows = torch.as_tensor(labelled, device=device)
+    batches = -(-len(rows) // setting.batch_size)
+    steps = max(setting.steps, setting.epochs * batches)
+    order = torch.Generator().manual_seed(derive_seed(seed, "shuffle"))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    shuffled = rows
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(derive_seed(seed, "dropout"))
+        for step in range(steps):
+            if step % batches == 0:
+                shuffled = rows[torch.randperm(len(rows), generator=order).to(device)]
+            batch = shuffled.tensor_split(batches)[step % batches]
+            optimizer.zero_grad()
+            outputs = joint(top, bottoms, views, batch)
+            prepared.head.loss(outputs, prepared.targets[batch]).backward()
+            optimizer.step()
+            schedule.step()
+    for model in models:
+        model.eval()
+    test = torch.as_tensor(prepared.data.test, device=device)
+    with torch.no_grad():
+        outputs = torch.cat([joint(top, bottoms, views, part) for part in test.split(2048)])
+    return measure(prepared, outputs)
+
+
+def joint(
+    top: FedHSSLTop, bottoms: list[FedHSSLBottom], views: tuple[Tensor, ...], rows: Tensor
+) -> Tensor:
+    present = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
+    keys = torch.zeros(len(rows), 1, 1, device=rows.device)
+    given = [
+        bottom(view[rows].unsqueeze(1), keys, present)
+        for bottom, view in zip(bottoms, views[1:], strict=True)
+    ]
+    return top(views[0][rows], keys[:, 0], torch.stack(given).mean(dim=0), None)
+
+
+def measure(prepared: Prepared, outputs: Tensor) -> float:
+    test = torch.as_tensor(prepared.data.test, device=outputs.device)
+    if prepared.data.metric == "f1":
+        return float(f1_score(prepared.labels[test].cpu(), (outputs[:, 0] > 0).cpu()))
+    return prepared.head.metric(outputs, prepared.targets[test])
+
+
+def supervised(
+    prepared: Prepared, setting: Setting, method: str, rows: ScarceRows, seed: int
+) -> float:
+    """Train a method that does not pretrain, and return the test metric."""
+    if method == "fedsplitnn":
+        return fine_tune(prepared, setting, method, None, rows.labelled, seed)
+    labelled = torch.as_tensor(rows.labelled)
+    test = torch.as_tensor(prepared.data.test)
+    if method == "boosting":
+        if prepared.data.metric == "f1":
+            raise SystemExit("boosting: trees on pixels are not part of Table IV")
+        return fit_boosting(
+            torch.cat([view.cpu() for view in prepared.views], dim=1),
+            prepared.targets.cpu(),
+            head=prepared.head,
+            train=labelled,
+            validation=labelled[:0],
+            test=test,
+            config=BoostingConfig(),
+            seed=seed,
+        ).test
+    device = prepared.views[0].device
+    parts = {
+        name: torch.as_tensor(getattr(rows, name), device=device)
+        for name in ("labelled", "aligned", "local")
+    }
+    network = fit_fedcvt(
+        prepared.views,
+        prepared.labels,
+        classes=prepared.data.classes,
+        rows=KnownRows(**parts),
+        encoder=family_config("fedsplitnn", setting).encoder_config,
+        config=FedCVTConfig(
+            learning_rate=setting.learning_rate, **{"least_steps": setting.steps, **setting.cvt}
+        ),
+        seed=seed,
+        columns=prepared.columns,
+    )
+    with torch.no_grad():
+        parts_of_test = test.to(device).split(2048)
+        outputs = torch.cat(
+            [network(prepared.views[0][part], prepared.views[1][part]) for part in parts_of_test]
+        )
+    if prepared.head.outputs == 1:
+        outputs = outputs[:, 1:] - outputs[:, :1]
+    return measure(prepared, outputs)
+
+
+def traffic(setting: Setting, history: list[dict[str, Any]], aligned: int) -> dict[str, float]:
+    """Return what cross-party learning sends each way: float32 vectors of every aligned row."""
+    settings = PretrainingSettings(**setting.pretraining)
+    vectors = len(history) * settings.cross_epochs * aligned
+    return {"megabytes": vectors * settings.projection_width * 4 / 1e6}
+
+
+def with_pretraining(setting: Setting, **changed: Any) -> Setting:
+    return dataclasses.replace(setting, pretraining={**setting.pretraining, **changed})
