@@ -3,7 +3,8 @@
     python benchmarks/linkage.py [--fast] [--only NAME] [--json FILE]
 
 Every measurement runs in a fresh process, ours before its baseline, so that peak memory is ours.
-Baselines that would take hours are timed on a few rows, which ``baseline_rows`` counts; times are
+Times are CPU seconds of all threads together, which other work on the machine changes little.
+Baselines that would take hours are timed on a few rows, which ``baseline_rows`` counts, and
 compared per row or pair. ``--fast`` takes small tables: it shows that the script runs, no more.
 """
 
@@ -54,13 +55,14 @@ class Sizes:
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
+    """Return CPU seconds, which other work on the machine changes little, and the result."""
+    start = time.process_time()
     result = action()
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result
 
 
 def measured(action: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Return seconds, the MiB by which the process grew at its peak, and the result."""
+    """Return CPU seconds, the MiB by which the process grew at its peak, and the result."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     seconds, result = timed(action)
     # ru_maxrss counts kibibytes on Linux.
