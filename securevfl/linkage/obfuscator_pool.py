@@ -20,21 +20,15 @@ References:
 """
 
 import math
-import multiprocessing
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
 from securevfl.core import checks
+from securevfl.linkage.on_cores import Progress, on_cores
 from securevfl.linkage.paillier_distances import obfuscators
-
-Progress = Callable[[int, int, float], None]
-"""Gets how many are done, of how many, and the seconds left as estimated from the pace so far."""
 
 _DIGIT_BITS: Final = 8
 # 2^-64 of uniform takes twice 64 bits more than the group has.
@@ -62,12 +56,10 @@ def prepared_obfuscators(
         ConfigError: If phe is not installed or an argument is out of range.
     """
     checks.at_least(1, count=count)
-    if workers != -1:
-        checks.at_least(1, workers=workers)
     clock = _Clock(modulus, count, progress)
     # A product takes an eighth of the time of a generator, and no fewer generators will do.
     pooled = count > generators(modulus)
-    with _processes((os.cpu_count() or 1) if workers == -1 else workers) as apply:
+    with on_cores(workers) as apply:
         fresh: list[int] = []
         wanted = generators(modulus) if pooled else count
         for chunk in apply(_direct, [(modulus, size) for size in _sizes(wanted, _GENERATOR_CHUNK)]):
@@ -107,17 +99,6 @@ class _Clock:
 
 def _sizes(count: int, most: int) -> list[int]:
     return [min(most, count - done) for done in range(0, count, most)]
-
-
-@contextmanager
-def _processes(number: int) -> Iterator[Callable[..., Iterable[list[int]]]]:
-    """Give a map over tasks, in this process or in several; their order does not matter."""
-    if number == 1:
-        yield map
-        return
-    # Freshly started processes share no locks or random state with this one.
-    with multiprocessing.get_context("spawn").Pool(number) as pool:
-        yield pool.imap_unordered
 
 
 def _direct(task: tuple[int, int]) -> list[int]:

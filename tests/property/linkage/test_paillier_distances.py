@@ -43,6 +43,21 @@ def test_links_equal_the_unprotected_ones(
     assert np.array_equal(links.distances, plain.distances)
 
 
+def test_answers_are_decrypted_on_several_cores(keyholder: Keyholder) -> None:
+    """The same share as by one, with progress that ends."""
+    rng = np.random.default_rng(3)
+    rows, records = (rng.integers(0, LARGEST_UNIT + 1, (count, 2)) for count in (9, 40))
+    packed = keyholder.encrypt(rows)
+    fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
+    answers, _ = masked_distances(packed, records, fresh)
+    told: list[tuple[int, int, float]] = []
+    share = keyholder.share(rows, answers, workers=2, progress=lambda *now: told.append(now))
+
+    assert np.array_equal(share, keyholder.share(rows, answers))
+    assert [done for done, _, _ in told] == list(range(1, len(told) + 1))
+    assert told[-1] == (len(told), len(told), 0)
+
+
 def test_27_rows_share_a_ciphertext_at_2048_bits() -> None:
     """At two dimensions a lane has 75 bits: 34 of a value, 40 that hide it, 1 for the carry."""
     lanes = Lanes(key_dim=2, key_bits=2048)
