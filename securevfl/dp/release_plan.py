@@ -66,6 +66,10 @@ class ReleasePlan:
     """Whether a pooled row keeps its K nearest eligible records, so that another one takes the
     place of a removed one; else it is the sum of all eligible ones, drawn back to norm C."""
 
+    disjoint: bool = False
+    """Whether every secondary writes into coordinates of the sum that are its own, which only
+    frozen encoders hold to."""
+
     rounding: float = 0.0
     """Largest extra L2 change of a pooled row through rounding after the mean; see
     :func:`dp.sensitivity.row_change`."""
@@ -314,6 +318,7 @@ class ReleasePlan:
             pooled_links=pooled_links,
             contested=self.contested,
             rounding=self.rounding if pooled_links else 0.0,
+            disjoint=self.disjoint and not trained,
         )
 
     def _change_over_noise(self) -> float:

@@ -20,6 +20,7 @@ def row_change(
     pooled_links: int | None = None,
     contested: bool = True,
     rounding: float = 0.0,
+    disjoint: bool = False,
 ) -> float:
     """Return the largest L2 change of one row of the sum.
 
@@ -38,6 +39,10 @@ def row_change(
     and drawing back to a ball brings no two points further apart: the row moves by at most
     ``C/K``.
 
+    What touches all ``k_a`` secondaries moves the sum by ``k_a`` times what it moves one term, if
+    all terms can move the same way. Where every secondary writes into coordinates of its own, the
+    changes stand at right angles: ``sqrt(k_a)`` times.
+
     Args:
         clip_norm: ``C``, in the units of the representation, > 0.
         active: ``k_a``, >= 1.
@@ -49,6 +54,7 @@ def row_change(
         rounding: Largest extra L2 change through rounding after the mean, in the same units, >= 0:
             ``sqrt(width) * granularity`` if the mean is rounded into the ring, 0 if each record's
             vector is rounded before integers are added.
+        disjoint: Whether every secondary's term is zero where another's is not.
 
     Returns:
         The change, in the units of ``clip_norm``.
@@ -57,8 +63,9 @@ def row_change(
     checks.non_negative(rounding=rounding)
     checks.whole(active=active)
     checks.at_least(1, active=active)
+    all_terms = math.sqrt(active) if disjoint else active
     if unit is Unit.LINKED_ROW:
-        return (1 if absent_row_is_zero else 2) * clip_norm * active
+        return (1 if absent_row_is_zero else 2) * clip_norm * all_terms
     change = 2 * clip_norm
     if pooled_links is not None:
         checks.whole(pooled_links=pooled_links)
@@ -66,7 +73,7 @@ def row_change(
         # Rounding towards zero keeps every norm below C, so 2C bounds the change in any case.
         moved = 2 * clip_norm if contested else clip_norm
         change = min(change, moved / pooled_links + rounding)
-    return change * active if unit is Unit.ENTITY else change
+    return change * all_terms if unit is Unit.ENTITY else change
 
 
 def rows_changed(

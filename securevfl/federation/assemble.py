@@ -119,6 +119,7 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         links=config.model.neighbours,
         pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
         contested=config.linkage.choose == "rows",
+        disjoint=config.encoder is not None and config.encoder.layout == "blocks",
         fitting_share=config.encoder.fitting_share if config.encoder else 0.0,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )

@@ -1,7 +1,9 @@
 """Sensitivities of DESIGN 7 and the noise that answers them."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
@@ -51,6 +53,23 @@ def test_pooling_divides_one_record_by_k_but_never_beyond_the_clip() -> None:
     assert row_change(pooled_links=50, **pooled) == pytest.approx(0.04, rel=1e-12)
     assert row_change(pooled_links=50, rounding=0.01, **pooled) == pytest.approx(0.05, rel=1e-12)
     assert row_change(pooled_links=1, rounding=0.5, **pooled) == 2.0
+
+
+def test_changes_in_coordinates_of_their_own_add_up_in_squares() -> None:
+    """By all corners: each of four parties moves its own pair of coordinates by up to C."""
+    step = np.array([[1.0, 0.0], [0.0, -1.0], [math.sqrt(0.5), math.sqrt(0.5)]])
+    lengths = [
+        np.linalg.norm(np.concatenate([step[i] for i in chosen]))
+        for chosen in itertools.product(range(3), repeat=4)
+    ]
+    pooled = {"clip_norm": 1.0, "active": 4, "pooled_links": 1, "contested": False}
+
+    for unit in (Unit.ENTITY, Unit.LINKED_ROW):
+        own = row_change(unit=unit, absent_row_is_zero=True, disjoint=True, **pooled)
+        assert own == pytest.approx(max(lengths)) == 2.0
+        assert row_change(unit=unit, absent_row_is_zero=True, **pooled) == 4.0
+    record = row_change(unit=Unit.SECONDARY_RECORD, disjoint=True, **pooled)
+    assert record == row_change(unit=Unit.SECONDARY_RECORD, **pooled) == 1.0
 
 
 def test_a_missing_cap_is_refused() -> None:

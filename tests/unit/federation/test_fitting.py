@@ -15,6 +15,8 @@ from securevfl.federation.assemble import release_plan
 from securevfl.federation.config import FederationConfig, read_federation_file
 from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.rounds import RoundPlan
+from securevfl.federation.secondary import Secondary
 from securevfl.federation.simulation import read_tables, simulate_federation
 
 MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
@@ -121,6 +123,43 @@ def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Pa
         for party in summed.secondaries
     ]
     assert [(one.offset, one.projection.shape[1]) for one in made] == [(0, 2), (0, 2)]
+
+
+def test_blocks_make_an_entity_cheaper_than_a_sum_does(tmp_path: Path) -> None:
+    """Two secondaries' changes at right angles: sqrt(2) of one, where a sum counts 2."""
+    facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
+    settings = {"privacy": {**FROZEN, "unit": "entity"}}
+    blocks = release_plan(config_of(tmp_path, **settings), facts)
+    summed = release_plan(
+        config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, **settings), facts
+    )
+
+    assert blocks.noise_share_std() == pytest.approx(summed.noise_share_std() / 2**0.5)
+
+
+def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
+    """In the very units that are released, without noise: what the square root rests on."""
+    path = write_fitted(
+        tmp_path,
+        privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 2},
+        linkage={"choose": "records"},
+    )
+    written: dict[str, list[torch.Tensor]] = {}
+    answer = Secondary.answer
+
+    def listen(secondary: Secondary, plan: RoundPlan) -> torch.Tensor:
+        units = answer(secondary, plan)
+        written.setdefault(secondary.name, []).append(units.flatten(0, 1))
+        return units
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Secondary, "answer", listen)
+        run(path, tmp_path / "run")
+    first, second = (torch.cat(written[name]) for name in ("bank-1", "bank-2"))
+    assert first[:, :2].any()
+    assert second[:, 2:].any()
+    assert not first[:, 2:].any()
+    assert not second[:, :2].any()
 
 
 def test_a_random_projection_costs_nothing(tmp_path: Path) -> None:
