@@ -121,6 +121,32 @@ def simulate(
 
 
 @app.command()
+def pretrain(
+    federation: FederationFile,
+    out: Out = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="All parties in one process, for experiments.")
+    ] = False,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pretrain encoders without labels, one process per party; training can start from them."""
+    from securevfl.cli.pretrain import run_pretrain
+
+    run_pretrain(
+        federation,
+        out=out,
+        simulated=simulated,
+        resume=resume,
+        device=device,
+        data_root=data_root,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def party(
     federation: FederationFile,
     name: Annotated[str, typer.Option("--name", help="Which party of the file this process is.")],
@@ -139,6 +165,10 @@ def party(
             help="Where the primary listens, if not at its address in the file (behind NAT).",
         ),
     ] = None,
+    pretrain: Annotated[
+        bool,
+        typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -153,6 +183,7 @@ def party(
         device=device,
         data_root=data_root,
         listen=listen,
+        pretrain_only=pretrain,
         as_json=as_json,
     )
 

@@ -61,6 +61,10 @@ class RunProgress:
             self._advance(f"linking {event['name']}", int(event["done"]), int(event["of"]))
         elif kind == "release":
             self._advance("releasing rows", int(event["done"]), int(event["of"]))
+        elif kind == "pretraining-round":
+            self._advance(f"iteration {event['iteration']}", int(event["done"]), int(event["of"]))
+        elif kind == "pretraining":
+            self._pretraining(event)
         elif kind == "round":
             self._figures["loss"] = f"loss {event['loss']:.4f}"
             self._advance(f"epoch {event['epoch']}", int(event["done"]), int(event["of"]))
@@ -68,6 +72,16 @@ class RunProgress:
             self._figures["loss"] = f"loss {event['loss']:.4f}"
             self._figures["metric"] = f"validation {self._metric} {event['validation']:.4f}"
             self._line(f"epoch {event['epoch']}/{event['epochs']}: {self._text()}")
+
+    def _pretraining(self, event: Mapping[str, Any]) -> None:
+        parts = [
+            f"{name} loss {event[f'{name}_loss']:.4f} (spread {event[f'{name}_spread']:.2f})"
+            for name in ("cross", "local")
+            if f"{name}_loss" in event
+        ]
+        self._figures["loss"] = "  ".join(parts)
+        self._advance("pretraining", int(event["iteration"]), int(event["iterations"]))
+        self._line(f"pretraining {event['iteration']}/{event['iterations']}: {self._text()}")
 
     def _text(self) -> str:
         order = ("loss", "metric", "epsilon", "bytes")

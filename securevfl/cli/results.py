@@ -34,6 +34,27 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     console.print(f"report:     {folder / 'report.html'}", soft_wrap=True)
 
 
+def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
+    """Print what a pretraining came to on stdout."""
+    if as_json:
+        print(json.dumps({key: value for key, value in figures.items() if key != "history"}))
+        return
+    console = Console()
+    title = f"{figures['method']}: {figures['iterations']} iterations of {figures['algorithm']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("encoder", "loss", "spread (1: even, 0: collapsed)"):
+        table.add_column(column)
+    for name in ("cross", "local"):
+        if f"{name}_loss" in figures:
+            loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
+            table.add_row(name, f"{loss:.4f}", f"{spread:.3f}")
+    console.print(table)
+    if figures.get("bytes"):
+        _print_parties(console, figures)
+    console.print(f"encoders: {folder / 'parties' / 'NAME' / 'encoders.pt'}", soft_wrap=True)
+    console.print(f'train with [pretraining] checkpoint = "{folder}"', soft_wrap=True, markup=False)
+
+
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
     console.print(f"\n[bold]privacy[/bold]: {privacy['statement']}", highlight=False)
     if privacy["secondaries"] == 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.cli.progress import RunProgress
-from securevfl.cli.results import print_results
+from securevfl.cli.results import print_pretraining, print_results
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
@@ -123,6 +123,7 @@ def run_party(
     device: str,
     data_root: Path | None,
     listen: str | None,
+    pretrain_only: bool,
     as_json: bool,
 ) -> None:
     """Run one party: for the launcher, or by hand on the party's own machine."""
@@ -145,6 +146,7 @@ def run_party(
             device=device_named(device),
             resume=resume,
             listen=listen,
+            pretrain_only=pretrain_only,
         )
         with RunProgress(metric=_metric_name(config)) as progress:
 
@@ -153,7 +155,9 @@ def run_party(
                 progress(event)
 
             metrics = run_one_party(job, observe)
-        if metrics is not None:
+        if pretrain_only and metrics is not None:
+            print_pretraining(metrics, folder, as_json=as_json)
+        elif metrics is not None:
             _write_report(folder)
             print_results(metrics, folder, as_json=as_json)
         else:

@@ -78,6 +78,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
         train_rows=len(split.train),
         validation_rows=len(split.validation),
         test_rows=len(split.test),
+        unlabelled_rows=len(split.unlabelled),
         resume_epoch=0,
     )
     return split, facts

@@ -1,6 +1,6 @@
 """How a session begins: same file, same people, fresh keys that the relay cannot swap."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
@@ -28,6 +28,12 @@ class RunFacts:
     validation_rows: int
     test_rows: int
 
+    unlabelled_rows: int = 0
+    """Training rows whose labels are missing or not used."""
+
+    resume_pretraining: int = 0
+    """Iterations of pretraining that are done already."""
+
     resume_epoch: int = 0
     """Epoch to go on from; 0 starts afresh."""
 
@@ -38,7 +44,12 @@ def _signed_text(config: FederationConfig, offer: KeyOffer) -> bytes:
 
 
 def hello(
-    config: FederationConfig, *, identity: Identity, key: SessionKey, epochs: list[int]
+    config: FederationConfig,
+    *,
+    identity: Identity,
+    key: SessionKey,
+    epochs: list[int],
+    pretrained: Sequence[int] = (),
 ) -> Message:
     """Return a secondary's first message.
 
@@ -47,15 +58,21 @@ def hello(
         identity: This party's long-term identity.
         key: Its fresh key of this session.
         epochs: Epochs that it could resume; none for a fresh start.
+        pretrained: Iterations of pretraining that it could resume.
 
     Reveals:
-        To the primary: the federation file's hash, this session's public key, which epochs this
-        party could resume.
+        To the primary: the federation file's hash, this session's public key, which epochs and
+        iterations this party could resume.
     """
     signature = identity.sign(_signed_text(config, key.offer))
     return Message(
         kind=MessageKind.HELLO,
-        meta={"digest": config.digest, "protocol": PROTOCOL_VERSION, "epochs": epochs},
+        meta={
+            "digest": config.digest,
+            "protocol": PROTOCOL_VERSION,
+            "epochs": epochs,
+            "pretrained": list(pretrained),
+        },
         tensors={
             "public": np.frombuffer(key.offer.public, dtype=np.uint8),
             "signature": np.frombuffer(signature, dtype=np.uint8),
@@ -63,8 +80,22 @@ def hello(
     )
 
 
-def check_hello(config: FederationConfig, message: Message) -> list[int]:
-    """Refuse a party that holds another file or speaks another protocol; return its epochs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumable:
+    """What a secondary could go on from."""
+
+    epochs: frozenset[int]
+    """Epochs of training."""
+
+    pretrained: frozenset[int]
+    """Iterations of pretraining."""
+
+
+def check_hello(config: FederationConfig, message: Message) -> Resumable:
+    """Refuse a party that holds another file or speaks another protocol.
+
+    Returns:
+        What it could go on from.
 
     Raises:
         ConfigError: With both hashes.
@@ -82,10 +113,11 @@ def check_hello(config: FederationConfig, message: Message) -> list[int]:
             f"party {message.sender!r} speaks protocol {version}, this one {PROTOCOL_VERSION}; "
             f"install the same version of securevfl"
         )
-    epochs = message.figure("epochs", list)
-    if not all(isinstance(epoch, int) for epoch in epochs):
-        raise ProtocolError(f"party {message.sender!r} sent epochs that are no numbers")
-    return list(epochs)
+    saved = {name: message.figure(name, list) for name in ("epochs", "pretrained")}
+    for name, values in saved.items():
+        if not all(isinstance(value, int) for value in values):
+            raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
+    return Resumable(epochs=frozenset(saved["epochs"]), pretrained=frozenset(saved["pretrained"]))
 
 
 def welcome(hellos: Mapping[str, Message], facts: RunFacts) -> Message:
@@ -113,7 +145,8 @@ def open_welcome(
     """
     facts = RunFacts(**{field.name: message.figure(field.name, int) for field in fields(RunFacts)})
     parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
-    if min(parts) < 1 or sum(parts) != facts.rows or facts.resume_epoch < 0:
+    others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
+    if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:
         raise ProtocolError("the primary's row counts do not add up")
     offers = {}
     for party in config.secondaries:

@@ -33,6 +33,7 @@ def train_in_processes(
     resume: bool,
     device: str,
     observe: Observer,
+    pretrain_only: bool = False,
 ) -> tuple[dict[str, Any], dict[str, PartyExit]]:
     """Run every party of a federation in its own process on this machine.
 
@@ -43,9 +44,10 @@ def train_in_processes(
         resume: Go on from the last epoch that was saved.
         device: Where each party computes.
         observe: Hears the primary's progress, and every party's warnings.
+        pretrain_only: End when pretraining is done.
 
     Returns:
-        The run's metrics, and how each process ended.
+        The run's metrics (of pretraining, if that is all), and how each process ended.
 
     Raises:
         SecureVflError: The kind that fits where the failure began, naming the party.
@@ -56,6 +58,8 @@ def train_in_processes(
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
     names = [party.name for party in config.parties]
+    primary = config.primary.name
+    result = "pretraining.json" if pretrain_only else "metrics.json"
     with tempfile.TemporaryDirectory(prefix="securevfl-identities-") as identities:
         pinned = provision(names, Path(identities), valid_days=SHORT_LIVED_DAYS)
         # Not in the run folder: what lies there belongs to a run that has begun.
@@ -72,6 +76,7 @@ def train_in_processes(
                     *("--out", str(run_folder), "--data-root", str(data_root)),
                     *("--device", device),
                     *(["--resume"] if resume else []),
+                    *(["--pretrain"] if pretrain_only and name == primary else []),
                 ],
                 log_path=run_folder / "parties" / name / "output.log",
                 # Parties share the cores; more threads than cores fight for them.
@@ -81,14 +86,14 @@ def train_in_processes(
         ]
 
         def on_event(name: str, event: Mapping[str, Any]) -> None:
-            if name == config.primary.name or event.get("event") == "warning":
+            if name == primary or event.get("event") == "warning":
                 observe(event)
 
         exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
     try:
-        metrics = json.loads((run_folder / "metrics.json").read_text(encoding="utf-8"))
+        metrics = json.loads((run_folder / result).read_text(encoding="utf-8"))
     except OSError as error:
-        raise SecureVflError(f"the primary ended without metrics.json: {error}") from None
+        raise SecureVflError(f"the primary ended without {result}: {error}") from None
     return metrics, exits
 
 

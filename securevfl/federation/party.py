@@ -34,6 +34,11 @@ from securevfl.federation.linking.between import link_as_primary, link_as_second
 from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
+from securevfl.federation.pretraining.processes import (
+    pretrain_as_primary,
+    pretrain_as_secondary,
+)
+from securevfl.federation.pretraining.stage import write_pretraining
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
@@ -59,6 +64,8 @@ class PartyJob:
     resume: bool
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
+    pretrain_only: bool = False
+    """Whether the primary ends the run when pretraining is done; secondaries follow."""
 
     @property
     def folder(self) -> Path:
@@ -190,7 +197,18 @@ def _run_primary(
                 sum(transport.bytes_sent.values()) + sum(transport.bytes_received.values())
             ),
         )
-        run.train(resume_epoch=facts.resume_epoch)
+        run.pretraining = pretrain_as_primary(
+            config,
+            run.primary,
+            transport,
+            facts,
+            run_folder=job.run_folder,
+            checkpoints=checkpoints,
+            device=job.device,
+            observe=observe,
+        )
+        if not job.pretrain_only:
+            run.train(resume_epoch=facts.resume_epoch)
         transport.broadcast(secondaries, Message(kind=MessageKind.DONE))
     traffic = {
         job.name: {
@@ -203,6 +221,8 @@ def _run_primary(
             "sent": transport.bytes_received[name],
             "received": transport.bytes_sent[name],
         }
+    if job.pretrain_only:
+        return write_pretraining(job.run_folder, run.pretraining, traffic)
     return run.finish(job.run_folder, mode="federated", traffic=traffic)
 
 
@@ -210,6 +230,7 @@ def _greet(
     job: PartyJob, transport: PrimaryTransport, facts: RunFacts, checkpoints: Checkpoints | None
 ) -> RunFacts:
     hellos, common = {}, set(checkpoints.epochs()) if checkpoints else set()
+    pretrained = set(checkpoints.pretrained()) if checkpoints else set()
     for party in job.config.secondaries:
         message = transport.receive(
             party.name,
@@ -219,11 +240,16 @@ def _greet(
         )
         theirs = handshake.check_hello(job.config, message)
         if not is_frozen(job.config):
-            common &= set(theirs)
+            common &= theirs.epochs
+        pretrained &= theirs.pretrained
         hellos[party.name] = message
     if checkpoints is not None:
         require_resumable(job.config, checkpoints, common)
-    facts = replace(facts, resume_epoch=max(common, default=0))
+    facts = replace(
+        facts,
+        resume_epoch=max(common, default=0),
+        resume_pretraining=max(pretrained, default=0),
+    )
     transport.broadcast(list(hellos), handshake.welcome(hellos, facts))
     # Not even keys are sent before every party's budget has room for the run.
     for _ in transport.receive_each(
@@ -262,8 +288,15 @@ def _run_secondary(
         log.write("connected")
         rank = config.ranks[job.name]
         key = SessionKey(session=transport.session, rank=rank, name=job.name)
-        epochs = checkpoints.epochs() if job.resume else []
-        transport.send(handshake.hello(config, identity=identity, key=key, epochs=epochs))
+        transport.send(
+            handshake.hello(
+                config,
+                identity=identity,
+                key=key,
+                epochs=checkpoints.epochs() if job.resume else [],
+                pretrained=checkpoints.pretrained() if job.resume else [],
+            )
+        )
         message = transport.receive(
             MessageKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
         )
@@ -287,11 +320,25 @@ def _run_secondary(
         if facts.resume_epoch and not is_frozen(config):
             secondary.load_state(checkpoints.load(facts.resume_epoch))
         masks = PairwiseMasks(rank, pair_keys)
+        sum_to = CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks)
         try:
+            pretrain_as_secondary(
+                config,
+                table,
+                secondary,
+                transport,
+                sum_to,
+                facts,
+                folder=job.folder,
+                checkpoints=checkpoints,
+                device=job.device,
+                observe=observe,
+                log=log.write,
+            )
             SecondaryServer(
                 secondary,
                 transport,
-                CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks),
+                sum_to,
                 cut_shape=cut_shape(config),
                 parties=len(config.parties),
                 min_active=plan.min_active,

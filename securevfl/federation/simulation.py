@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.pretraining.simulated import pretrain_in_process
+from securevfl.federation.pretraining.stage import write_pretraining
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.simulated import SimulatedExchange
@@ -71,6 +72,7 @@ def simulate_federation(
     resume: bool = False,
     with_solo: bool = True,
     observe: Observer = lambda _event: None,
+    pretrain_only: bool = False,
 ) -> SimulationResult:
     """Run all parties of a federation in this process.
 
@@ -82,6 +84,7 @@ def simulate_federation(
         resume: Go on from the last epoch that was saved in ``run_folder``.
         with_solo: Train the solo baseline too; None is reported for it otherwise.
         observe: Hears of progress.
+        pretrain_only: End when pretraining is done; the metrics are its figures.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -99,6 +102,7 @@ def simulate_federation(
             with_solo=with_solo,
             observe=observe,
             ledgers=ledgers,
+            pretrain_only=pretrain_only,
         )
 
 
@@ -112,6 +116,7 @@ def _simulate(
     with_solo: bool,
     observe: Observer,
     ledgers: contextlib.ExitStack,
+    pretrain_only: bool,
 ) -> SimulationResult:
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
@@ -160,12 +165,7 @@ def _simulate(
     store = Checkpoints(folder, settings_digest=config.settings_digest)
     ledger = own_ledger(config.primary, folder)
     store.guard(ledger)
-    epoch = 0
-    if resume:
-        trained = [store] if is_frozen(config) else [store, *stores]
-        common = set.intersection(*(set(one.epochs()) for one in trained))
-        require_resumable(config, store, common)
-        epoch = max(common, default=0)
+    epoch = _resume_epoch(config, store, stores) if resume else 0
     for secondary, saved in zip(secondaries.values(), stores, strict=True):
         if epoch and not is_frozen(config):
             secondary.load_state(saved.load(epoch))
@@ -198,6 +198,9 @@ def _simulate(
             resume=resume,
             observe=observe,
         )
+    if pretrain_only:
+        figures = write_pretraining(run_folder, run.pretraining, {})
+        return SimulationResult(metrics=figures, history=[], losses=[], ledger=[])
     run.train(resume_epoch=epoch)
     metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
     assert ledger.path is not None
@@ -208,3 +211,13 @@ def _simulate(
         losses=run.primary.losses,
         ledger=[json.loads(line) for line in lines],
     )
+
+
+def _resume_epoch(
+    config: FederationConfig, primary: Checkpoints, secondaries: Sequence[Checkpoints]
+) -> int:
+    """Return the last epoch that every party whose model trains has saved, 0 for none."""
+    trained = [primary] if is_frozen(config) else [primary, *secondaries]
+    common = set.intersection(*(set(one.epochs()) for one in trained))
+    require_resumable(config, primary, common)
+    return max(common, default=0)

@@ -16,6 +16,8 @@ def write_federation(
 ) -> Path:
     """Write tables and ``fed.toml`` to ``folder``; ``sections`` update those of the file.
 
+    A model of another family takes the place of the default one, and so do privacy settings.
+
     The label depends on the primary's first feature and on every secondary's, and keys of one
     entity are nearly equal at all parties, so that the joint model has something to learn.
     """
@@ -57,7 +59,7 @@ def write_federation(
         "party": parties,
     }
     for name, section in sections.items():
-        if name == "privacy":
+        if name == "privacy" or "family" in section:
             source[name] = section
         else:
             source[name] = {**source.get(name, {}), **section}

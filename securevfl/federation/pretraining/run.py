@@ -55,6 +55,7 @@ class PretrainingRun:
         if start >= total:
             # All is learned already; secondaries still have to load what they saved.
             self.exchange.begin_iteration(total - 1, self.rows.held_out)
+            self.exchange.end_iteration(total, last=True)
         for iteration in range(start, total):
             began = time.monotonic()
             self.member.begin_iteration(iteration)

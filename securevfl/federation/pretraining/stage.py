@@ -1,5 +1,6 @@
 """Pretraining as a stage of a run: who starts, what is kept, and what fine-tuning gets of it."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,33 @@ def run_pretraining(
     figures.pop("iteration", None)
     files.write_json(run_folder / "pretraining.json", {**figures, "history": run.history})
     return figures
+
+
+def write_pretraining(
+    run_folder: Path,
+    figures: Mapping[str, Any] | None,
+    traffic: Mapping[str, Mapping[str, int]],
+) -> dict[str, Any]:
+    """Add what was sent to ``pretraining.json``, and return its figures.
+
+    Raises:
+        ConfigError: If the federation file has nothing to pretrain.
+    """
+    if figures is None:
+        raise nothing_to_pretrain()
+    path = run_folder / "pretraining.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["bytes"] = {name: dict(row) for name, row in traffic.items()}
+    files.write_json(path, content)
+    return {key: value for key, value in content.items() if key != "history"}
+
+
+def nothing_to_pretrain() -> ConfigError:
+    """Return the refusal of a pretraining that has no steps."""
+    return ConfigError(
+        "model.family: there is nothing to pretrain: choose a family that pretrains, such as "
+        '"fedhssl", and no pretraining.checkpoint'
+    )
 
 
 def common_start(config: FederationConfig, saved: Sequence[Sequence[int]]) -> int:

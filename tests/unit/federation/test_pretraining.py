@@ -26,19 +26,13 @@ PRETRAINING = {"iterations": 2, "batch_size": 64, "projector": [8, 8, 8], "predi
 def federation(folder: Path, **sections: Any) -> Path:
     folder.mkdir(exist_ok=True)
     model = {**MODEL, **sections.pop("model", {})}
-    path = write_federation(
+    return write_federation(
         folder,
+        model=model,
         pretraining={**PRETRAINING, **sections.pop("pretraining", {})},
         training={"epochs": 2, "batch_size": 32, "labelled_rows": 40},
         **sections,
     )
-    text = path.read_text(encoding="utf-8")
-    start = text.index("[model]")
-    end = text.index("\n[", start)
-    import tomli_w
-
-    path.write_text(text[:start] + tomli_w.dumps({"model": model}) + text[end:], encoding="utf-8")
-    return path
 
 
 def simulate(

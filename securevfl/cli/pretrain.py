@@ -1,0 +1,60 @@
+"""What the command ``pretrain`` does."""
+
+from pathlib import Path
+
+from securevfl.cli.progress import RunProgress
+from securevfl.cli.results import print_pretraining
+from securevfl.cli.run import run_folder_for
+from securevfl.core import files
+from securevfl.core.memory import keep_freed_memory
+from securevfl.federation.config import read_federation_file
+from securevfl.federation.device import device_named
+from securevfl.federation.launching import train_in_processes
+from securevfl.federation.pretraining.stage import nothing_to_pretrain, wants_pretraining
+from securevfl.federation.simulation import read_tables, simulate_federation
+
+
+def run_pretrain(
+    path: Path,
+    *,
+    out: Path | None,
+    simulated: bool,
+    resume: bool,
+    device: str,
+    data_root: Path | None,
+    as_json: bool,
+) -> None:
+    """Pretrain a federation's encoders, and leave each party's in its own folder.
+
+    Raises:
+        ConfigError: If the federation file has nothing to pretrain.
+    """
+    config = read_federation_file(path)
+    if not wants_pretraining(config):
+        raise nothing_to_pretrain()
+    folder = run_folder_for(config, out, resume=resume)
+    root, torch_device = data_root or path.parent, device_named(device)
+    with RunProgress(metric="") as progress:
+        if simulated:
+            keep_freed_memory()
+            files.require_writable_folder(folder)
+            figures = simulate_federation(
+                config,
+                read_tables(config, root),
+                folder,
+                device=torch_device,
+                resume=resume,
+                observe=progress,
+                pretrain_only=True,
+            ).metrics
+        else:
+            figures, _ = train_in_processes(
+                config,
+                folder,
+                data_root=root.resolve(),
+                resume=resume,
+                device=device,
+                observe=progress,
+                pretrain_only=True,
+            )
+    print_pretraining(figures, folder, as_json=as_json)
