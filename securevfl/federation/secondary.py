@@ -11,6 +11,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.distinct import represent_distinct
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
@@ -162,6 +163,8 @@ class Secondary:
         index = torch.as_tensor(self.links.link(rows).indices, device=self.features.device)
         present = index >= 0
         index = index.clamp_min(0)
+        if self.bottom.recordwise:
+            return represent_distinct(self.bottom, self.features, self.keys, index, present)
         out: Tensor = self.bottom(self.features[index], self.keys[index], present)
         return out
 

@@ -86,10 +86,10 @@ class PairModel(nn.Module):
         """Return the outputs of each pair."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         row = self.of_row(self.local(inputs)).unsqueeze(1)
-        hidden = self.of_link(aggregate * _unit_scale(aggregate)) + row
+        hidden = self.of_link(aggregate * _unit_scale(aggregate)).add_(row)
         if self.of_similarity is not None:
             assert similarities is not None, "the family asks for similarities"
-            hidden = hidden + self.of_similarity(similarities.unsqueeze(-1))
+            hidden.add_(self.of_similarity(similarities.unsqueeze(-1)))
         out: Tensor = self.out(hidden.relu_())
         return out
 

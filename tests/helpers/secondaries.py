@@ -26,6 +26,8 @@ class NoCharge:
 class LinearBottom(nn.Module):
     """One linear layer and dropout on each link."""
 
+    recordwise = False
+
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.positions = nn.Linear(FEATURES, WIDTH)

@@ -32,7 +32,7 @@ class FedSimConfig(ManyLinksSettings):
     """Merge gate: a convolution over neighbouring links, a perceptron of as many weights over all
     of them, or their mean."""
 
-    pair_outputs: int = 10
+    pair_outputs: int = 5
     """l_m, outputs of the split network for one pair; ``average`` takes the task's own number."""
 
     kernel: int = 5

@@ -1,0 +1,32 @@
+"""Representations of links by a bottom model that sees each record alone: each record once."""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+
+def represent_distinct(
+    bottom: nn.Module,
+    features: Float[Tensor, "records features"],
+    keys: Float[Tensor, "records dimension"],
+    index: Int64[Tensor, "batch links"],
+    present: Bool[Tensor, "batch links"],
+) -> Float[Tensor, "batch links width"]:
+    """Apply a recordwise bottom model to each linked record once, and gather by link.
+
+    A batch links to a record many times (K links a row, and near rows share records); the model's
+    work and its gradient's shrink by as much. Dropout, if the model has any, is then the same for
+    all links to a record.
+
+    Args:
+        bottom: A recordwise model, see :class:`securevfl.models.split.Bottom`.
+        features: All of the secondary's records.
+        keys: Their keys.
+        index: Record of each link; anything valid where there is none.
+        present: Which links there are.
+    """
+    records, place = index.unique(return_inverse=True)
+    alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
+    vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
+    gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
+    return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
