@@ -27,7 +27,7 @@ from securevfl.federation.simulation import read_tables, simulate_federation
 
 # Agreed ranges of one width, round numbers about Seattle and Singapore.
 RANGES = {
-    "house_kc": [[-122.6, -121.4], [46.9, 48.1]],
+    "house_kc": [[-122.6, -121.2], [46.8, 48.2]],
     "hdb": [[103.6, 104.1], [1.1, 1.6]],
 }
 FAMILIES = {
