@@ -14,6 +14,7 @@ them) of about 60 bytes.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -116,9 +117,8 @@ class BlockedTextKeys:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible candidates."""
         ids = eligible_ids(self.num_records, k, eligible)
         mine = self._primary if rows is None else self._primary.take(rows)
-        return _nearest_candidates(
-            mine, self._records.take(ids), ids, k, self._blocking, workers=self._workers
-        )
+        theirs = self._records if eligible is None else self._records.take(ids)
+        return _nearest_candidates(mine, theirs, ids, k, self._blocking, workers=self._workers)
 
     def swapped(self) -> "BlockedTextKeys":
         """Exchange the parties' roles."""
@@ -180,13 +180,18 @@ def block_texts(
     return BlockedTextKeys(mine, theirs, blocking, quality, workers=workers)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Grams:
     """Texts, and which q-grams each has: a sparse matrix of zeros and ones."""
 
     texts: Sequence[str]
     matrix: Any
     count: Float64[np.ndarray, " rows"]
+
+    @cached_property
+    def by_gram(self) -> Any:
+        """The matrix the other way round, kept since rows are often linked part by part."""
+        return self.matrix.T.tocsr()
 
     @classmethod
     def of(cls, texts: Sequence[str], q: int) -> "_Grams":
@@ -246,12 +251,11 @@ def _candidates(mine: _Grams, theirs: _Grams, least_overlap: float) -> Any:
     """Yield, for runs of rows: start, end, and the candidate pairs of a row and a record."""
     if not len(theirs.texts):
         return
-    transposed = theirs.matrix.T.tocsr()
-    texts_with = np.diff(transposed.indptr).astype(np.float64)
+    texts_with = np.diff(theirs.by_gram.indptr).astype(np.float64)
     # A row has at most as many pairs as its q-grams have texts.
     most_pairs = np.asarray(mine.matrix @ texts_with).astype(np.int64)
     for start, end in batches(most_pairs, _CHUNK_CELLS):
-        common = (mine.matrix[start:end] @ transposed).tocoo()
+        common = (mine.matrix[start:end] @ theirs.by_gram).tocoo()
         # Counts are whole numbers, so this is the same whichever party's text comes first.
         wanted = least_overlap * np.sqrt(mine.count[start + common.row] * theirs.count[common.col])
         near = common.data >= wanted
