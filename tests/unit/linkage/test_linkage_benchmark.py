@@ -1,4 +1,4 @@
-"""The benchmark runs, and what it compares is equal."""
+"""The benchmarks of linkage run, and what they compare is equal."""
 
 import importlib.util
 from pathlib import Path
@@ -9,11 +9,13 @@ import pytest
 pytest.importorskip("phe", reason="phe is an optional dependency")
 pytest.importorskip("faiss", reason="faiss is an optional dependency")
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "linkage.py"
+from securevfl.federation.config import parse_federation
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("linkage_benchmark", SCRIPT)
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -21,7 +23,7 @@ def load() -> Any:
     return module
 
 
-BENCHMARK = load()
+BENCHMARK = load("linkage")
 
 
 @pytest.mark.parametrize("name", BENCHMARK.MEASUREMENTS)
@@ -35,3 +37,19 @@ def test_what_is_timed_is_equal(name: str) -> None:
 
     assert compared
     assert all(value == 1 for value in compared)
+
+
+def test_every_protection_is_compared_on_one_federation() -> None:
+    """The files of the downstream comparison are valid and differ in their protection alone."""
+    compared = load("protected_linkage")
+    for data in compared.RANGES:
+        for family in compared.FAMILIES:
+            sources = [
+                compared.federation(data, family, protection, seed=1, epochs=2)
+                for protection in compared.PROTECTIONS
+            ]
+            for source in sources:
+                parse_federation(source, file="comparison")
+                del source["linkage"]["protection"]
+                source["linkage"].pop("secret", None)
+            assert sources[0] == sources[1] == sources[2]
