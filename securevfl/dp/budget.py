@@ -20,7 +20,7 @@ from securevfl.dp.events import (
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.noise_shares import honest_parties, noise_share_std
 from securevfl.dp.privacy import Encoder, UnitName
-from securevfl.dp.sensitivity import rows_changed, sum_sensitivity
+from securevfl.dp.sensitivity import gradient_sensitivity, rows_changed, sum_sensitivity
 
 Sampling = Literal["per-round", "per-epoch", "fixed-size"]
 NeighbouringName = Literal["add-remove", "replace-one"]
@@ -77,8 +77,8 @@ class Budget:
     """Whether the primary never learns which records were sampled."""
 
     batches_per_epoch: int = 1
-    """Rounds of an epoch, in one of which a row is. For linked rows with a frozen encoder, and for
-    ``per-epoch`` sampling."""
+    """Rounds of an epoch, in one of which a row is. For linked rows whose encoder is not
+    ``trained``, and for ``per-epoch`` sampling."""
 
     neighbouring: NeighbouringName = "add-remove"
     """Whether a unit is there or not, or is exchanged for another."""
@@ -90,6 +90,10 @@ class Budget:
     gradient_noise_multiplier: float | None = None
     """For ``dp-trained``: multiplier of the noise on each update of the bottom model; the forward
     one if None."""
+
+    gradient_clip_norm: float | None = None
+    """``C_g``, for ``dp-trained``: clip norm of one row's gradient, 1 if None; matters for noise
+    in its own units alone."""
 
     accountant: Method = "auto"
     """``auto``, ``pld`` or ``rdp``."""
@@ -116,13 +120,17 @@ class Budget:
         if self.links_per_record is not None:
             checks.whole(links_per_record=self.links_per_record)
             checks.at_least(1, links_per_record=self.links_per_record)
-        if self.gradient_noise_multiplier is not None:
-            checks.positive(gradient_noise_multiplier=self.gradient_noise_multiplier)
-            if self.encoder != "dp-trained":
-                raise ConfigError(
-                    f'gradient_noise_multiplier: goes with encoder = "dp-trained", got '
-                    f"{self.encoder!r}"
-                )
+        updates = {
+            "gradient_noise_multiplier": self.gradient_noise_multiplier,
+            "gradient_clip_norm": self.gradient_clip_norm,
+        }
+        for name, value in updates.items():
+            if value is not None:
+                checks.positive(**{name: value})
+                if self.encoder != "dp-trained":
+                    raise ConfigError(
+                        f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}'
+                    )
         honest_parties(active=self.secondaries, colluding=self.colluding)
         self._check_promise()
 
@@ -187,7 +195,7 @@ class Budget:
         z, count = noise_multiplier, self.steps
         if self.encoder == "dp-trained":
             z = composed_multiplier(z, self.gradient_noise_multiplier or z)
-        if self.unit == "linked-row" and self.encoder == "frozen":
+        if self.unit == "linked-row" and self.encoder != "trained":
             # A row is in one batch of an epoch; the other batches say nothing of it.
             count = -(-self.steps // self.batches_per_epoch)
         if self.sampling_rate == 1:
@@ -274,6 +282,27 @@ class Budget:
             rows=rows,
             neighbouring=Neighbouring(self.neighbouring),
         ) * (math.sqrt(rows) if self.unit == "linked-row" and self.encoder == "trained" else 1)
+
+    def gradient_noise_std(self, gradient_noise_multiplier: float) -> float:
+        """Return ``tau_g``: noise on one secondary's sum of a round's clipped row gradients.
+
+        For ``dp-trained``; in the units of ``gradient_clip_norm``. Exchanging a unit changes twice
+        the rows, and updates of an entity or a linked row are made at every secondary.
+        """
+        checks.positive(gradient_noise_multiplier=gradient_noise_multiplier)
+        unit = Unit(self.unit)
+        change = gradient_sensitivity(
+            clip_norm=self.gradient_clip_norm or 1.0,
+            unit=unit,
+            rows=rows_changed(
+                links_per_record=self.links_per_record or 1,
+                rows=self.batch_rows,
+                neighbouring=Neighbouring(self.neighbouring),
+            ),
+        )
+        if unit is not Unit.SECONDARY_RECORD:
+            change *= math.sqrt(self.secondaries)
+        return gradient_noise_multiplier * change
 
     def noise_share_std(self, *, noise_multiplier: float) -> float:
         """Return ``tau``: what each secondary adds to its own term, in the units of ``clip_norm``.

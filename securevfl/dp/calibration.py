@@ -60,17 +60,23 @@ def noise_multiplier_for(
 def _if_gaussian(
     releases_at: Callable[[float], Sequence[Release]], *, epsilon: float, delta: float
 ) -> float | None:
-    """Solve a plan of Gaussians whose multipliers all scale with the argument."""
-    one, two = simplified(releases_at(1.0)), simplified(releases_at(2.0))
-    if not (len(one) == len(two) == 1):
+    """Solve a plan of Gaussians whose multipliers scale with the argument, or do not move at all.
+
+    Their inverse squares add up to ``fixed + moving / argument^2``.
+    """
+    squares = []
+    for argument in (1.0, 2.0, 4.0):
+        merged = simplified(releases_at(argument))
+        if not (len(merged) == 1 and isinstance(merged[0], GaussianRelease)):
+            return None
+        squares.append(merged[0].noise_multiplier ** -2)
+    moving = (squares[0] - squares[1]) * 4 / 3
+    fixed = squares[0] - moving
+    left = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** -2 - fixed
+    if not (math.isclose(squares[2], fixed + moving / 16, rel_tol=1e-9) and left > 0 < moving):
         return None
-    first, second = one[0], two[0]
-    if not (isinstance(first, GaussianRelease) and isinstance(second, GaussianRelease)):
-        return None
-    if not math.isclose(second.noise_multiplier, 2 * first.noise_multiplier, rel_tol=1e-12):
-        return None
-    needed = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) / first.noise_multiplier
-    # Rounding of the division must not leave the plan short of noise.
+    needed = math.sqrt(moving / left)
+    # Rounding must not leave the plan short of noise.
     while epsilon_of(releases_at(needed), delta=delta) > epsilon:
         needed *= 1 + 1e-12
     return needed

@@ -63,6 +63,25 @@ def clip_records(
     return _clip(representation, clip_norm, dim=(2,))
 
 
+def clip_gradients(
+    gradients: Float[Tensor, "batch parameters"], clip_norm: float
+) -> Float[Tensor, "batch parameters"]:
+    """Scale each row's gradient down to an L2 norm over all parameters of at most ``clip_norm``.
+
+    Args:
+        gradients: One gradient of all parameters a primary row, float32 or float64.
+        clip_norm: C_g, in the units of the gradient, > 0.
+
+    Raises:
+        ConfigError: If ``clip_norm`` is not finite and positive.
+        EncodingRangeError: If ``gradients`` have half precision.
+
+    References:
+        [ACG16] Algorithm 1 (arXiv:1607.00133v2), where an example is what a row is here.
+    """
+    return _clip(gradients, clip_norm, dim=(1,))
+
+
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
     checks.positive(clip_norm=clip_norm)
     if representation.dtype not in (torch.float32, torch.float64):

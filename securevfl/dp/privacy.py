@@ -47,6 +47,18 @@ class Privacy:
     colluding: int = 0
     """``c``: secondaries that may help the primary; the others' noise must be enough."""
 
+    gradient_clip_norm: float | None = None
+    """``C_g``, for ``dp-trained``: largest L2 norm of the gradient that one row of the primary
+    gives a bottom model, for a loss that is not divided by the rows of the batch. Default 1."""
+
+    gradient_noise_multiplier: float | None = None
+    """For ``dp-trained`` with ``noise_multiplier``: noise on the sum of a batch's clipped gradients
+    over that sum's sensitivity, dimensionless. Default: what ``gradient_share`` gives."""
+
+    gradient_share: float | None = None
+    """For ``dp-trained``: part of the budget that updates of the bottom models use, in (0, 1);
+    releases use the rest. It is a part of ``1/z^2``, in which budgets add up. Default 0.5."""
+
     accounting: Accounting = "sound"
     """``as-published`` calibrates by the papers' formulas, which are not a guarantee."""
 
@@ -67,6 +79,7 @@ class Privacy:
             checks.whole(links_per_record=self.links_per_record)
             checks.at_least(1, links_per_record=self.links_per_record)
         self._check_noise()
+        self._check_updates()
         if self.mechanism == "gaussian" and self.accounting == "sound":
             self._check_promise()
 
@@ -84,6 +97,33 @@ class Privacy:
         if self.mechanism == "none" and given:
             raise ConfigError(
                 'mechanism: "none" adds no noise, so epsilon and noise_multiplier must be left out'
+            )
+
+    def _check_updates(self) -> None:
+        given = {
+            "gradient_clip_norm": self.gradient_clip_norm,
+            "gradient_noise_multiplier": self.gradient_noise_multiplier,
+            "gradient_share": self.gradient_share,
+        }
+        numbers = {name: value for name, value in given.items() if value is not None}
+        if self.encoder != "dp-trained":
+            for name in numbers:
+                raise ConfigError(f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}')
+            return
+        if self.mechanism == "none" or self.accounting == "as-published":
+            raise ConfigError(
+                'encoder: "dp-trained" needs mechanism = "gaussian" and accounting = "sound"; '
+                'an encoder that learns without a guarantee is "trained"'
+            )
+        checks.positive(**numbers)
+        if self.gradient_share is not None:
+            checks.open_unit(gradient_share=self.gradient_share)
+        if self.gradient_noise_multiplier is not None and (
+            self.gradient_share is not None or self.noise_multiplier is None
+        ):
+            raise ConfigError(
+                "gradient_noise_multiplier: goes with noise_multiplier, and without "
+                "gradient_share; with epsilon, gradient_share divides the budget"
             )
 
     def _check_promise(self) -> None:
@@ -109,6 +149,11 @@ class Privacy:
                 "remember records that were sampled before; set it to 1, or use a frozen or "
                 "dp-trained encoder"
             )
+        if self.sampling_rate < 1 and self.encoder == "dp-trained" and self.unit == "entity":
+            raise PrivacyError(
+                'sampling_rate: amplification of unit = "entity" is not accounted for with a '
+                "dp-trained encoder; set it to 1, or use a frozen encoder"
+            )
 
     def delta_warning(self, records: int) -> str | None:
         """Return a warning if ``delta`` is too large for a table of so many records, else None."""
@@ -119,6 +164,20 @@ class Privacy:
             f"table: a mechanism that publishes one random record would satisfy it; choose a "
             f"smaller delta"
         )
+
+    @property
+    def update_clip_norm(self) -> float:
+        """``C_g`` of a dp-trained encoder."""
+        return 1.0 if self.gradient_clip_norm is None else self.gradient_clip_norm
+
+    @property
+    def update_noise_ratio(self) -> float:
+        """Noise multiplier of a dp-trained encoder's updates over that of its releases."""
+        if self.gradient_noise_multiplier is not None:
+            assert self.noise_multiplier is not None  # the two go together
+            return self.gradient_noise_multiplier / self.noise_multiplier
+        share = 0.5 if self.gradient_share is None else self.gradient_share
+        return math.sqrt((1 - share) / share)
 
     @property
     def epsilon_limit(self) -> float:

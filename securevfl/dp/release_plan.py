@@ -8,14 +8,20 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import GaussianRelease, Release, SampledRelease, Unit
+from securevfl.dp.events import (
+    EntitySampledRelease,
+    GaussianRelease,
+    Release,
+    SampledRelease,
+    Unit,
+)
 from securevfl.dp.fitting import fitting_multiplier, fitting_releases
-from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.published import epsilon_as_published
-from securevfl.dp.sensitivity import row_change
-from securevfl.dp.statement import unit_in_words
+from securevfl.dp.sensitivity import gradient_sensitivity, row_change
+from securevfl.dp.statement import NO_PROMISE, promise_in_words
 
 # Added to noise that rounding has left a little too small.
 _NUDGE: Final = 1e-12
@@ -139,12 +145,7 @@ class ReleasePlan:
                     '"sound", or an encoder that is not fitted'
                 )
             return
-        if privacy.encoder == "dp-trained":
-            raise PrivacyError(
-                'privacy.encoder: "dp-trained" is not available in a run yet (securevfl budget '
-                'accounts for it); use "frozen" or "trained"'
-            )
-        if privacy.sampling_rate < 1 and self.releases_per_row > 1:
+        if privacy.sampling_rate < 1 and privacy.encoder == "frozen" and self.releases_per_row > 1:
             raise PrivacyError(
                 f"privacy.sampling_rate: one secret sample serves one pass over the rows, but a "
                 f"row is released {self.releases_per_row} times; release each row once, or set "
@@ -156,12 +157,11 @@ class ReleasePlan:
     def sensitivity(self) -> float:
         """Return ``Delta_sum``, by which ``noise_multiplier`` is defined, at all k active.
 
-        With a trained encoder: of one round of B rows, all of which may change. With a frozen one:
-        of everything that is released, since the rounds are parts of one fixed answer.
+        With a trained encoder: of one round of B rows, all of which may change. With a dp-trained
+        one: of one round, of which the unit touches what the record-side cap allows. With a frozen
+        one: of everything that is released, since the rounds are parts of one fixed answer.
         """
-        if self.privacy.encoder == "trained":
-            return self._row_change(self.parties) * math.sqrt(self.rows_per_round)
-        return self._row_change(self.parties) * math.sqrt(self._touched(self.row_releases))
+        return self._row_change(self.parties) * math.sqrt(self._measured_rows)
 
     def noise_share_std(self) -> float:
         """Return ``tau``: what each secondary adds to its own term, in the units of the rows.
@@ -175,31 +175,21 @@ class ReleasePlan:
         privacy = self.privacy
         if privacy.mechanism == "none":
             return 0.0
+        # tau at which releases have the multiplier 1, for the worst number of active secondaries.
+        one = self._change_over_noise() * math.sqrt(self._measured_rows)
         if privacy.noise_multiplier is not None:
-            # z holds for the worst number of active secondaries.
-            return privacy.noise_multiplier * self._change_over_noise() * self._pass_root()
+            return privacy.noise_multiplier * one
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         if privacy.accounting == "as-published":
             return self._share_std_as_published(privacy.epsilon)
-        delta = self._delta()
-        change = self._change_over_noise() * math.sqrt(self._touched(self.row_releases))
-        fitting = self.fitting_releases()
-        if privacy.sampling_rate < 1:
-            z = noise_multiplier_for(
-                lambda multiplier: [
-                    *fitting,
-                    SampledRelease(
-                        sampling_rate=privacy.sampling_rate, noise_multiplier=multiplier
-                    ),
-                ],
-                epsilon=privacy.epsilon,
-                delta=delta,
-            )
-        else:
-            z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
-            if fitting:
-                z /= math.sqrt(1 - self.fitting_share)
-        share_std = z * change
+        share_std = one * noise_multiplier_for(
+            lambda multiplier: [
+                *self.fitting_releases(),
+                self.release(multiplier * one, rounds=self.rounds, row_releases=self.row_releases),
+            ],
+            epsilon=privacy.epsilon,
+            delta=self._delta(),
+        )
         # Rounding must not leave the plan's last row over its budget.
         while self.epsilon(share_std) > privacy.epsilon:
             share_std *= 1 + _NUDGE
@@ -217,45 +207,98 @@ class ReleasePlan:
             self.privacy, share=self.fitting_share, parties=self.parties, delta=self._delta()
         )
 
+    def gradient_noise_std(self, noise_share_std: float) -> float:
+        """Return ``tau_g``: noise on one secondary's sum of clipped row gradients, at ``tau``.
+
+        For dp-trained encoders; in the units of ``gradient_clip_norm``. Every secondary's update is
+        an answer of its own, noised by it alone: colluding parties take nothing of it away, and a
+        unit that has a record at each of k secondaries changes k of them.
+        """
+        privacy = self.privacy
+        change = gradient_sensitivity(
+            clip_norm=privacy.update_clip_norm,
+            unit=Unit(privacy.unit),
+            rows=self._rows_of_a_round,
+        )
+        if privacy.unit != "secondary-record":
+            change *= math.sqrt(self.parties)
+        return privacy.update_noise_ratio * self.release_multiplier(noise_share_std) * change
+
     def epsilon(self, noise_share_std: float) -> float:
         """Return the sound epsilon of the whole plan at ``tau``; infinite without noise."""
         return self.epsilon_after(
             noise_share_std, rounds=self.rounds, row_releases=self.row_releases
         )
 
-    def epsilon_after(self, noise_share_std: float, *, rounds: int, row_releases: int) -> float:
+    def epsilon_after(
+        self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None
+    ) -> float:
         """Return the sound epsilon of a part of the plan, with the fitting that came before it.
 
         Args:
             noise_share_std: ``tau``; 0 if the mechanism is ``none``.
             rounds: Rounds released, >= 0.
             row_releases: Sum over these rounds of their rows, >= ``rounds``.
+            passes: Most of these rounds that one row was in; ``releases_per_row`` if None.
         """
         if row_releases == 0:
             return 0.0
         if noise_share_std == 0:
             return math.inf
-        release = self.release(noise_share_std, rounds=rounds, row_releases=row_releases)
+        release = self.release(
+            noise_share_std, rounds=rounds, row_releases=row_releases, passes=passes
+        )
         return epsilon_of([*self.fitting_releases(), release], delta=self._delta())
 
-    def release(self, noise_share_std: float, *, rounds: int, row_releases: int) -> Release:
+    def release(
+        self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None
+    ) -> Release:
         """Return the event that describes a part of the plan, for an accountant.
+
+        A dp-trained encoder's rounds are adaptive Gaussian releases, each with its update: given
+        what was released before, both are as private as one release at
+        ``(z_f^-2 + z_g^-2)^(-1/2)``, and so is the pair on one fresh secret sample. One unit is in
+        at most ``m passes`` pairs of a row and a round, with at most ``j = min(m, B)`` of its rows
+        in one round. Without sampling squares add up, ``z_f^-2/j`` for every pair and, at
+        worst, ``z_g^-2/j`` too (the update's change is ``2 C_g j``). With it, at most ``m passes``
+        rounds touch the unit, and each costs at most what a round with all ``j`` rows does.
 
         Args:
             noise_share_std: ``tau``, > 0.
             rounds: Rounds released, >= 1.
             row_releases: Sum over these rounds of their rows, >= ``rounds``.
+            passes: Most of these rounds that one row was in; ``releases_per_row`` if None.
+
+        References:
+            DESIGN 7; docs/privacy.md, section 3, for the proof.
         """
         checks.positive(noise_share_std=noise_share_std)
         checks.whole(rounds=rounds, row_releases=row_releases)
         checks.at_least(1, rounds=rounds)
         checks.at_least(rounds, row_releases=row_releases)
-        change = self._change_over_noise() * math.sqrt(self._touched(row_releases))
-        multiplier = noise_share_std / change
-        if self.privacy.sampling_rate < 1 and self._amplifies:
-            return SampledRelease(
-                sampling_rate=self.privacy.sampling_rate, noise_multiplier=multiplier
+        privacy, rate = self.privacy, self.privacy.sampling_rate
+        passes = self.releases_per_row if passes is None else passes
+        touched = self._touched(row_releases, passes)
+        if privacy.encoder == "dp-trained":
+            multiplier = self.release_multiplier(noise_share_std)
+            multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
+            if rate < 1:
+                return SampledRelease(
+                    sampling_rate=rate,
+                    noise_multiplier=multiplier,
+                    # Not this part's rounds: a figure that changes once a pass is computed once.
+                    count=min(touched, self.rounds),
+                )
+            return GaussianRelease(
+                noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)
             )
+        multiplier = noise_share_std / (self._change_over_noise() * math.sqrt(touched))
+        if rate < 1 and self._amplifies:
+            if privacy.unit == "entity":
+                return EntitySampledRelease(
+                    parties=self.parties, sampling_rate=rate, noise_multiplier=multiplier
+                )
+            return SampledRelease(sampling_rate=rate, noise_multiplier=multiplier)
         return GaussianRelease(noise_multiplier=multiplier)
 
     def epsilon_as_published(self, noise_share_std: float) -> float:
@@ -276,27 +319,16 @@ class ReleasePlan:
 
     def statement(self) -> str:
         """Return the guarantee in one plain sentence."""
-        privacy = self.privacy
-        if privacy.mechanism == "none":
-            return (
-                "No noise is added: what the primary learns from the averages is not bounded; "
-                "secret sharing hides the terms of each average, and nothing else protects."
-            )
-        epsilon = self.epsilon(self.noise_share_std())
-        what = unit_in_words(privacy, links=self.links)
-        if privacy.accounting == "as-published":
-            claimed = self.epsilon_as_published(self.noise_share_std())
-            return (
-                f"The papers' formula claims epsilon = {claimed:.4g} at delta = {privacy.delta:g}; "
-                f"that is not a guarantee: {what}, sound accounting gives epsilon = {epsilon:.4g}."
-            )
-        against = "the primary"
-        if privacy.colluding:
-            against += f", helped by any {privacy.colluding} of the {self.parties} secondaries,"
-        fitting = "and the fitting of the encoders " if self.fitting_share else ""
-        return (
-            f"All averages {fitting}together let {against} tell whether {what} with "
-            f"epsilon = {epsilon:.4g} at delta = {privacy.delta:g}."
+        if self.privacy.mechanism == "none":
+            return NO_PROMISE
+        share_std = self.noise_share_std()
+        return promise_in_words(
+            self.privacy,
+            links=self.links,
+            parties=self.parties,
+            epsilon=self.epsilon(share_std),
+            claimed=self.epsilon_as_published(share_std),
+            fitted=self.fitting_share > 0,
         )
 
     @property
@@ -329,27 +361,45 @@ class ReleasePlan:
             for active in (self.min_active, self.parties)
         )
 
-    def _touched(self, row_releases: int) -> int:
+    def _touched(self, row_releases: int, passes: int) -> int:
         """Return how many of the row releases one unit's data can change."""
         privacy = self.privacy
-        if privacy.encoder != "frozen":
+        if privacy.encoder == "trained":
             return row_releases
         match privacy.unit:
             case "linked-row":
-                touched = self.releases_per_row
+                touched = passes
             case "secondary-record" | "entity":
                 if privacy.links_per_record is None:
                     return row_releases
-                touched = privacy.links_per_record * self.releases_per_row
+                touched = privacy.links_per_record * passes
             case _:
                 assert_never(privacy.unit)
         return min(touched, row_releases)
 
-    def _pass_root(self) -> float:
-        """Return the square root of how many row releases ``noise_multiplier`` is measured by."""
-        if self.privacy.encoder == "trained":
-            return math.sqrt(self.rows_per_round)
-        return math.sqrt(self._touched(self.row_releases))
+    @property
+    def _rows_of_a_round(self) -> int:
+        """Most rows of one round that one unit can touch, with an encoder that is not trained."""
+        if self.privacy.unit == "linked-row":
+            return 1
+        return min(self.privacy.links_per_record or self.rows_per_round, self.rows_per_round)
+
+    @property
+    def _measured_rows(self) -> int:
+        """Rows that ``noise_multiplier`` is measured by."""
+        match self.privacy.encoder:
+            case "trained":
+                return self.rows_per_round
+            case "dp-trained":
+                return self._rows_of_a_round
+            case "frozen":
+                return self._touched(self.row_releases, self.releases_per_row)
+            case _:
+                assert_never(self.privacy.encoder)
+
+    def release_multiplier(self, noise_share_std: float) -> float:
+        """Return a dp-trained round's noise multiplier ``z_f``, at the worst number of parties."""
+        return noise_share_std / (self._change_over_noise() * math.sqrt(self._measured_rows))
 
     def _share_std_as_published(self, epsilon: float) -> float:
         privacy = self.privacy

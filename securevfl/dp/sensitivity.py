@@ -92,6 +92,30 @@ def rows_changed(
     return min(touched, rows)
 
 
+def gradient_sensitivity(*, clip_norm: float, unit: Unit, rows: int) -> float:
+    """Return the largest L2 change of one secondary's sum of clipped row gradients.
+
+    The sum is *one* vector: gradients of all rows of a round are added. A unit that touches ``j``
+    of these rows moves each of their gradients from one vector of length at most ``C_g`` to
+    another, by up to ``2 C_g``, and nothing keeps these moves from pointing the same way: the sum
+    changes by up to ``2 C_g j``. (Released rows lie side by side instead, and change by
+    ``2 C sqrt(j)`` together.)
+
+    Args:
+        clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
+        unit: What is added or removed. A linked row is one row of the round.
+        rows: ``j``, most rows of one round that the unit can touch, >= 1.
+
+    Examples:
+        >>> gradient_sensitivity(clip_norm=0.5, unit=Unit.SECONDARY_RECORD, rows=4)
+        4.0
+    """
+    checks.positive(clip_norm=clip_norm)
+    checks.whole(rows=rows)
+    checks.at_least(1, rows=rows)
+    return 2 * clip_norm * (1 if unit is Unit.LINKED_ROW else rows)
+
+
 def sum_sensitivity(
     *,
     clip_norm: float,

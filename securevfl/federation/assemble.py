@@ -30,6 +30,7 @@ from securevfl.federation.primary import PrimaryData
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution
 from securevfl.federation.secondary import Secondary
+from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -181,8 +182,8 @@ def build_secondary(
     """
     frozen = is_frozen(config)
     require_enough_records(config, table)
-    if frozen and config.privacy.mechanism != "none":
-        _require_declared_features(table)
+    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
+        _require_declared_features(table, encoder=config.privacy.encoder)
     features = features_of(party, table)
     bottom = _initialised(
         config,
@@ -195,6 +196,8 @@ def build_secondary(
             )
         ),
     )
+    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
+        require_separate_rows(bottom, encoder=config.privacy.encoder)
     # The plan speaks of rows that are means over K slots; what leaves is their sum.
     noise_std = plan.noise_share_std() * slots(config, plan)
     return Secondary(
@@ -227,6 +230,16 @@ def build_secondary(
             release_once=frozen,
         ),
         dropout=DropoutStream(config.federation.seed, party.name, device=device),
+        gradient_noise=_gradient_noise(config, plan),
+    )
+
+
+def _gradient_noise(config: FederationConfig, plan: ReleasePlan) -> GradientNoise | None:
+    if config.privacy.encoder != "dp-trained":
+        return None
+    return GradientNoise(
+        clip_norm=config.privacy.update_clip_norm,
+        noise_std=plan.gradient_noise_std(plan.noise_share_std()),
     )
 
 
@@ -238,13 +251,13 @@ def features_of(party: PartySettings, table: PartyTable) -> Float32[np.ndarray, 
     return scaler.apply(table.features)
 
 
-def _require_declared_features(table: PartyTable) -> None:
+def _require_declared_features(table: PartyTable, *, encoder: str) -> None:
     if table.inferred_columns:
         column = table.inferred_columns[0]
         raise PrivacyError(
             f"table of {table.name!r}: column {column!r} holds words, and which words there are "
-            f"depends on the records, so a frozen encoder's epsilon would not hold; list them as "
-            f'party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
+            f"depends on the records, so a {encoder} encoder's epsilon would not hold; list them "
+            f'as party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
         )
 
 

@@ -6,10 +6,14 @@ is needed to compute what was spent again.
 """
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
@@ -20,7 +24,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger_file import ChainedFile
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class _Session:
@@ -32,17 +36,24 @@ class _Session:
         self.fitted = False
         self.rounds = 0
         self.row_releases = 0
+        self.passes = 0
+        """Most rounds that one row was in."""
+        self.updates = 0
         self.last_round = 0
 
-    def book(self, *, round_number: int, rows: int) -> None:
+    def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
         self.rounds += 1
+        self.updates += purpose == "train" and self.plan.privacy.encoder == "dp-trained"
         self.row_releases += rows
+        self.passes = max(self.passes, passes)
         self.last_round = round_number
 
     def unprotected(self, *, more_rounds: int = 0) -> bool:
         return self.noise_share_std == 0 and (self.fitted or self.rounds + more_rounds > 0)
 
-    def releases(self, *, more_rounds: int = 0, more_rows: int = 0) -> list[Release]:
+    def releases(
+        self, *, more_rounds: int = 0, more_rows: int = 0, passes: int = 0
+    ) -> list[Release]:
         rounds, rows = self.rounds + more_rounds, self.row_releases + more_rows
         # A release of a fitted encoder has its fitting behind it, whoever booked it.
         fitting = self.plan.fitting_releases() if self.fitted or rounds else []
@@ -50,7 +61,12 @@ class _Session:
             return fitting
         return [
             *fitting,
-            self.plan.release(self.noise_share_std, rounds=rounds, row_releases=rows),
+            self.plan.release(
+                self.noise_share_std,
+                rounds=rounds,
+                row_releases=rows,
+                passes=max(self.passes, passes),
+            ),
         ]
 
 
@@ -85,6 +101,7 @@ class Ledger:
         self.party = party
         self._earlier: list[_Session] = []
         self._own = _Session(plan=plan, noise_share_std=noise_share_std)
+        self._uses: Counter[int] = Counter()
         self._file = ChainedFile(path)
         try:
             for number, entry in enumerate(self._file.entries, 1):
@@ -134,6 +151,11 @@ class Ledger:
         return sum(session.row_releases for session in [*self._earlier, self._own])
 
     @property
+    def updates(self) -> int:
+        """Noised updates of dp-trained models charged, in this session and in all earlier ones."""
+        return sum(session.updates for session in [*self._earlier, self._own])
+
+    @property
     def spent(self) -> float:
         """Epsilon of everything in the ledger, at this plan's delta; rounded up."""
         return self._epsilon()
@@ -143,12 +165,18 @@ class Ledger:
         """Epsilon of the earlier sessions alone."""
         return _epsilon_of(self._earlier, self._delta)
 
-    def require_room(self, *, rounds: int, row_releases: int) -> None:
+    @property
+    def passes(self) -> int:
+        """Most rounds of this session that one row was in."""
+        return self._own.passes
+
+    def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
         """Refuse a run that could not finish; call it before anything is sent.
 
         Args:
             rounds: Releases still to be made, >= 0.
             row_releases: Their rows, summed; >= ``rounds``.
+            passes: Most of them that one row will be in.
 
         Raises:
             BudgetExceededError: If the budget does not cover them.
@@ -157,16 +185,25 @@ class Ledger:
         checks.at_least(0, rounds=rounds)
         checks.at_least(rounds, row_releases=row_releases)
         if rounds:
-            self._require(rounds=rounds, rows=row_releases, what=f"the run's {rounds} releases")
+            self._require(
+                rounds=rounds,
+                rows=row_releases,
+                passes=self._own.passes + passes,
+                what=f"the run's {rounds} releases",
+            )
 
-    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
         """Book one release, durably; call it before the release, never after.
 
-        A round that is aborted afterwards stays booked: others may have seen it.
+        A round that is aborted afterwards stays booked: others may have seen it. A training round
+        of a dp-trained encoder is booked with the update that follows from it, made or not.
 
         Args:
             round_number: Rises within a session, from 1 on; a retry is a new round.
-            rows: Rows of the release, >= 1.
+            rows: Ids of the release's rows; the file gets their number, and how often the most
+                released of them was released in this session.
             purpose: What for; every purpose is charged alike.
 
         Returns:
@@ -177,24 +214,30 @@ class Ledger:
                 caller must not release.
             PrivacyError: If the round was charged before, or the ledger is closed.
         """
-        checks.whole(round_number=round_number, rows=rows)
-        checks.at_least(1, round_number=round_number, rows=rows)
+        checks.whole(round_number=round_number)
+        checks.at_least(1, round_number=round_number, rows=len(rows))
         if round_number <= self._own.last_round:
             raise PrivacyError(
                 f"round {round_number}: rounds up to {self._own.last_round} are charged already; "
                 f"a retry needs a new round number"
             )
-        epsilon = self._require(rounds=1, rows=rows, what=f"round {round_number} ({purpose})")
+        batch = Counter(rows.tolist())
+        passes = max(self._uses[row] + count for row, count in batch.items())
+        epsilon = self._require(
+            rounds=1, rows=len(rows), passes=passes, what=f"round {round_number} ({purpose})"
+        )
         self._file.append(
             {
                 "kind": "charge",
                 "round": round_number,
-                "rows": rows,
+                "rows": len(rows),
+                "passes": passes,
                 "purpose": purpose,
                 "epsilon": _or_none(epsilon),
             }
         )
-        self._own.book(round_number=round_number, rows=rows)
+        self._own.book(round_number=round_number, rows=len(rows), passes=passes, purpose=purpose)
+        self._uses.update(batch)
         return epsilon
 
     def charge_fitting(self) -> float:
@@ -211,7 +254,7 @@ class Ledger:
             raise PrivacyError("the encoder was fitted before in this session; it is fitted once")
         self._own.fitted = True
         try:
-            epsilon = self._require(rounds=0, rows=0, what="fitting the encoder")
+            epsilon = self._require(rounds=0, rows=0, passes=0, what="fitting the encoder")
             multiplier = self._own.plan.fitting_multiplier()
             self._file.append(
                 {"kind": "fit", "noise_multiplier": multiplier, "epsilon": _or_none(epsilon)}
@@ -243,15 +286,19 @@ class Ledger:
         reserved = max(session.plan.reserved_delta for session in sessions)
         return self._own.plan.privacy.delta - reserved
 
-    def _epsilon(self, *, rounds: int = 0, rows: int = 0) -> float:
+    def _epsilon(self, *, rounds: int = 0, rows: int = 0, passes: int = 0) -> float:
         """Return what is spent, with so many more releases of this session."""
         return _epsilon_of(
-            [*self._earlier, self._own], self._delta, more_rounds=rounds, more_rows=rows
+            [*self._earlier, self._own],
+            self._delta,
+            more_rounds=rounds,
+            more_rows=rows,
+            passes=passes,
         )
 
-    def _require(self, *, rounds: int, rows: int, what: str) -> float:
+    def _require(self, *, rounds: int, rows: int, passes: int, what: str) -> float:
         plan, own = self._own.plan, self._own
-        epsilon = self._epsilon(rounds=rounds, rows=rows)
+        epsilon = self._epsilon(rounds=rounds, rows=rows, passes=passes)
         limit = plan.privacy.epsilon
         if limit is not None and plan.privacy.accounting == "sound":
             if not epsilon <= limit:  # written so that NaN fails
@@ -263,11 +310,16 @@ class Ledger:
                     f"privacy.epsilon, lower training.epochs, or add noise"
                 )
             return epsilon
-        if own.rounds + rounds > plan.rounds or own.row_releases + rows > plan.row_releases:
+        if (
+            own.rounds + rounds > plan.rounds
+            or own.row_releases + rows > plan.row_releases
+            or passes > plan.releases_per_row
+        ):
             raise BudgetExceededError(
                 f"{self.party}: {what} would pass the plan of {plan.rounds} releases and "
-                f"{plan.row_releases} rows, for which the noise was chosen ({own.rounds} releases "
-                f"and {own.row_releases} rows are made); plan more epochs at the start"
+                f"{plan.row_releases} rows, each at most {plan.releases_per_row} times, for which "
+                f"the noise was chosen ({own.rounds} releases and {own.row_releases} rows are "
+                f"made); plan more epochs at the start"
             )
         return epsilon
 
@@ -276,7 +328,12 @@ class Ledger:
             if entry["kind"] == "open":
                 self._replay_open(entry, where=where)
             elif entry["kind"] == "charge" and self._earlier:
-                self._earlier[-1].book(round_number=entry["round"], rows=entry["rows"])
+                self._earlier[-1].book(
+                    round_number=entry["round"],
+                    rows=entry["rows"],
+                    passes=entry["passes"],
+                    purpose=entry["purpose"],
+                )
             elif entry["kind"] == "fit" and self._earlier:
                 self._earlier[-1].fitted = True
             else:
@@ -313,14 +370,19 @@ def _or_none(epsilon: float) -> float | None:
 
 
 def _epsilon_of(
-    sessions: list[_Session], delta: float, *, more_rounds: int = 0, more_rows: int = 0
+    sessions: list[_Session],
+    delta: float,
+    *,
+    more_rounds: int = 0,
+    more_rows: int = 0,
+    passes: int = 0,
 ) -> float:
     """Return epsilon of all sessions, the last one with so many more releases."""
     releases: list[Release] = []
     for session in sessions:
         last = session is sessions[-1]
-        rounds, rows = (more_rounds, more_rows) if last else (0, 0)
+        rounds, rows, most = (more_rounds, more_rows, passes) if last else (0, 0, 0)
         if session.unprotected(more_rounds=rounds):
             return math.inf
-        releases += session.releases(more_rounds=rounds, more_rows=rows)
+        releases += session.releases(more_rounds=rounds, more_rows=rows, passes=most)
     return epsilon_of(releases, delta=delta)

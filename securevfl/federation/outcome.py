@@ -46,6 +46,15 @@ def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger)
     """
     privacy = config.privacy
     tau = plan.noise_share_std()
+    multiplier = tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity()
+    updates = {}
+    if privacy.encoder == "dp-trained":
+        updates = {
+            "gradient_noise_multiplier": privacy.update_noise_ratio * plan.release_multiplier(tau),
+            "gradient_noise_std": plan.gradient_noise_std(tau),
+            "gradient_clip_norm": privacy.update_clip_norm,
+            "updates": ledger.updates,
+        }
     return {
         "mechanism": privacy.mechanism,
         "epsilon": finite_or_none(ledger.spent),
@@ -55,9 +64,10 @@ def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger)
         "unit": privacy.unit,
         "encoder": privacy.encoder,
         "links_per_record": privacy.links_per_record,
+        "sampling_rate": privacy.sampling_rate,
         "colluding": privacy.colluding,
         "accounting": privacy.accounting,
-        "noise_multiplier": tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity(),
+        "noise_multiplier": multiplier,
         "noise_share_std": tau,
         "fitting_noise_multiplier": plan.fitting_multiplier(),
         "sensitivity": plan.sensitivity(),
@@ -65,6 +75,7 @@ def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger)
         "releases": ledger.all_rounds,
         "row_releases": ledger.all_row_releases,
         "secondaries": plan.parties,
+        **updates,
         "statement": plan.statement(),
         "as_published_note": _AS_PUBLISHED_NOTE,
         "channels": channels(config),
@@ -83,7 +94,7 @@ _AS_PUBLISHED_NOTE = (
 def channels(config: FederationConfig) -> list[dict[str, str]]:
     """Return every way in which a party learns something, and what covers it (DESIGN 7)."""
     privacy, noised = config.privacy, config.privacy.mechanism != "none"
-    frozen = privacy.encoder == "frozen"
+    frozen, private = privacy.encoder == "frozen", privacy.encoder == "dp-trained"
     averaging = 0 if frozen else config.model.average_positions_every
     alone = len(config.secondaries) == 1
     rows = [
@@ -104,7 +115,11 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
         (
             "positional-encoding averaging",
             "every party: the mean of the encodings' weights" if averaging else "no one",
-            "heuristic: a secure mean without noise" if averaging else "nothing is sent",
+            "nothing is sent"
+            if not averaging
+            else "covered by epsilon: every update of the weights is noised"
+            if private
+            else "heuristic: a secure mean without noise",
         ),
         (
             "linkage",

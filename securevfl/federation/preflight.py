@@ -5,7 +5,6 @@ from pathlib import Path
 from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.assemble import is_frozen
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.ledger import Ledger
@@ -20,18 +19,20 @@ def require_covered_channels(config: FederationConfig) -> None:
     if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
         return
     _require_covered_pretraining(config)
-    if not is_frozen(config) and config.model.average_positions_every:
+    encoder = config.privacy.encoder
+    if encoder == "trained" and config.model.average_positions_every:
         raise PrivacyError(
             "model.average_positions_every: positional encodings are trained on private records, "
-            "and their average is not noised, so epsilon would not cover it; set it to 0 (or, "
+            "and their average is not noised, so epsilon would not cover it; set it to 0 or use "
+            'privacy.encoder = "dp-trained", whose weights are covered (or, '
             'without any guarantee, privacy.accounting = "as-published" or mechanism = "none")'
         )
-    if is_frozen(config):
+    if encoder != "trained":
         for party in config.secondaries:
             if party.scaling == "standard":
                 raise PrivacyError(
                     f'party {party.name!r}: scaling = "standard" fits statistics to the table, so '
-                    f"one record moves every row and a frozen encoder's epsilon would not hold; "
+                    f"one record moves every row and a {encoder} encoder's epsilon would not hold; "
                     f'use scaling = "bounds" with declared bounds, or "none"'
                 )
 
@@ -43,10 +44,11 @@ def _require_covered_pretraining(config: FederationConfig) -> None:
             'epsilon would not hold; use norm = "layer"'
         )
     steps = config.family.pretraining
-    if steps and is_frozen(config):
+    if steps and config.privacy.encoder != "trained":
         raise PrivacyError(
-            f"model.family: {config.family.name!r} pretrains encoders on private records, so they "
-            f'are not frozen in the sense of the promise; use encoder = "trained", or "fedsplitnn"'
+            f"model.family: {config.family.name!r} pretrains encoders on private records without "
+            f"noise, so they are not {config.privacy.encoder} in the sense of the promise; use "
+            f'encoder = "trained", or "fedsplitnn"'
         )
     exchanged = {"cross": "averages of projections", "aggregate": "means of weights"}
     for step in steps:
@@ -81,7 +83,9 @@ def open_ledger(
             # A run that failed before its first release has used nothing but its folder's name.
             if shared is None and ledger.all_rounds:
                 raise used_folder(folder)
-            ledger.require_room(rounds=plan.rounds, row_releases=plan.row_releases)
+            ledger.require_room(
+                rounds=plan.rounds, row_releases=plan.row_releases, passes=plan.releases_per_row
+            )
     except BaseException:
         ledger.close()
         raise

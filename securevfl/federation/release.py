@@ -2,6 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
@@ -18,7 +19,9 @@ from securevfl.mpc.ring_format import RingFormat
 class Charge(Protocol):
     """Anything that books a release before it is made; see :class:`federation.ledger.Ledger`."""
 
-    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
         """Book a release and return the epsilon spent so far."""
         ...
 
@@ -71,7 +74,7 @@ class Contribution:
                 f"before, and a frozen encoder releases each row once"
             )
         epsilon = self.ledger.charge(
-            round_number=plan.round_number, rows=len(plan.rows), purpose=plan.purpose
+            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
         )
         self._released |= rows
         return epsilon

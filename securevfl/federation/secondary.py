@@ -15,6 +15,13 @@ from securevfl.federation.distinct import represent_distinct
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
+from securevfl.federation.updates import (
+    GradientNoise,
+    Lesson,
+    LinkedRecords,
+    PlainLesson,
+    PrivateLesson,
+)
 from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import PoissonSampler
@@ -97,6 +104,7 @@ class Secondary:
         contribution: Contribution,
         dropout: DropoutStream,
         prepare: Callable[[], None] | None = None,
+        gradient_noise: GradientNoise | None = None,
     ) -> None:
         self.name = name
         self.features = features
@@ -105,9 +113,11 @@ class Secondary:
         self.optimizer = optimizer
         self.contribution = contribution
         self.dropout = dropout
+        self.gradient_noise = gradient_noise
+        """What protects each update, if the encoder is dp-trained."""
         self.links = links
         self.primary_rows = primary_rows
-        self._pending: tuple[RoundPlan, Tensor] | None = None
+        self._pending: tuple[RoundPlan, Lesson] | None = None
         self._prepare = prepare
         self.epsilon_spent = 0.0
 
@@ -134,10 +144,15 @@ class Secondary:
         self.epsilon_spent = self.contribution.charge(plan)
         training = plan.wants_gradient and self.optimizer is not None
         self.bottom.train(training)
-        with self.dropout.active(), torch.set_grad_enabled(training):
-            clipped = self.contribution.clip(self._represent(plan.rows))
+        lesson: Lesson
+        if training and self.gradient_noise is not None:
+            clipped, lesson = self._private_lesson(plan.rows, self.gradient_noise)
+        else:
+            with self.dropout.active(), torch.set_grad_enabled(training):
+                clipped = self.contribution.clip(self._represent(plan.rows))
+            lesson = PlainLesson(self.contribution.term(clipped), self.dropout)
         require_finite("the representation", clipped, round_number=plan.round_number)
-        self._pending = (plan, self.contribution.term(clipped)) if training else None
+        self._pending = (plan, lesson) if training else None
         return self.contribution.units(clipped)
 
     def learn(self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]) -> None:
@@ -150,23 +165,47 @@ class Secondary:
             return
         if self._pending is None or self._pending[0].round_number != plan.round_number:
             raise ProtocolError(f"round {plan.round_number}: a gradient came without a release")
-        term = self._pending[1]
+        lesson = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
         self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
-        with self.dropout.active():
-            term.backward(gradient / len(plan.active))
+        lesson.gradients_from(gradient / len(plan.active))
         self.optimizer.step()
 
-    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
+    def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return the linked records' numbers, 0 where there is none, and where there is one."""
         index = torch.as_tensor(self.links.link(rows).indices, device=self.features.device)
         present = index >= 0
-        index = index.clamp_min(0)
+        return index.clamp_min(0), present
+
+    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        index, present = self._links_of(rows)
         if self.bottom.recordwise:
             return represent_distinct(self.bottom, self.features, self.keys, index, present)
         out: Tensor = self.bottom(self.features[index], self.keys[index], present)
         return out
+
+    def _private_lesson(
+        self, rows: npt.NDArray[np.int64], noise: GradientNoise
+    ) -> tuple[Tensor, PrivateLesson]:
+        index, present = self._links_of(rows)
+        records = LinkedRecords(
+            features=self.features[index], keys=self.keys[index], present=present
+        )
+        lesson = PrivateLesson(
+            self.bottom,
+            records,
+            clip_norm=self.contribution.clip_norm,
+            noise=noise,
+            stream=self.dropout,
+        )
+        # Piece by piece, as the lesson goes through them: the same units are dropped.
+        with self.dropout.active(), torch.no_grad():
+            found = [
+                self.bottom(piece.features, piece.keys, piece.present) for piece in lesson.pieces
+            ]
+            return self.contribution.clip(torch.cat(found)), lesson
 
     def close(self) -> None:
         """Stop what works ahead in the background."""

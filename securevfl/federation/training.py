@@ -50,7 +50,7 @@ class ChargedExchange:
             What the inner exchange reveals.
         """
         epsilon = self.ledger.charge(
-            round_number=plan.round_number, rows=len(plan.rows), purpose=plan.purpose
+            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
         )
         self.heard(epsilon)
         return self.inner.release(plan)
@@ -217,7 +217,9 @@ class PrimaryRun:
         parts = (len(split.train), len(split.validation), len(split.test))
         try:
             self.ledger.require_room(
-                rounds=sum(math.ceil(rows / batch) for rows in parts), row_releases=sum(parts)
+                rounds=sum(math.ceil(rows / batch) for rows in parts),
+                row_releases=sum(parts),
+                passes=1,
             )
         except BudgetExceededError:
             return False

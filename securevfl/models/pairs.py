@@ -36,7 +36,8 @@ class RecordBottom(nn.Module):
         """Return one vector for each link, zero where there is none."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         out: Tensor = self.local(inputs)
-        return out if bool(present.all()) else out * present.unsqueeze(-1)
+        # Whichever links there are: gradients must be traceable row by row (torch.func).
+        return out * present.unsqueeze(-1)
 
 
 def build_record_bottom(

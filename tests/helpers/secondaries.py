@@ -17,7 +17,7 @@ ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
 class NoCharge:
     """Books nothing."""
 
-    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+    def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
         """Say that nothing is spent."""
         del round_number, rows, purpose
         return 0.0

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -119,7 +120,9 @@ class SentWithGaussianNoise:
         Reveals:
             To every secondary: the noised vectors, covered by the ledger's epsilon.
         """
-        self.ledger.charge(round_number=round_number, rows=len(vectors), purpose="pretraining")
+        # Which rows they are does not matter to the price of a trained encoder.
+        rows = np.arange(len(vectors))
+        self.ledger.charge(round_number=round_number, rows=rows, purpose="pretraining")
         clipped = clip_rows(vectors.unsqueeze(1), self.clip_norm).squeeze(1)
         units = quantise(clipped, self.ring)
         units += self.noise.sample(units.shape, device=units.device)

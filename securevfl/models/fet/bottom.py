@@ -68,9 +68,6 @@ class FeTBottom(nn.Module):
         return ranks if scores is None else scores + ranks
 
 
-def _pool(hidden: Tensor, bias: Tensor | None, present: Tensor) -> Tensor:
-    if bias is None:
-        pooled = hidden.mean(dim=1, keepdim=True)
-    else:
-        pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
+def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:
+    pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
     return pooled * present.any(dim=1)[:, None, None]

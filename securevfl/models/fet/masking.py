@@ -47,14 +47,13 @@ class DynamicMask(nn.Module):
 
 def attention_bias(
     mask: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
-) -> Float[Tensor, "batch links"] | None:
+) -> Float[Tensor, "batch links"]:
     """Return what is added to attention scores: the mask, and minus infinity at absent links.
 
-    A row without any link gets zeros, since a softmax over nothing is NaN; what such a row yields
-    must be dropped by the caller. None stands for zeros everywhere.
+    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; what such
+    a row yields must be dropped by the caller. What is computed does not depend on which links
+    there are, so that gradients can be taken row by row (:mod:`torch.func`).
     """
-    if bool(present.all()):
-        return mask
     bias = torch.zeros(present.shape, device=present.device) if mask is None else mask
     empty = ~present.any(dim=1, keepdim=True)
     return bias.masked_fill(~(present | empty), float("-inf"))

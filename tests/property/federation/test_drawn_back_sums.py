@@ -20,7 +20,7 @@ WIDTH = 5
 class FreeBook:
     """Books everything; accounting is not what these tests are about."""
 
-    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+    def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
         return 0.0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import pld_epsilon
+from securevfl.dp.budget import Budget
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
@@ -187,7 +188,6 @@ def test_reserved_delta_buys_more_noise() -> None:
         (lambda: plan_of(colluding=4), "leaves nobody whose noise protects"),
         (lambda: plan_of(min_active=2, colluding=2), "leaves nobody whose noise protects"),
         (lambda: plan_of(passes=2, sampling_rate=0.5, **FROZEN), "one secret sample"),
-        (lambda: plan_of(encoder="dp-trained", links_per_record=1), "not available in a run yet"),
     ],
 )
 def test_an_unsound_plan_is_refused(plan, text: str) -> None:
@@ -210,3 +210,130 @@ def test_an_impossible_plan_is_refused(change: dict) -> None:
     """Counts that contradict one another are a bug of the caller's, found at once."""
     with pytest.raises(ConfigError):
         replace(plan_of(), **change)
+
+
+DP_TRAINED = {"encoder": "dp-trained", "links_per_record": 4}
+
+
+def budget_of(plan: ReleasePlan, **changes) -> Budget:
+    """Return the calculator's plan of the same rounds."""
+    privacy = plan.privacy
+    return Budget(
+        **{
+            "steps": plan.releases_per_row,
+            "delta": privacy.delta,
+            "unit": privacy.unit,
+            "encoder": privacy.encoder,
+            "sampling_rate": privacy.sampling_rate,
+            "links_per_record": privacy.links_per_record,
+            "secondaries": plan.parties,
+            "colluding": privacy.colluding,
+            "clip_norm": privacy.clip_norm,
+            "batch_rows": plan.rows_per_round,
+            "gradient_clip_norm": privacy.gradient_clip_norm,
+            "gradient_noise_multiplier": privacy.gradient_noise_multiplier,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("unit", ["secondary-record", "entity", "linked-row"])
+def test_a_dp_trained_run_costs_what_the_calculator_says(unit: str) -> None:
+    """A pass releases m rows and teaches m rows once: one full round of the calculator's."""
+    plan = plan_of(
+        passes=5, unit=unit, noise_multiplier=9.0, gradient_noise_multiplier=12.0, **DP_TRAINED
+    )
+    plan.check()
+    budget = budget_of(plan)
+    tau = plan.noise_share_std()
+
+    assert tau == pytest.approx(budget.noise_share_std(noise_multiplier=9.0), rel=1e-12)
+    assert plan.gradient_noise_std(tau) == pytest.approx(budget.gradient_noise_std(12.0), rel=1e-12)
+    assert plan.epsilon(tau) == pytest.approx(budget.epsilon(noise_multiplier=9.0), rel=1e-9)
+
+
+def test_a_fresh_sample_each_round_costs_what_the_calculator_says() -> None:
+    """At most m rounds of a pass touch a record: Poisson(q, z_eff) that many times."""
+    plan = plan_of(
+        passes=5,
+        noise_multiplier=2.0,
+        gradient_noise_multiplier=3.0,
+        sampling_rate=0.2,
+        **DP_TRAINED,
+    )
+    plan.check()
+    tau = plan.noise_share_std()
+    joint = (2.0**-2 + 3.0**-2) ** -0.5
+    rounds = SampledRelease(sampling_rate=0.2, noise_multiplier=joint, count=4 * 5)
+
+    assert plan.epsilon(tau) == pld_epsilon([rounds], delta=1e-5)
+    assert plan.epsilon(tau) == budget_of(plan, steps=20).epsilon(noise_multiplier=2.0)
+
+
+def test_no_more_rounds_than_there_are_can_touch_a_record() -> None:
+    """With a cap above the batches of a pass, every round is charged once, and no more."""
+    plan = plan_of(
+        passes=5, noise_multiplier=2.0, sampling_rate=0.2, encoder="dp-trained", links_per_record=50
+    )
+    release = plan.release(plan.noise_share_std(), rounds=50, row_releases=5000)
+
+    assert isinstance(release, SampledRelease)
+    assert release.count == 50
+
+
+def test_one_batch_may_hold_all_of_a_records_rows() -> None:
+    """Worst over all ways to spread m rows over batches: (2 C_g m)^2 and not m (2 C_g)^2."""
+    plan = plan_of(passes=1, noise_multiplier=5.0, gradient_clip_norm=0.3, **DP_TRAINED)
+    tau = plan.noise_share_std()
+    noise = plan.gradient_noise_std(tau)
+    forward, update = 2 * math.sqrt(4) / (tau * 2), 2 * 0.3 * 4 / noise
+
+    assert plan.epsilon(tau) == pytest.approx(
+        gaussian_epsilon(delta=1e-5, noise_multiplier=math.hypot(forward, update) ** -1), rel=1e-9
+    )
+    assert update == pytest.approx(1 / 5.0)
+
+
+def test_the_share_divides_the_budget() -> None:
+    """1/z^2 adds up: a tenth for updates leaves nine tenths for releases."""
+    even = plan_of(passes=3, **DP_TRAINED)
+    skewed = plan_of(passes=3, gradient_share=0.1, **DP_TRAINED)
+    quick = plan_of(passes=3, sampling_rate=0.3, gradient_share=0.1, **DP_TRAINED)
+
+    for plan in (even, skewed, quick):
+        assert 7.99 < plan.epsilon(plan.noise_share_std()) <= 8.0
+    assert skewed.noise_share_std() / even.noise_share_std() == pytest.approx(
+        math.sqrt(0.5 / 0.9), rel=1e-6
+    )
+    assert skewed.gradient_noise_std(skewed.noise_share_std()) / even.gradient_noise_std(
+        even.noise_share_std()
+    ) == pytest.approx(math.sqrt(0.5 / 0.1), rel=1e-6)
+
+
+def test_part_of_a_dp_trained_run_is_charged_by_its_passes() -> None:
+    """Two passes of five cost what a run of two does, whatever the order of the batches."""
+    plan = plan_of(passes=5, noise_multiplier=9.0, **DP_TRAINED)
+    short = plan_of(passes=2, noise_multiplier=9.0, **DP_TRAINED)
+    tau = plan.noise_share_std()
+    part = plan.epsilon_after(tau, rounds=13, row_releases=1300, passes=2)
+
+    assert part == pytest.approx(short.epsilon(tau), rel=1e-12)
+    assert plan.epsilon_after(tau, rounds=1, row_releases=3, passes=1) < part
+
+
+def test_updates_do_not_lose_noise_to_colluding_or_missing_parties() -> None:
+    """A secondary's update carries its own noise, whole; only the sum's noise is shared."""
+    alone = plan_of(noise_multiplier=3.0, **DP_TRAINED)
+    helped = plan_of(noise_multiplier=3.0, colluding=2, min_active=3, **DP_TRAINED)
+
+    assert helped.noise_share_std() == pytest.approx(2 * alone.noise_share_std(), rel=1e-12)
+    assert helped.gradient_noise_std(helped.noise_share_std()) == pytest.approx(
+        alone.gradient_noise_std(alone.noise_share_std()), rel=1e-12
+    )
+
+
+def test_an_entity_sampled_by_each_party_is_the_calculators_mixture() -> None:
+    """One pass with a frozen encoder, each party with a secret sample of its own."""
+    plan = plan_of(unit="entity", sampling_rate=0.2, noise_multiplier=1.5, **FROZEN)
+
+    assert plan.epsilon(plan.noise_share_std()) == budget_of(plan).epsilon(noise_multiplier=1.5)

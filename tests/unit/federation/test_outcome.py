@@ -60,7 +60,7 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
     for rounds in (3, 2):
         ledger = Ledger(path, party="agency", plan=plan, noise_share_std=tau)
         for number in range(1, rounds + 1):
-            ledger.charge(round_number=number, rows=10, purpose="train")
+            ledger.charge(round_number=number, rows=np.arange(10), purpose="train")
         figures = privacy_figures(config, plan, ledger)
         spent = ledger.spent
         ledger.close()
@@ -75,7 +75,7 @@ def test_figures_without_noise_promise_nothing(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     plan = release_plan(config, FACTS)
     ledger = Ledger(None, party="agency", plan=plan, noise_share_std=0.0)
-    ledger.charge(round_number=1, rows=10, purpose="train")
+    ledger.charge(round_number=1, rows=np.arange(10), purpose="train")
     figures = privacy_figures(config, plan, ledger)
     assert figures["epsilon"] is figures["epsilon_planned"] is None
     assert figures["noise_multiplier"] == 0

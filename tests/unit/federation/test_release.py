@@ -24,10 +24,10 @@ class Book:
         self.limit = limit
         self.charged: list[tuple[int, int, str]] = []
 
-    def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+    def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
         if len(self.charged) >= self.limit:
             raise BudgetExceededError("the budget is spent")
-        self.charged.append((round_number, rows, purpose))
+        self.charged.append((round_number, len(rows), purpose))
         return float(len(self.charged))
 
 

@@ -106,7 +106,7 @@ def test_rows_that_were_never_announced(rows: list[int]) -> None:
     """Row ids outside the keys that the primary sent are refused before anything is booked."""
 
     class Forbidden(NoCharge):
-        def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+        def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
             raise AssertionError("booked")
 
     with pytest.raises(ProtocolError, match="rows outside"):
@@ -117,7 +117,7 @@ def test_forbidden_release_computes_nothing() -> None:
     """The budget is asked before the model runs; what it forbids is not even computed."""
 
     class Spent(NoCharge):
-        def charge(self, *, round_number: int, rows: int, purpose: str) -> float:
+        def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
             raise BudgetExceededError("spent")
 
     secondary = make_secondary(ledger=Spent())

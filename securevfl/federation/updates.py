@@ -1,0 +1,231 @@
+"""How a bottom model learns: by a plain step, or by one that is itself a noised release."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.clipping import clip_gradients, clip_rows
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
+from securevfl.federation.randomness import DropoutStream
+
+# Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
+_MOST_NUMBERS: Final = 2**23
+
+# Noise is 2^20 to 2^21 units wide, so rounding B rows towards zero takes less than B 2^-20 of it
+# from a coordinate.
+_NOISE_BITS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkedRecords:
+    """What a bottom model is given for a batch of rows."""
+
+    features: Float[Tensor, "batch links features"]
+    """The linked records' features; rows of absent links hold anything finite."""
+
+    keys: Float[Tensor, "batch links dimension"]
+    """The linked records' keys, likewise."""
+
+    present: Bool[Tensor, "batch links"]
+    """Which links there are."""
+
+    def pieces(self, rows: int) -> "list[LinkedRecords]":
+        """Cut into parts of at most so many rows."""
+        parts = (self.features.split(rows), self.keys.split(rows), self.present.split(rows))
+        return [
+            LinkedRecords(features=features, keys=keys, present=present)
+            for features, keys, present in zip(*parts, strict=True)
+        ]
+
+
+@runtime_checkable
+class Lesson(Protocol):
+    """A training round that waits for its gradient."""
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set ``grad`` of the bottom model's parameters.
+
+        Args:
+            gradient: Of the loss, with respect to this party's term of the aggregate.
+        """
+        ...
+
+
+class PlainLesson:
+    """The gradient of the graph that the release left behind."""
+
+    def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
+        self._term = term
+        self._stream = stream
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Go back through the clip."""
+        with self._stream.active():
+            self._term.backward(gradient)
+
+
+class GradientNoise:
+    """Adds up clipped gradients, and noise: in integers, as releases do and for the same reasons.
+
+    Each row's gradient is rounded towards zero, which lengthens none; their sum is exact; and so is
+    the noise. What a run makes of the result (optimizer, averages, best weights) is
+    post-processing.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        noise_std: float,
+        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
+    ) -> None:
+        """Make it.
+
+        Args:
+            clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
+            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
+            sampler: Makes noise of a deviation in ring units.
+        """
+        self.clip_norm = clip_norm
+        self.granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        self._noise = sampler(noise_std / self.granularity)
+
+    def units(self, rows: Float[Tensor, "batch parameters"]) -> Float64[Tensor, " parameters"]:
+        """Return the sum of the clipped rows in whole units, without noise.
+
+        Raises:
+            PrivacyError: If a row is not finite.
+        """
+        units = (clip_gradients(rows, self.clip_norm).double() / self.granularity).trunc_()
+        norms = torch.linalg.vector_norm(units, dim=1)
+        # The promise rests on this bound: written so that NaN fails. The clip's own margin is far
+        # above what float64 loses of a norm.
+        if not bool((norms <= self.clip_norm / self.granularity).all()):
+            raise PrivacyError(
+                "a row's gradient is not finite; training has diverged, lower "
+                "training.learning_rate"
+            )
+        # Whole numbers below 2^53 add up exactly in float64.
+        return units.sum(dim=0)
+
+    def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
+        """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
+        drawn = self._noise.sample(total.shape, device=total.device)
+        return ((total + drawn) * self.granularity).float()
+
+
+class PrivateLesson:
+    """A gradient that is one noised release: clipped for each row of the primary by itself.
+
+    A row's loss is the inner product of *its own* clipped representation with the gradient that the
+    primary sent for it, times the rows of the batch (the primary's loss is their mean): what one
+    row teaches does not depend on how many are taught.
+
+    References:
+        DESIGN 7, ``dp-trained``; [ACGMMTZ16] Algorithm 1, with a row in place of an example.
+    """
+
+    def __init__(
+        self,
+        bottom: nn.Module,
+        links: LinkedRecords,
+        *,
+        clip_norm: float,
+        noise: GradientNoise,
+        stream: DropoutStream,
+    ) -> None:
+        """Keep what the round's release will be made of; call it before the release.
+
+        Args:
+            bottom: The model, in training mode.
+            links: The same links, of the same secret sample, as the round's release.
+            clip_norm: ``C`` of releases.
+            noise: What protects the update.
+            stream: This party's dropout stream: the units that the release drops are dropped again.
+        """
+        self._bottom = bottom
+        self.pieces = links.pieces(rows_at_a_time(bottom))
+        self._clip_norm = clip_norm
+        self._noise = noise
+        self._stream = stream
+        self._drawn_from = stream.state
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set the noised mean over the batch's rows of what each of them teaches.
+
+        Raises:
+            PrivacyError: If a row's gradient is not finite.
+
+        Reveals:
+            Nothing by itself: weights stay. What is made of them is covered by the noise, as if
+            this gradient had been published.
+        """
+        count = len(gradient)
+        parameters = {name: value.detach() for name, value in self._bottom.named_parameters()}
+        released, self._stream.state = self._stream.state, self._drawn_from
+        total = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        with self._stream.active():
+            for rows in self._row_gradients(parameters, gradient * count):
+                total = total + self._noise.units(rows)
+        self._stream.state = released
+        flat = self._noise.noised(total) / count
+        parts = flat.split([value.numel() for value in parameters.values()])
+        for parameter, part in zip(self._bottom.parameters(), parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def _row_gradients(
+        self, parameters: Mapping[str, Tensor], gradient: Float[Tensor, "batch positions width"]
+    ) -> Iterator[Float[Tensor, "rows parameters"]]:
+        def taught(
+            weights: Mapping[str, Tensor],
+            features: Tensor,
+            keys: Tensor,
+            present: Tensor,
+            wanted: Tensor,
+        ) -> Tensor:
+            row = functional_call(self._bottom, dict(weights), (features, keys, present))
+            return (clip_rows(row, self._clip_norm) * wanted).sum()
+
+        each = vmap(grad(taught), in_dims=(None, 0, 0, 0, 0), randomness="different")
+        done = 0
+        for piece in self.pieces:
+            rows = len(piece.present)
+            wanted = gradient[done : done + rows]
+            done += rows
+            # A batch of one row each: the model must not see that there are others.
+            found = each(
+                parameters,
+                piece.features.unsqueeze(1),
+                piece.keys.unsqueeze(1),
+                piece.present.unsqueeze(1),
+                wanted.unsqueeze(1),
+            )
+            yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
+
+
+def rows_at_a_time(bottom: nn.Module) -> int:
+    """Return how many rows' gradients are held at a time, of all parameters each."""
+    numbers = sum(value.numel() for value in bottom.parameters())
+    return max(1, _MOST_NUMBERS // max(1, numbers))
+
+
+def require_separate_rows(bottom: nn.Module, *, encoder: str) -> None:
+    """Refuse a bottom model in which one row of a batch is seen by the others.
+
+    Raises:
+        PrivacyError: Naming the layer.
+    """
+    for name, module in bottom.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            raise PrivacyError(
+                f"the bottom model's layer {name!r} is a {type(module).__name__}, which mixes the "
+                f"rows of a batch: one record then moves them all, and the promise of encoder = "
+                f"{encoder!r} would not hold; use LayerNorm or GroupNorm"
+            )
