@@ -36,8 +36,8 @@ class ReleasePlan:
 
     Party dropout: the noise of the released sum grows with the square root of the active
     secondaries; what a linked row or an entity can change in it grows with their number. The worst
-    number of active secondaries is therefore one of the two ends of what the run allows, and both
-    are looked at. (DESIGN 7 says the smallest; that is right for ``secondary-record`` alone.)
+    number is therefore one of the two ends of what the run allows, and both are looked at. (DESIGN
+    7 says the smallest; that is right for ``secondary-record`` alone.)
     """
 
     privacy: Privacy
@@ -210,9 +210,8 @@ class ReleasePlan:
     def gradient_noise_std(self, noise_share_std: float) -> float:
         """Return ``tau_g``: noise on one secondary's sum of clipped row gradients, at ``tau``.
 
-        For dp-trained encoders; in the units of ``gradient_clip_norm``. Every secondary's update is
-        an answer of its own, noised by it alone: colluding parties take nothing of it away, and a
-        unit that has a record at each of k secondaries changes k of them.
+        For dp-trained encoders; in the units of ``gradient_clip_norm``. An update carries its own
+        secondary's noise, whole; a unit with a record at each of k secondaries changes k updates.
         """
         privacy = self.privacy
         change = gradient_sensitivity(
@@ -277,18 +276,14 @@ class ReleasePlan:
         checks.at_least(1, rounds=rounds)
         checks.at_least(rounds, row_releases=row_releases)
         privacy, rate = self.privacy, self.privacy.sampling_rate
-        passes = self.releases_per_row if passes is None else passes
-        touched = self._touched(row_releases, passes)
+        touched = self._touched(row_releases, self.releases_per_row if passes is None else passes)
         if privacy.encoder == "dp-trained":
             multiplier = self.release_multiplier(noise_share_std)
             multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
             if rate < 1:
-                return SampledRelease(
-                    sampling_rate=rate,
-                    noise_multiplier=multiplier,
-                    # Not this part's rounds: a figure that changes once a pass is computed once.
-                    count=min(touched, self.rounds),
-                )
+                # Not this part's rounds: a figure that changes once a pass is computed once.
+                count = min(touched, self.rounds)
+                return SampledRelease(sampling_rate=rate, noise_multiplier=multiplier, count=count)
             return GaussianRelease(
                 noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)
             )
@@ -387,15 +382,10 @@ class ReleasePlan:
     @property
     def _measured_rows(self) -> int:
         """Rows that ``noise_multiplier`` is measured by."""
-        match self.privacy.encoder:
-            case "trained":
-                return self.rows_per_round
-            case "dp-trained":
-                return self._rows_of_a_round
-            case "frozen":
-                return self._touched(self.row_releases, self.releases_per_row)
-            case _:
-                assert_never(self.privacy.encoder)
+        if self.privacy.encoder != "frozen":
+            dp_trained = self.privacy.encoder == "dp-trained"
+            return self._rows_of_a_round if dp_trained else self.rows_per_round
+        return self._touched(self.row_releases, self.releases_per_row)
 
     def release_multiplier(self, noise_share_std: float) -> float:
         """Return a dp-trained round's noise multiplier ``z_f``, at the worst number of parties."""

@@ -327,7 +327,7 @@ def test_fitting_is_booked_before_its_releases_and_composes_with_them(tmp_path: 
     path = tmp_path / "ledger.jsonl"
     plan = fitted_plan()
     ledger = open_ledger(path, plan)
-    ledger.require_room(rounds=10, row_releases=1000)
+    ledger.require_room(rounds=10, row_releases=1000, passes=1)
     fitting = ledger.charge_fitting()
 
     assert 0 < fitting < 4.0
@@ -350,7 +350,7 @@ def test_a_fitting_stays_spent_for_later_runs(tmp_path: Path) -> None:
 
     assert second.spent == second.spent_before == spent
     with pytest.raises(BudgetExceededError, match="by earlier runs"):
-        second.require_room(rounds=10, row_releases=1000)
+        second.require_room(rounds=10, row_releases=1000, passes=1)
     second.close()
 
 
