@@ -60,7 +60,8 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
     for rounds in (3, 2):
         ledger = Ledger(path, party="agency", plan=plan, noise_share_std=tau)
         for number in range(1, rounds + 1):
-            ledger.charge(round_number=number, rows=np.arange(10), purpose="train")
+            rows = np.arange(10 * number, 10 * number + 10)
+            ledger.charge(round_number=number, rows=rows, purpose="train")
         figures = privacy_figures(config, plan, ledger)
         spent = ledger.spent
         ledger.close()
