@@ -5,6 +5,7 @@ These are readings of published claims, not guarantees.
 
 from securevfl.core import checks
 from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import SampledRelease
 
 
@@ -34,6 +35,20 @@ def epsilon_as_published(
         sampling_rate=sampling_rate, noise_multiplier=average_multiplier, count=rounds
     )
     return epsilon_of([release], delta=delta)
+
+
+def noise_multiplier_as_published(
+    *, epsilon: float, sampling_rate: float, rounds: int, delta: float
+) -> float:
+    """Return the average's noise over the clip norm at which the claim is ``epsilon``.
+
+    The inverse of :func:`epsilon_as_published`.
+    """
+    return noise_multiplier_for(
+        lambda z: [SampledRelease(sampling_rate=sampling_rate, noise_multiplier=z, count=rounds)],
+        epsilon=epsilon,
+        delta=delta,
+    )
 
 
 def paper_share_std(*, average_noise_std: float, parties: int) -> float:

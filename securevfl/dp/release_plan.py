@@ -19,7 +19,7 @@ from securevfl.dp.fitting import fitting_multiplier, fitting_releases
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.published import epsilon_as_published
+from securevfl.dp.published import epsilon_as_published, noise_multiplier_as_published
 from securevfl.dp.sensitivity import gradient_sensitivity, row_change
 from securevfl.dp.statement import NO_PROMISE, promise_in_words
 
@@ -181,7 +181,13 @@ class ReleasePlan:
             return privacy.noise_multiplier * one
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         if privacy.accounting == "as-published":
-            return self._share_std_as_published(privacy.epsilon)
+            on_average = noise_multiplier_as_published(
+                epsilon=privacy.epsilon,
+                sampling_rate=privacy.sampling_rate,
+                rounds=self.rounds,
+                delta=privacy.delta,
+            )
+            return on_average * privacy.clip_norm * math.sqrt(self.parties)
         share_std = one * noise_multiplier_for(
             lambda multiplier: [
                 *self.fitting_releases(),
@@ -254,13 +260,11 @@ class ReleasePlan:
     ) -> Release:
         """Return the event that describes a part of the plan, for an accountant.
 
-        A dp-trained encoder's rounds are adaptive Gaussian releases, each with its update: given
-        what was released before, both are as private as one release at
-        ``(z_f^-2 + z_g^-2)^(-1/2)``, and so is the pair on one fresh secret sample. One unit is in
-        at most ``m passes`` pairs of a row and a round, with at most ``j = min(m, B)`` of its rows
-        in one round. Without sampling squares add up, ``z_f^-2/j`` for every pair and, at
-        worst, ``z_g^-2/j`` too (the update's change is ``2 C_g j``). With it, at most ``m passes``
-        rounds touch the unit, and each costs at most what a round with all ``j`` rows does.
+        A dp-trained round's release and update are, given what came before, one Gaussian release
+        at ``(z_f^-2 + z_g^-2)^(-1/2)``, on one fresh sample if there is one. A unit touches at most
+        ``j = min(m, B)`` rows of a round and ``m passes`` rows of rounds. Without sampling each of
+        these costs at most a ``j``-th of a full round's squares (an update's change, ``2 C_g j``,
+        is largest together); with it, at most ``m passes`` rounds count, each in full.
 
         Args:
             noise_share_std: ``tau``, > 0.
@@ -289,7 +293,9 @@ class ReleasePlan:
             )
         multiplier = noise_share_std / (self._change_over_noise() * math.sqrt(touched))
         if rate < 1 and self._amplifies:
-            if privacy.unit == "entity":
+            # Changes at right angles grow as sqrt(j) in the j parties that drew the entity, not as
+            # j, so the mixture over j would be too small; the full change bounds it.
+            if privacy.unit == "entity" and not self.disjoint:
                 return EntitySampledRelease(
                     parties=self.parties, sampling_rate=rate, noise_multiplier=multiplier
                 )
@@ -390,16 +396,3 @@ class ReleasePlan:
     def release_multiplier(self, noise_share_std: float) -> float:
         """Return a dp-trained round's noise multiplier ``z_f``, at the worst number of parties."""
         return noise_share_std / (self._change_over_noise() * math.sqrt(self._measured_rows))
-
-    def _share_std_as_published(self, epsilon: float) -> float:
-        privacy = self.privacy
-        multiplier = noise_multiplier_for(
-            lambda z: [
-                SampledRelease(
-                    sampling_rate=privacy.sampling_rate, noise_multiplier=z, count=self.rounds
-                )
-            ],
-            epsilon=epsilon,
-            delta=privacy.delta,
-        )
-        return multiplier * privacy.clip_norm * math.sqrt(self.parties)

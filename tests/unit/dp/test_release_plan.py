@@ -337,3 +337,19 @@ def test_an_entity_sampled_by_each_party_is_the_calculators_mixture() -> None:
     plan = plan_of(unit="entity", sampling_rate=0.2, noise_multiplier=1.5, **FROZEN)
 
     assert plan.epsilon(plan.noise_share_std()) == budget_of(plan).epsilon(noise_multiplier=1.5)
+
+
+def test_right_angles_and_samples_of_their_own_take_the_full_change() -> None:
+    """Parties in coordinates of their own: j of them change sqrt(j/k) of it, more than j/k.
+
+    The calculator's mixture would be too small, so the release at rate q with the full change
+    bounds it.
+    """
+    plan = plan_of(unit="entity", sampling_rate=0.2, noise_multiplier=1.5, pooled=True, **FROZEN)
+    apart = replace(plan, disjoint=True)
+    full = SampledRelease(sampling_rate=0.2, noise_multiplier=1.5)
+
+    assert apart.epsilon(apart.noise_share_std()) == pytest.approx(
+        pld_epsilon([full], delta=1e-5), rel=1e-9
+    )
+    assert apart.epsilon(apart.noise_share_std()) > plan.epsilon(plan.noise_share_std())
