@@ -149,7 +149,7 @@ def open_welcome(
     if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:
         raise ProtocolError("the primary's row counts do not add up")
     offers = {}
-    for party in config.secondaries:
+    for party in config.callers:
         rank = config.ranks[party.name]
         offer = KeyOffer(
             session=key.offer.session,

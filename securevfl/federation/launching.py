@@ -13,6 +13,7 @@ import tomli_w
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.federation.config import FederationConfig, parse_address, parse_federation
+from securevfl.federation.linking.rules import require_helpers
 from securevfl.federation.preflight import require_covered_channels
 from securevfl.federation.primary import Observer
 from securevfl.federation.provision import SHORT_LIVED_DAYS, provision
@@ -56,6 +57,7 @@ def train_in_processes(
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
     require_covered_channels(config)
+    require_helpers(config)
     files.require_writable_folder(run_folder)
     names = [party.name for party in config.parties]
     primary = config.primary.name

@@ -13,6 +13,8 @@ from securevfl.core import files
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.linking.reveals import reveals_of
+from securevfl.federation.linking.rules import keys_are_numbers
 
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
@@ -97,6 +99,15 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
     frozen, private = privacy.encoder == "frozen", privacy.encoder == "dp-trained"
     averaging = 0 if frozen else config.model.average_positions_every
     alone = len(config.secondaries) == 1
+    helpers = [("the", party.role) for party in config.parties if party.is_helper]
+    similarities = (
+        "similarities",
+        "the primary: K of them for each row and secondary, noised once, in falling order",
+        "heuristic: tau bounds one greedy attacker, where distances are whole numbers; not DP",
+    )
+    if not config.family.needs_similarities(config.model):
+        similarities = ("similarities", "no one: the family reads none", "nothing is sent")
+    shown = keys_are_numbers(config) and config.linkage.ranges is None
     rows = [
         (
             "aggregates",
@@ -123,14 +134,17 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
         ),
         (
             "linkage",
-            "every secondary: the primary's keys; the primary: nothing of the links",
-            f'not covered: protection = "{config.linkage.protection}"',
+            "; ".join(
+                f"{article} {role}: {', '.join(reveals_of(config, role))}"
+                for article, role in (("the", "primary"), ("every", "secondary"), *helpers)
+            ),
+            f'not covered by epsilon: protection = "{config.linkage.protection}"',
         ),
-        ("similarities", "no one: they stay at the secondary", "nothing is sent"),
+        similarities,
         (
             "scaling statistics",
-            "every secondary: mean and deviation of the primary's keys",
-            "not covered",
+            "every secondary: mean and deviation of the primary's keys" if shown else "no one",
+            "not covered" if shown else "nothing is sent",
         ),
         (
             "row counts, batch membership, timing and message sizes",

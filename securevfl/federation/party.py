@@ -25,13 +25,17 @@ from securevfl.federation.assemble import (
 )
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.config import FederationConfig, parse_address
-from securevfl.federation.connection import TransportLimits
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.handshake import RunFacts
+from securevfl.federation.helper import help_to_link
 from securevfl.federation.identity import Identity
-from securevfl.federation.linking.between import link_as_primary, link_as_secondary
+from securevfl.federation.joining import joined, transport_limits
+from securevfl.federation.linking.between import OwnPlace, link_as_primary, link_as_secondary
 from securevfl.federation.linking.cache import LinkCache
+from securevfl.federation.linking.keys import keys_of
+from securevfl.federation.linking.reveals import reveals_of
+from securevfl.federation.linking.rules import require_helpers
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.pretraining.processes import (
@@ -43,11 +47,10 @@ from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
 from securevfl.federation.training import PrimaryRun
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.federation.transport import PrimaryTransport, new_session
 from securevfl.federation.wire import Message, MessageKind
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.pair_keys import SessionKey
 from securevfl.mpc.sum_to import CrypTenSumTo
 
 
@@ -88,10 +91,11 @@ def run_party(job: PartyJob, observe: Observer) -> dict[str, Any] | None:
     log = EventLog(job.folder / "log.jsonl", party=job.name)
     try:
         require_covered_channels(config)
+        require_helpers(config)
         identity = Identity.load(job.identity_folder, job.name)
         pinned = pinned_identities(config)
         log.write("start", role=party.role, digest=config.digest, resume=job.resume)
-        run = _run_primary if party.role == "primary" else _run_secondary
+        run = _LIVES[party.role]
         metrics = run(job, identity, pinned, log, observe)
         log.write("done")
         return metrics
@@ -125,10 +129,6 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
     return {party.name: party.identity for party in config.parties if party.identity is not None}
 
 
-def _limits(config: FederationConfig) -> TransportLimits:
-    return TransportLimits(silence_timeout_s=config.runtime.silence_timeout_s)
-
-
 def _run_primary(
     job: PartyJob,
     identity: Identity,
@@ -151,13 +151,13 @@ def _run_primary(
         pinned,
         new_session(),
         config.ranks,
-        limits=_limits(config),
+        limits=transport_limits(config),
     )
     with transport:
         host, port = transport.listen()
         observe({"event": "listening", "host": host, "port": port})
         secondaries = [party.name for party in config.secondaries]
-        observe({"event": "stage", "text": "waiting for parties", "of": len(secondaries)})
+        observe({"event": "stage", "text": "waiting for parties", "of": len(config.callers)})
         transport.wait_for_parties(
             config.runtime.join_timeout_s,
             on_join=lambda name: log.write("joined", name=name),
@@ -165,9 +165,12 @@ def _run_primary(
         facts = _greet(job, transport, facts, checkpoints if job.resume else None)
         write_federation(job.run_folder, config)
         observe({"event": "stage", "text": "linking", "of": len(secondaries)})
-        linked = link_as_primary(config, table, transport, secondaries)
+        linked = link_as_primary(_place(job, table), transport, observe)
+        log.write(
+            "linked", protection=config.linkage.protection, learned=reveals_of(config, "primary")
+        )
         rounds = RoundCounter()
-        names = {rank: name for name, rank in config.ranks.items() if rank}
+        names = {config.ranks[name]: name for name in secondaries}
         ring = ring_format(config, plan)
         wire = PrimaryWire(transport, names, deadline_s=config.runtime.round_timeout_s)
         exchange = FederatedExchange(
@@ -216,7 +219,7 @@ def _run_primary(
             "received": sum(transport.bytes_received.values()),
         }
     }
-    for name in secondaries:
+    for name in (party.name for party in config.callers):
         traffic[name] = {
             "sent": transport.bytes_received[name],
             "received": transport.bytes_sent[name],
@@ -231,7 +234,7 @@ def _greet(
 ) -> RunFacts:
     hellos, common = {}, set(checkpoints.epochs()) if checkpoints else set()
     pretrained = set(checkpoints.pretrained()) if checkpoints else set()
-    for party in job.config.secondaries:
+    for party in job.config.callers:
         message = transport.receive(
             party.name,
             MessageKind.HELLO,
@@ -239,10 +242,12 @@ def _greet(
             deadline_s=job.config.runtime.round_timeout_s,
         )
         theirs = handshake.check_hello(job.config, message)
+        hellos[party.name] = message
+        if party.is_helper:
+            continue
         if not is_frozen(job.config):
             common &= theirs.epochs
         pretrained &= theirs.pretrained
-        hellos[party.name] = message
     if checkpoints is not None:
         require_resumable(job.config, checkpoints, common)
     facts = replace(
@@ -270,48 +275,36 @@ def _run_secondary(
     observe: Observer,
 ) -> None:
     config = job.config
-    if job.listen is not None:
-        raise ConfigError(f"--listen: {job.name!r} is a secondary, and secondaries only dial out")
+    _require_no_listen(job)
     table = _read_own(job, observe)
     require_enough_records(config, table)
     checkpoints = Checkpoints(job.folder, settings_digest=config.settings_digest)
-    assert config.primary.address is not None
-    transport = SecondaryTransport(
-        parse_address(config.primary.address),
+    with joined(
+        config,
         identity,
         pinned,
-        config.ranks,
-        limits=_limits(config),
-    )
-    with transport:
-        transport.connect(config.runtime.join_timeout_s)
+        epochs=checkpoints.epochs() if job.resume else [],
+        pretrained=checkpoints.pretrained() if job.resume else [],
+    ) as star:
         log.write("connected")
-        rank = config.ranks[job.name]
-        key = SessionKey(session=transport.session, rank=rank, name=job.name)
-        transport.send(
-            handshake.hello(
-                config,
-                identity=identity,
-                key=key,
-                epochs=checkpoints.epochs() if job.resume else [],
-                pretrained=checkpoints.pretrained() if job.resume else [],
-            )
-        )
-        message = transport.receive(
-            MessageKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
-        )
-        facts, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
+        transport, facts, pair_keys, rank = star.transport, star.facts, star.pair_keys, star.rank
+        secondaries = {config.ranks[party.name] for party in config.secondaries}
         plan = release_plan(config, facts)
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
         checkpoints.guard(ledger)
         transport.send(Message(kind=MessageKind.READY))
+        linked = link_as_secondary(_place(job, table), transport, pair_keys, rows=facts.rows)
+        log.write(
+            "linked",
+            protection=config.linkage.protection,
+            learned=reveals_of(config, "secondary"),
+            **linked.figures,
+        )
         secondary = build_secondary(
             config,
             config.party(job.name),
             table,
-            link_as_secondary(
-                config, table, facts, transport, LinkCache.of_party(config, job.name, job.folder)
-            ),
+            linked,
             plan=plan,
             ring=ring_format(config, plan),
             ledger=ledger,
@@ -319,7 +312,7 @@ def _run_secondary(
         )
         if facts.resume_epoch and not is_frozen(config):
             secondary.load_state(checkpoints.load(facts.resume_epoch))
-        masks = PairwiseMasks(rank, pair_keys)
+        masks = PairwiseMasks(rank, {r: k for r, k in pair_keys.items() if r in secondaries})
         sum_to = CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks)
         try:
             pretrain_as_secondary(
@@ -340,7 +333,7 @@ def _run_secondary(
                 transport,
                 sum_to,
                 cut_shape=cut_shape(config),
-                parties=len(config.parties),
+                parties=1 + len(config.secondaries),
                 min_active=plan.min_active,
                 runtime=config.runtime,
                 device=job.device,
@@ -357,3 +350,36 @@ def _run_secondary(
         bytes_received=sum(transport.bytes_received.values()),
     )
     observe({"event": "figures", "epsilon": secondary.epsilon_spent})
+
+
+def _run_helper(
+    job: PartyJob,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    log: EventLog,
+    observe: Observer,  # noqa: ARG001
+) -> None:
+    _require_no_listen(job)
+    help_to_link(job.config, identity, pinned, folder=job.folder, log=log.write)
+
+
+def _require_no_listen(job: PartyJob) -> None:
+    if job.listen is not None:
+        raise ConfigError(f"--listen: {job.name!r} is no primary, and all others only dial out")
+
+
+def _place(job: PartyJob, table: PartyTable) -> OwnPlace:
+    return OwnPlace(
+        config=job.config,
+        keys=keys_of(job.config, table),
+        data_root=job.data_root,
+        cache=LinkCache.of_party(job.config, job.name, job.folder),
+    )
+
+
+_LIVES = {
+    "primary": _run_primary,
+    "secondary": _run_secondary,
+    "coordinator": _run_helper,
+    "dealer": _run_helper,
+}

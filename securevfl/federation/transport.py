@@ -162,6 +162,23 @@ class PrimaryTransport(Transport):
             patience_s=deadline_s,
         )
 
+    def receive_any(self, names: Sequence[str], kind: Kinds, *, deadline_s: float) -> Message:
+        """Return the next message of whichever secondary is first, whatever its round.
+
+        Raises:
+            ProtocolError: And its kinds, as :meth:`receive` does.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            names,
+            kind,
+            round_number=None,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )
+
     def receive_each(
         self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
     ) -> Iterator[Message]:

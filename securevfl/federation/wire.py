@@ -73,6 +73,36 @@ class MessageKind(enum.IntEnum):
     READY = 16
     """Secondary to primary: its table and its budget have room for the run. Tells nothing else."""
 
+    SEALED = 20
+    """Between two callers, through the primary: a message under a key that the primary does not
+    have. Tells the primary its size."""
+
+    LINK_CODES = 21
+    """Data party to coordinator: Bloom-filter codes of its keys under the linkage secret, and a
+    value that tells whether two secrets are equal."""
+
+    LINK_TURN = 22
+    """Whose turn in a protected linkage: numbers of rows and records. Tells nothing else."""
+
+    LINK_DEALING = 23
+    """Dealer to a data party: uniformly random masks for one block."""
+
+    LINK_MASKED = 24
+    """Data party to data party: its keys under a mask that the other does not know."""
+
+    LINK_SHARE = 25
+    """Data party to coordinator: its share of one block's squared distances."""
+
+    LINK_CIPHERS = 26
+    """Primary to a secondary: its keys, encrypted; back: masked distances, encrypted."""
+
+    LINK_LISTS = 27
+    """Coordinator to a secondary: for each primary row, record numbers in order of distance."""
+
+    SIMILARITIES = 28
+    """Coordinator to primary: one secondary's noised similarities in falling order, without
+    record numbers."""
+
     PRETRAIN = 32
     """Primary to every secondary: an iteration of pretraining begins; which of its rows are held
     out for validation and testing."""

@@ -75,13 +75,23 @@ def eligible_pairs(metric: KeyMetric, *, cap: int) -> EligiblePairs:
     """
     checks.at_least(1, cap=cap)
     picked = metric.swapped().nearest(None, min(cap, metric.num_rows))
+    return pairs_of_picks(picked, num_rows=metric.num_rows)
+
+
+def pairs_of_picks(picked: LinkTable, *, num_rows: int) -> EligiblePairs:
+    """Turn the rows that each record picked into the pairs of each row.
+
+    Args:
+        picked: Links of records to rows.
+        num_rows: Primary rows.
+    """
     present = picked.present
     row = picked.indices[present]
     record = np.nonzero(present)[0]
     distance = picked.distances[present]
     order = np.lexsort((record, distance, row))
-    starts = np.zeros(metric.num_rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row, minlength=metric.num_rows), out=starts[1:])
+    starts = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(row, minlength=num_rows), out=starts[1:])
     return EligiblePairs(starts=starts, records=record[order], distances=distance[order])
 
 

@@ -19,7 +19,7 @@ def linked_config(
         "federation": {"name": "test", "task": "regression", "seed": 3},
         "model": {"family": "fet", "neighbours": 4, "hidden": 8, "heads": 2},
         "privacy": {"mechanism": "none", "encoder": "trained"},
-        "linkage": linkage,
+        "linkage": {key: value for key, value in linkage.items() if value is not None},
         "party": [
             {
                 "name": "agency",

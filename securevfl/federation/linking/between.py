@@ -1,105 +1,139 @@
 """Linking between processes, over the star."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.errors import ConfigError
 from securevfl.data.scaling import KeyScaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.handshake import RunFacts
 from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.linking.columns import pack_columns, unpack_columns
+from securevfl.federation.linking.desks import CallerDesk, PrimaryDesk
 from securevfl.federation.linking.in_process import stacked
-from securevfl.federation.linking.keys import keys_of
-from securevfl.federation.linking.link_secondary import wants_similarities
 from securevfl.federation.linking.linked import LinkedPrimary, LinkedSecondary
+from securevfl.federation.linking.metrics import linkage_secret
+from securevfl.federation.linking.protected_primary import ProtectedPrimary
+from securevfl.federation.linking.protected_secondary import ProtectedSecondary
+from securevfl.federation.linking.read import read_similarities
 from securevfl.federation.linking.rules import keys_are_numbers
 from securevfl.federation.linking.shown import ShownKeys, link_shown, linked_primary, shown_keys
+from securevfl.federation.primary import Observer
 from securevfl.federation.transport import PrimaryTransport, SecondaryTransport
 from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage.secret import LinkageSecret
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnPlace:
+    """What a data party brings to linking."""
+
+    config: FederationConfig
+    """The federation file."""
+
+    keys: KeyTable
+    """Its own keys."""
+
+    data_root: Path
+    """Where it finds the linkage secret."""
+
+    cache: LinkCache
+    """Where it keeps links."""
+
+    def secret(self) -> LinkageSecret | None:
+        """Read the linkage secret, if the protection has one.
+
+        Raises:
+            ConfigError: If it cannot be read.
+        """
+        if self.config.linkage.protection != "bloom":
+            return None
+        return linkage_secret(self.config, self.data_root)
 
 
 def link_as_primary(
-    config: FederationConfig, table: PartyTable, transport: PrimaryTransport, names: Sequence[str]
+    place: OwnPlace, transport: PrimaryTransport, observe: Observer
 ) -> LinkedPrimary:
-    """Show the primary's keys to every secondary, and wait until all have linked.
+    """Link all secondaries to the primary, as the file's protection says.
+
+    Raises:
+        ConfigError: If the linkage secret cannot be read.
+        DataError: If the primary's keys can't be linked.
+        ProtocolError: If a party leaves the protocol or fails.
 
     Reveals:
-        To every secondary: the primary's keys, their mean and deviation.
+        To every secondary, without protection: the primary's keys, their mean and deviation. Under
+        one: what :class:`ProtectedPrimary` says.
     """
+    config = place.config
+    deadline_s = config.runtime.idle_timeout_s
     if config.linkage.protection != "none":
-        raise ConfigError(
-            f"linkage.protection: {config.linkage.protection!r} is not available between "
-            f"processes yet; use securevfl simulate or securevfl link"
-        )
-    shown = shown_keys(config, keys_of(config, table))
+        desk = PrimaryDesk(transport, config.ranks, deadline_s=deadline_s)
+        protected = ProtectedPrimary(config, place.keys, desk, place.cache, observe)
+        return protected.link(place.secret(), transport.session)
+    names = [party.name for party in config.secondaries]
+    shown = shown_keys(config, place.keys)
     tensors = pack_columns(config, shown.keys)
     if shown.scaler is not None:
         tensors |= {"centre": shown.scaler.centre, "width": shown.scaler.width}
     transport.broadcast(names, Message(kind=MessageKind.LINK_KEYS, tensors=tensors))
     parts: dict[str, Float32[np.ndarray, "rows links"] | None] = {}
     for message in transport.receive_each(
-        names, MessageKind.LINKED, round_number=0, deadline_s=config.runtime.idle_timeout_s
+        names, MessageKind.LINKED, round_number=0, deadline_s=deadline_s
     ):
-        parts[message.sender] = read_similarities(config, message, rows=table.num_rows)
+        parts[message.sender] = read_similarities(config, message, rows=place.keys.num_rows)
     return LinkedPrimary(
         keys=linked_primary(shown).keys, similarities=stacked([parts[name] for name in names])
     )
 
 
 def link_as_secondary(
-    config: FederationConfig,
-    table: PartyTable,
-    facts: RunFacts,
+    place: OwnPlace,
     transport: SecondaryTransport,
-    cache: LinkCache,
+    pair_keys: Mapping[int, bytes],
+    *,
+    rows: int,
 ) -> LinkedSecondary:
-    """Receive the primary's keys and link.
+    """Link this party's records to the primary's rows, as the file's protection says.
+
+    Args:
+        place: This party's.
+        transport: Its connection.
+        pair_keys: Its keys with every other caller, by rank.
+        rows: How many rows the primary has.
 
     Raises:
+        ConfigError: If the secret cannot be read, key statistics are impossible, or tau cannot be
+            had.
         DataError: If the table can't be linked.
-        ConfigError: If the primary's key statistics are impossible, or tau cannot be had.
+        ProtocolError: If a party leaves the protocol or fails.
 
     Reveals:
-        To the primary: that linkage is done and, if the family reads them, noised similarities.
+        To the primary, without protection: that linkage is done and, if the family reads them,
+        noised similarities. Under one: what :class:`ProtectedSecondary` says.
     """
-    message = transport.receive(
-        MessageKind.LINK_KEYS, round_number=0, deadline_s=config.runtime.idle_timeout_s
-    )
+    config = place.config
+    deadline_s = config.runtime.idle_timeout_s
+    if config.linkage.protection != "none":
+        desk = CallerDesk(transport, config.ranks, pair_keys, deadline_s=deadline_s)
+        protected = ProtectedSecondary(config, place.keys, rows=rows, desk=desk, cache=place.cache)
+        return protected.link(place.secret(), transport.session)
+    message = transport.receive(MessageKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
+    dimension = len(config.primary.key)
     shown = ShownKeys(
-        keys=unpack_columns(config, message, rows=facts.rows),
-        scaler=_read_scaler(message, table.key_dim) if keys_are_numbers(config) else None,
+        keys=unpack_columns(config, message, rows=rows),
+        scaler=_read_scaler(message, dimension) if keys_are_numbers(config) else None,
     )
-    linked = link_shown(config, keys_of(config, table), shown, cache)
+    linked = link_shown(config, place.keys, shown, place.cache)
     values = linked.similarities
     transport.send(
         Message(kind=MessageKind.LINKED, tensors={} if values is None else {"similarities": values})
     )
     return linked
-
-
-def read_similarities(
-    config: FederationConfig, message: Message, *, rows: int
-) -> Float32[np.ndarray, "rows links"] | None:
-    """Return the similarities that a message brings, if the family reads any.
-
-    Raises:
-        ProtocolError: If they are not what was agreed on.
-    """
-    if not wants_similarities(config):
-        return None
-    values = message.tensor(
-        "similarities",
-        dtype=np.float32,
-        shape=(rows, config.model.neighbours),
-        finite=False,
-    )
-    if np.isinf(values).any():
-        raise ProtocolError(f"{message.sender}: sent a similarity that is infinite")
-    return values
 
 
 def _read_scaler(message: Message, dimension: int) -> KeyScaler:

@@ -8,6 +8,7 @@ of everything that it depends on.
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from securevfl.federation.linking.similarities import SimilarLinks
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
 
+_TAG_KEY_BYTES: Final = 32
+
+# Metrics whose links are quicker made than read.
 _QUICK: Final = ("euclidean", "great-circle")
 
 
@@ -47,6 +51,11 @@ class LinkCache:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+
+    @property
+    def folder(self) -> Path | None:
+        """Where links are kept; None keeps none."""
+        return self._folder
 
     @classmethod
     def of_party(cls, config: FederationConfig, name: str, folder: Path | None) -> "LinkCache":
@@ -79,6 +88,25 @@ class LinkCache:
     def has(self, key: str) -> bool:
         """Whether links of that key are kept."""
         return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
+
+
+def table_tag(folder: Path | None, units: np.ndarray) -> str:
+    """Return a name for quantised keys that only this party could make, the same in every run.
+
+    Args:
+        folder: Where the party keeps the tag's own key; without one every tag is new.
+        units: The keys.
+
+    Reveals:
+        To a coordinator that gets it: whether keys are the same as in an earlier run.
+    """
+    key = os.urandom(_TAG_KEY_BYTES)
+    if folder is not None:
+        path = folder / "tag.key"
+        if not path.exists():
+            write_bytes(path, key)
+        key = path.read_bytes()
+    return hashlib.blake2b(units.tobytes(), key=key, digest_size=32).hexdigest()
 
 
 def links_key(config: FederationConfig, *tables: KeyTable | np.ndarray, secret: str = "") -> str:

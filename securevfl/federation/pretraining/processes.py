@@ -53,7 +53,7 @@ def pretrain_as_primary(
     if not wants_pretraining(config):
         return None
     observe({"event": "stage", "text": "pretraining", "of": config.pretraining.iterations})
-    names = {rank: party for party, rank in config.ranks.items() if rank}
+    names = {config.ranks[party.name]: party.name for party in config.secondaries}
     # Between two messages a secondary may go through all of its records.
     wire = PrimaryWire(transport, names, deadline_s=config.runtime.idle_timeout_s)
     run = build_run(
@@ -127,7 +127,7 @@ def pretrain_as_secondary(
         guest,
         transport,
         sum_to,
-        parties=len(config.parties),
+        parties=1 + len(config.secondaries),
         width=config.pretraining.projection_width,
         plain=config.pretraining.exchange == "plain",
         runtime=config.runtime,

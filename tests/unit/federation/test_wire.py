@@ -62,4 +62,6 @@ def test_kind_codes_never_change():
         "SESSION": 1, "PING": 2, "ABORT": 3, "LEAVE": 4, "HELLO": 5, "WELCOME": 6,
         "LINK_KEYS": 7, "LINKED": 8, "PLAN": 9, "SHARE": 10, "GRADIENT": 11, "AVERAGE": 12,
         "MEAN": 13, "EPOCH": 14, "DONE": 15, "READY": 16,
+        "SEALED": 20, "LINK_CODES": 21, "LINK_TURN": 22, "LINK_DEALING": 23, "LINK_MASKED": 24,
+        "LINK_SHARE": 25, "LINK_CIPHERS": 26, "LINK_LISTS": 27, "SIMILARITIES": 28,
     }  # fmt: skip

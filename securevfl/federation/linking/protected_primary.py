@@ -1,0 +1,175 @@
+"""The primary's part of a protected linkage."""
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.data.tables import KeyTable
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.blocks import row_blocks
+from securevfl.federation.linking.cache import LinkCache, table_tag
+from securevfl.federation.linking.ciphertexts import (
+    cipher_bytes,
+    pack_numbers,
+    part_of,
+    unpack_numbers,
+)
+from securevfl.federation.linking.desks import Desk
+from securevfl.federation.linking.in_process import stacked
+from securevfl.federation.linking.keys import key_scaler, model_keys
+from securevfl.federation.linking.link_secondary import wants_similarities
+from securevfl.federation.linking.linked import LinkedPrimary
+from securevfl.federation.linking.metrics import encode, quantised
+from securevfl.federation.linking.read import read_similarities
+from securevfl.federation.primary import Observer
+from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage.paillier_distances import Keyholder, PackedRows
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.shared_distances import Dealing, masked_keys, primary_share
+
+
+class ProtectedPrimary:
+    """The primary's part: its keys leave it as codes, shares or ciphertexts only.
+
+    Args:
+        config: The federation file.
+        keys: The primary's keys.
+        desk: Its lines to everybody.
+        cache: Where this party keeps what names its table to the coordinator.
+        observe: Hears of progress.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        keys: KeyTable,
+        desk: Desk,
+        cache: LinkCache,
+        observe: Observer,
+    ) -> None:
+        self._cache = cache
+        self._parts: list[Float32[np.ndarray, "rows links"] | None] = []
+        self._config = config
+        self._keys = keys
+        self._desk = desk
+        self._observe = observe
+        coordinator, dealer = config.helper("coordinator"), config.helper("dealer")
+        assert coordinator is not None, "required before any party starts"
+        self._coordinator = coordinator.name
+        self._dealer = "" if dealer is None else dealer.name
+
+    def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedPrimary:
+        """Take part until all secondaries have linked.
+
+        Raises:
+            DataError: If a key leaves its agreed range.
+            ProtocolError: If a party leaves the protocol or fails.
+
+        Reveals:
+            To the coordinator: codes, or shares of squared distances. To each secondary: masked
+            keys or ciphertexts. To the dealer: numbers of rows and records.
+        """
+        if secret is not None:
+            self._send_codes(secret, session)
+        else:
+            self._share_distances()
+        for party in self._config.callers:
+            if party.is_helper:
+                self._desk.send(party.name, Message(kind=MessageKind.DONE))
+        scaler = key_scaler(self._config, None)
+        return LinkedPrimary(keys=model_keys(scaler, self._keys), similarities=stacked(self._parts))
+
+    def _send_codes(self, secret: LinkageSecret, session: bytes) -> None:
+        codes = encode(self._config, self._keys, secret)
+        check = secret.check_value(session.hex())
+        self._desk.send(
+            self._coordinator,
+            Message(kind=MessageKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
+        )
+
+        for party in self._config.secondaries:
+            self._finish(party.name)
+
+    def _finish(self, name: str) -> None:
+        """Wait until a secondary has its lists; its similarities come before its neighbour's."""
+        if wants_similarities(self._config):
+            message = self._desk.receive(self._coordinator, MessageKind.SIMILARITIES)
+            self._parts.append(read_similarities(self._config, message, rows=self._keys.num_rows))
+        self._desk.receive(name, MessageKind.LINKED)
+
+    def _share_distances(self) -> None:
+        units = quantised(self._config, self._keys)
+        tag = table_tag(self._cache.folder, units)
+        holder, packed = None, None
+        if self._config.linkage.protection == "paillier":
+            holder = Keyholder(bits=self._config.linkage.key_bits)
+            packed = holder.encrypt(units)
+        for party in self._config.secondaries:
+            turn = self._desk.receive(party.name, MessageKind.LINK_TURN)
+            records = turn.figure("records", int)
+            self._desk.send(
+                self._coordinator,
+                Message(
+                    kind=MessageKind.LINK_TURN,
+                    meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
+                ),
+            )
+            blocks = list(row_blocks(self._config, rows=len(units), records=records))
+            for start, end in blocks:
+                if holder is None or packed is None:
+                    share = self._by_shares(party.name, units[start:end], records)
+                else:
+                    share = self._by_ciphers(
+                        party.name, units[start:end], part_of(packed, start, end), holder, records
+                    )
+                # The coordinator's answer ends the block, so that nothing piles up on the way.
+                self._desk.send(
+                    self._coordinator,
+                    Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+                )
+                self._desk.receive(self._coordinator, MessageKind.LINK_TURN)
+                self._observe({"event": "links", "name": party.name, "done": end, "of": len(units)})
+            self._finish(party.name)
+
+    def _by_shares(self, name: str, units: np.ndarray, records: int) -> np.ndarray:
+        rank, shape = self._config.ranks[name], (len(units), units.shape[1])
+        self._desk.send(
+            self._dealer,
+            Message(
+                kind=MessageKind.LINK_TURN,
+                meta={"secondary": rank, "rows": len(units), "records": records},
+            ),
+        )
+        dealt = self._desk.receive(self._dealer, MessageKind.LINK_DEALING)
+        dealing = Dealing(
+            mask=dealt.tensor("mask", dtype=np.int64, shape=shape).view(np.uint64),
+            product=dealt.tensor("product", dtype=np.int64, shape=(len(units), records)).view(
+                np.uint64
+            ),
+        )
+        masked = masked_keys(units, dealing).view(np.int64)
+        self._desk.send(name, Message(kind=MessageKind.LINK_MASKED, tensors={"keys": masked}))
+        theirs = self._desk.receive(name, MessageKind.LINK_MASKED).tensor(
+            "keys", dtype=np.int64, shape=(records, units.shape[1])
+        )
+        return primary_share(units, dealing, theirs.view(np.uint64))
+
+    def _by_ciphers(
+        self, name: str, units: np.ndarray, packed: PackedRows, holder: Keyholder, records: int
+    ) -> np.ndarray:
+        modulus = holder.modulus
+        self._desk.send(
+            name,
+            Message(
+                kind=MessageKind.LINK_CIPHERS,
+                tensors={
+                    "modulus": np.frombuffer(
+                        modulus.to_bytes(self._config.linkage.key_bits // 8, "big"), dtype=np.uint8
+                    ),
+                    "packs": pack_numbers(packed.packs, modulus),
+                },
+            ),
+        )
+        answer = self._desk.receive(name, MessageKind.LINK_CIPHERS).tensor(
+            "answers", dtype=np.uint8, shape=(len(packed.packs), records, cipher_bytes(modulus))
+        )
+        return holder.share(units, unpack_numbers(answer, modulus))

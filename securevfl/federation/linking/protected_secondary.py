@@ -1,0 +1,153 @@
+"""A secondary's part of a protected linkage."""
+
+import numpy as np
+
+from securevfl.core.errors import ProtocolError
+from securevfl.data.tables import KeyTable
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.blocks import row_blocks
+from securevfl.federation.linking.cache import LinkCache, table_tag
+from securevfl.federation.linking.ciphertexts import (
+    cipher_bytes,
+    fresh_obfuscators,
+    pack_numbers,
+    unpack_numbers,
+)
+from securevfl.federation.linking.desks import Desk
+from securevfl.federation.linking.keys import key_scaler
+from securevfl.federation.linking.link_secondary import link_from_candidates
+from securevfl.federation.linking.linked import LinkedSecondary
+from securevfl.federation.linking.metrics import encode, quantised
+from securevfl.federation.linking.read import read_candidates
+from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage.paillier_distances import PackedRows, masked_distances
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.shared_distances import Dealing, masked_keys, secondary_share
+
+
+class ProtectedSecondary:
+    """A secondary's part: its keys leave it as codes, shares or under encryption only.
+
+    Args:
+        config: The federation file.
+        keys: Its keys.
+        rows: How many rows the primary has.
+        desk: Its lines to everybody.
+        cache: Where this party keeps what names its table to the coordinator.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        keys: KeyTable,
+        *,
+        rows: int,
+        desk: Desk,
+        cache: LinkCache,
+    ) -> None:
+        self._cache = cache
+        self._config = config
+        self._keys = keys
+        self._rows = rows
+        self._desk = desk
+        coordinator, dealer = config.helper("coordinator"), config.helper("dealer")
+        assert coordinator is not None, "required before any party starts"
+        self._coordinator = coordinator.name
+        self._dealer = "" if dealer is None else dealer.name
+
+    def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedSecondary:
+        """Take part until the coordinator has sent this party's lists.
+
+        Raises:
+            DataError: If a key leaves its agreed range.
+            ProtocolError: If a party leaves the protocol or fails.
+
+        Reveals:
+            To the coordinator: codes, or shares of squared distances. To the primary: how many
+            records there are, masked keys or masked distances, and that linkage is done.
+        """
+        if secret is not None:
+            self._send_codes(secret, session)
+        else:
+            self._share_distances()
+        lists = self._desk.receive(self._coordinator, MessageKind.LINK_LISTS)
+        candidates = read_candidates(
+            self._config, lists, rows=self._rows, records=self._keys.num_rows
+        )
+        linked = link_from_candidates(
+            self._config,
+            self._keys,
+            candidates,
+            key_scaler(self._config, None),
+            rows=self._rows,
+        )
+        self._desk.send(self._config.primary.name, Message(kind=MessageKind.LINKED))
+        return linked
+
+    def _send_codes(self, secret: LinkageSecret, session: bytes) -> None:
+        codes = encode(self._config, self._keys, secret)
+        check = secret.check_value(session.hex())
+        self._desk.send(
+            self._coordinator,
+            Message(kind=MessageKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
+        )
+
+    def _share_distances(self) -> None:
+        units = quantised(self._config, self._keys)
+        primary, records = self._config.primary.name, len(units)
+        self._desk.send(
+            primary,
+            Message(
+                kind=MessageKind.LINK_TURN,
+                meta={"records": records, "tag": table_tag(self._cache.folder, units)},
+            ),
+        )
+        paillier = self._config.linkage.protection == "paillier"
+        for start, end in row_blocks(self._config, rows=self._rows, records=records):
+            step = self._by_ciphers if paillier else self._by_shares
+            share = step(units, end - start)
+            self._desk.send(
+                self._coordinator,
+                Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+            )
+
+    def _by_shares(self, units: np.ndarray, rows: int) -> np.ndarray:
+        primary = self._config.primary.name
+        dealt = self._desk.receive(self._dealer, MessageKind.LINK_DEALING)
+        dealing = Dealing(
+            mask=dealt.tensor("mask", dtype=np.int64, shape=units.shape).view(np.uint64),
+            product=dealt.tensor("product", dtype=np.int64, shape=(rows, len(units))).view(
+                np.uint64
+            ),
+        )
+        masked = masked_keys(units, dealing).view(np.int64)
+        self._desk.send(primary, Message(kind=MessageKind.LINK_MASKED, tensors={"keys": masked}))
+        theirs = self._desk.receive(primary, MessageKind.LINK_MASKED).tensor(
+            "keys", dtype=np.int64, shape=(rows, units.shape[1])
+        )
+        return secondary_share(units, dealing, theirs.view(np.uint64))
+
+    def _by_ciphers(self, units: np.ndarray, rows: int) -> np.ndarray:
+        primary, bits = self._config.primary.name, self._config.linkage.key_bits
+        message = self._desk.receive(primary, MessageKind.LINK_CIPHERS)
+        raw = message.tensor("modulus", dtype=np.uint8, shape=(bits // 8,))
+        modulus = int.from_bytes(raw.tobytes(), "big")
+        if modulus.bit_length() != bits or modulus % 2 == 0:
+            raise ProtocolError(f"the primary's key has not the agreed {bits} bits")
+        packs = message.tensor(
+            "packs", dtype=np.uint8, shape=(None, units.shape[1], cipher_bytes(modulus))
+        )
+        numbers = unpack_numbers(packs, modulus)
+        packed = PackedRows(modulus=modulus, rows=rows, packs=tuple(map(tuple, numbers)))
+        if len(packed.packs) != -(-rows // packed.lanes.count):
+            raise ProtocolError("the primary's ciphertexts do not hold the rows that are due")
+        answers, share = masked_distances(
+            packed, units, fresh_obfuscators(modulus, len(packs) * len(units))
+        )
+        self._desk.send(
+            primary,
+            Message(
+                kind=MessageKind.LINK_CIPHERS, tensors={"answers": pack_numbers(answers, modulus)}
+            ),
+        )
+        return share

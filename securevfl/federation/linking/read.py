@@ -1,0 +1,60 @@
+"""Received lists and similarities, checked before they are used."""
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking.cache import may_be_kept
+from securevfl.federation.linking.candidates import Candidates, places_of, ranked_length
+from securevfl.federation.linking.link_secondary import wants_similarities
+from securevfl.federation.wire import Message
+from securevfl.linkage.capped import EligiblePairs
+
+
+def read_similarities(
+    config: FederationConfig, message: Message, *, rows: int
+) -> Float32[np.ndarray, "rows links"] | None:
+    """Return the similarities that a message brings, if the family reads any.
+
+    Raises:
+        ProtocolError: If they are not what was agreed on.
+    """
+    if not wants_similarities(config):
+        return None
+    values = message.tensor(
+        "similarities",
+        dtype=np.float32,
+        shape=(rows, config.model.neighbours),
+        finite=False,
+    )
+    if np.isinf(values).any():
+        raise ProtocolError(f"{message.sender}: sent a similarity that is infinite")
+    return values
+
+
+def read_candidates(
+    config: FederationConfig, message: Message, *, rows: int, records: int
+) -> Candidates:
+    """Return a coordinator's lists, whose order is all that they tell.
+
+    Raises:
+        ProtocolError: If they are not what was agreed on.
+    """
+    if config.privacy.links_per_record is not None and not may_be_kept(config):
+        starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
+        numbers = message.tensor("records", dtype=np.int64, shape=(None,))
+        if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
+            raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
+        _require_inside(message, numbers, lowest=0, records=records)
+        pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
+        return Candidates(pairs=pairs).without_distances()
+    length = ranked_length(config, records)
+    indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
+    _require_inside(message, indices, lowest=-1, records=records)
+    return Candidates(ranked=places_of(indices))
+
+
+def _require_inside(message: Message, numbers: np.ndarray, *, lowest: int, records: int) -> None:
+    if numbers.size and not lowest <= numbers.min() <= numbers.max() < records:
+        raise ProtocolError(f"{message.sender}: named a record that there is not")

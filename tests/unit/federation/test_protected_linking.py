@@ -1,0 +1,286 @@
+"""Protected linkage, its parties as threads: same links, no plain keys on any line."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.desks import Wires, run_all
+from helpers.linking import key_table, linked_config, text_table
+
+from securevfl.core.errors import AuthenticationError, ConfigError, DataError
+from securevfl.data.tables import KeyTable
+from securevfl.federation.config import FederationConfig
+from securevfl.federation.linking import blocks
+from securevfl.federation.linking.cache import LinkCache
+from securevfl.federation.linking.candidates import Candidates
+from securevfl.federation.linking.helpers import Coordinator, serve_as_dealer
+from securevfl.federation.linking.in_process import Linker
+from securevfl.federation.linking.protected_primary import ProtectedPrimary
+from securevfl.federation.linking.protected_secondary import ProtectedSecondary
+from securevfl.federation.linking.reveals import reveals_of
+from securevfl.federation.linking.rules import require_helpers
+from securevfl.federation.linking.sealed import SealedLine
+from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.models.registry import FAMILIES
+
+RANGES = [[0.0, 10.0], [0.0, 10.0]]
+SESSION = b"s" * 16
+SECRET = LinkageSecret(b"k" * 32)
+
+
+def federation(protection: str, **sections: Any) -> FederationConfig:
+    """Return a federation of agency, bank, shop and the third parties."""
+    linkage = {"protection": protection, "ranges": RANGES, **sections.pop("linkage", {})}
+    config = linked_config(linkage, **sections)
+    extra = [replace(config.parties[1], name="shop")]
+    extra += [
+        replace(config.parties[1], name=role, role=role, data="", key=())
+        for role in ("coordinator", "dealer")
+    ]
+    return replace(config, parties=(*config.parties, *extra))
+
+
+def tables() -> dict[str, KeyTable]:
+    """Return three tables of points."""
+    sizes = {"agency": 60, "bank": 40, "shop": 30}
+    return {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
+
+
+def linked(
+    config: FederationConfig,
+    keys: dict[str, KeyTable],
+    *,
+    secrets: dict[str, LinkageSecret] | None = None,
+    cache: Path | None = None,
+) -> tuple[dict[str, Any], Wires]:
+    """Run every party's part; return what each has in the end, and what travelled."""
+    wires, own = Wires(), secrets or {}
+    coded = config.linkage.protection == "bloom"
+
+    def secret(name: str) -> LinkageSecret | None:
+        return own.get(name, SECRET) if coded else None
+
+    def place(name: str) -> LinkCache:
+        return LinkCache(None if cache is None else cache / name)
+
+    rows = keys["agency"].num_rows
+    primary = ProtectedPrimary(
+        config, keys["agency"], wires.desk("agency"), place("agency"), lambda _event: None
+    )
+    lives: dict[str, Any] = {"agency": lambda: primary.link(secret("agency"), SESSION)}
+    for party in config.secondaries:
+        one = ProtectedSecondary(
+            config,
+            keys[party.name],
+            rows=rows,
+            desk=wires.desk(party.name),
+            cache=place(party.name),
+        )
+        lives[party.name] = lambda one=one, name=party.name: one.link(secret(name), SESSION)
+    coordinator = Coordinator(
+        config, rows=rows, desk=wires.desk("coordinator"), cache=place("coordinator")
+    )
+    lives["coordinator"] = coordinator.serve
+    lives["dealer"] = lambda: serve_as_dealer(config, wires.desk("dealer"))
+    return run_all(lives), wires
+
+
+def in_process(config: FederationConfig, keys: dict[str, KeyTable]) -> dict[str, np.ndarray]:
+    """Return the links of each secondary as a simulation finds them."""
+    link = Linker(config, keys["agency"])
+    link._secret = SECRET
+    rows = np.arange(keys["agency"].num_rows)
+    return {
+        party.name: link(keys[party.name]).source.link(rows).indices for party in config.secondaries
+    }
+
+
+@pytest.mark.parametrize("cap", [None, 3])
+@pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
+def test_links_are_those_of_one_process(
+    protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two secondaries, blocks smaller than the tables, with and without a record-side cap."""
+    monkeypatch.setattr(blocks, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(blocks, "_BLOCK_ANSWERS", 1)
+    limit = {} if cap is None else {"links_per_record": cap}
+    config = federation(protection, privacy={"mechanism": "none", "encoder": "trained", **limit})
+    keys = tables()
+    found, _ = linked(config, keys)
+    rows = np.arange(60)
+
+    for name, wanted in in_process(config, keys).items():
+        assert np.array_equal(found[name].source.link(rows).indices, wanted)
+    assert found["agency"].similarities is None
+
+
+def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a rate below 1 the coordinator ranks more, and only the secondary knows the sample."""
+    monkeypatch.setattr(blocks, "_BLOCK_PAIRS", 700)
+    privacy = {"mechanism": "none", "encoder": "trained", "sampling_rate": 0.5}
+    config = federation("shares", privacy=privacy)
+    found, wires = linked(config, tables())
+    links = found["bank"].source.link(np.arange(60))
+    sent = [m for a, b, m in wires.travelled if (a, b) == ("coordinator", "bank")]
+
+    assert links.indices.shape == (60, 4)
+    assert (links.indices >= 0).all()
+    assert sent[-1].tensors["indices"].shape[1] > 4
+    again = found["bank"].source.link(np.arange(60))
+    assert not np.array_equal(links.indices, again.indices)  # equal with probability 2^-40
+
+
+@pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
+def test_nothing_plain_travels(protection: str) -> None:
+    """No message to anybody holds a key, a quantised key or a distance."""
+    config, keys = federation(protection), tables()
+    _, wires = linked(config, keys)
+    plain = [numbers for table in keys.values() for numbers in table.columns.values()]
+    units = [np.rint(column / 10 * 65535).astype(np.int64) for column in plain]
+
+    for sender, receiver, message in wires.travelled:
+        for array in message.tensors.values():
+            flat = array.ravel()
+            for column in plain + units:
+                same = flat.size >= column.size and np.isin(column, flat).mean() > 0.5
+                assert not same or array.dtype == np.uint8, (sender, receiver, message)
+    kinds = {(a, b): m.kind for a, b, m in wires.travelled}
+    assert ("coordinator", "dealer") not in kinds
+    assert not any(b == "bank" and a == "shop" for a, b in kinds)
+
+
+def test_another_secret_is_found_before_linking() -> None:
+    """The coordinator names the party whose secret differs; nobody gets a list."""
+    config, keys = federation("bloom"), tables()
+    other = {"shop": LinkageSecret(b"other secret of another file")}
+    found, wires = linked(config, keys, secrets=other)
+
+    assert isinstance(found["coordinator"], ConfigError)
+    assert "'shop'" in str(found["coordinator"])
+    lists = [b for _, b, m in wires.travelled if m.kind is MessageKind.LINK_LISTS]
+    assert "shop" not in lists
+
+
+def test_a_value_that_leaves_its_range_stops_its_party() -> None:
+    """Before anything of it is sent."""
+    config, keys = federation("shares"), tables()
+    keys["bank"].columns["lat"][7] = 11.0
+    with pytest.raises(DataError, match="row 8"):
+        ProtectedSecondary(
+            config, keys["bank"], rows=60, desk=Wires().desk("bank"), cache=LinkCache(None)
+        ).link(None, SESSION)
+
+
+@pytest.mark.parametrize("protection", ["bloom", "shares"])
+def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
+    """The primary gets them sorted, secondaries do not; a second session has the same noise."""
+    config = federation(protection, linkage={"similarity_noise": 0.5})
+    family = replace(FAMILIES["fet"], needs_similarities=lambda _model: True, reads_keys=False)
+    config, keys = replace(config, family=family), tables()
+    first, _ = linked(config, keys, cache=tmp_path)
+    again, wires = linked(config, keys, cache=tmp_path)
+    fresh, _ = linked(config, keys, cache=tmp_path / "other")
+
+    values = first["agency"].similarities
+    assert values.shape == (60, 2, 4)
+    assert (np.diff(values, axis=2) <= 0).all()
+    assert np.array_equal(values, again["agency"].similarities)
+    assert not np.array_equal(values, fresh["agency"].similarities)
+    to_primary = {m.kind for _, b, m in wires.travelled if b == "agency"}
+    assert MessageKind.LINK_LISTS not in to_primary
+
+
+def test_codes_of_texts_find_twins() -> None:
+    """Names are compared as codes; models get no key columns."""
+    config = federation(
+        "bloom", linkage={"metric": "levenshtein", "ranges": None}, model={"family": "textual"}
+    )
+    keys = {name: text_table(name, 30, seed=n) for n, name in enumerate(("agency", "bank", "shop"))}
+    found, _ = linked(config, keys)
+    assert np.array_equal(found["bank"].source.link(np.arange(30)).indices[:, 0], np.arange(30))
+    assert found["bank"].keys.shape == (30, 0)
+
+
+@pytest.mark.parametrize(
+    ("protection", "missing"), [("shares", "dealer"), ("paillier", "coordinator")]
+)
+def test_third_parties_are_asked_for(protection: str, missing: str) -> None:
+    """The lines to add are told before any process starts."""
+    config = federation(protection)
+    parties = tuple(party for party in config.parties if party.role != missing)
+    with pytest.raises(ConfigError, match=f'role = "{missing}"'):
+        require_helpers(replace(config, parties=parties))
+
+
+def test_a_missing_secret_is_asked_for() -> None:
+    """Codes without a common secret would protect nobody."""
+    with pytest.raises(ConfigError, match=r"linkage\.secret"):
+        require_helpers(federation("bloom"))
+
+
+def test_every_role_has_a_statement() -> None:
+    """Whoever takes part is told what it learns."""
+    for protection in ("bloom", "shares", "paillier"):
+        for role in ("primary", "secondary", "coordinator"):
+            assert reveals_of(federation(protection), role)
+    assert reveals_of(federation("shares"), "dealer")
+
+
+class TestSealedLine:
+    """Two callers behind a primary that must not read what it relays."""
+
+    def lines(self) -> tuple[SealedLine, SealedLine]:
+        return (
+            SealedLine(b"p" * 32, session=SESSION, own_rank=1, peer="b", peer_rank=2),
+            SealedLine(b"p" * 32, session=SESSION, own_rank=2, peer="a", peer_rank=1),
+        )
+
+    def message(self, value: int) -> Message:
+        tensors = {"codes": np.full((3, 40_000), value, dtype=np.uint8)}
+        return Message(kind=MessageKind.LINK_CODES, meta={"check": "x"}, tensors=tensors)
+
+    def test_messages_come_out_as_they_went_in(self) -> None:
+        one, other = self.lines()
+        for value in (1, 2):
+            opened = other.open(one.seal(self.message(value)))
+            assert opened.kind is MessageKind.LINK_CODES
+            assert opened.sender == "a"
+            assert (opened.tensors["codes"] == value).all()
+        back = one.open(other.seal(self.message(3)))
+        assert (back.tensors["codes"] == 3).all()
+
+    def test_the_relay_sees_no_content(self) -> None:
+        one, other = self.lines()
+        first, second = one.seal(self.message(1)), other.seal(self.message(1))
+        assert b"codes" not in first.tensors["sealed"].tobytes()
+        assert not np.array_equal(first.tensors["sealed"], second.tensors["sealed"])
+
+    @pytest.mark.parametrize("attack", ["changed", "replayed", "left out", "turned round"])
+    def test_what_a_relay_does_to_them_is_found(self, attack: str) -> None:
+        one, other = self.lines()
+        sealed, later = one.seal(self.message(1)), one.seal(self.message(2))
+        if attack == "changed":
+            bits = sealed.tensors["sealed"].copy()
+            bits[100] ^= 1
+            sealed = replace(sealed, tensors={"sealed": bits})
+        elif attack == "replayed":
+            other.open(sealed)
+        elif attack == "left out":
+            sealed = later
+        else:
+            other = one
+        with pytest.raises(AuthenticationError, match="relayed"):
+            other.open(sealed)
+
+
+def test_lists_of_a_coordinator_hold_an_order_only() -> None:
+    """Candidates without distances: places of the list instead."""
+    indices = np.array([[3, 1, -1]])
+    distances = np.array([[0.5, 0.7, np.inf]])
+    bare = Candidates(ranked=LinkTable(indices=indices, distances=distances)).without_distances()
+    assert bare.ranked is not None
+    assert bare.ranked.distances.tolist() == [[0.0, 1.0, np.inf]]
