@@ -44,7 +44,7 @@ def protected(folder: Path, protection: str) -> Path:
     roles = ["coordinator", "dealer"] if protection == "shares" else ["coordinator"]
     source["party"] += [{"name": role, "role": role} for role in roles]
     if protection == "bloom":
-        source["model"] = {"family": "fedsim", "neighbours": 4}
+        source["model"] = {"family": "fedsim", "neighbours": 4, "kernel": 3}
     return save(folder, source)
 
 

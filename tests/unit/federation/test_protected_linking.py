@@ -99,8 +99,10 @@ def in_process(config: FederationConfig, keys: dict[str, KeyTable]) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("cap", [None, 3])
-@pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
+@pytest.mark.parametrize(
+    ("protection", "cap"),
+    [("bloom", None), ("bloom", 3), ("shares", None), ("shares", 3), ("paillier", None)],
+)
 def test_links_are_those_of_one_process(
     protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
