@@ -19,6 +19,7 @@ from securevfl.federation.release import require_finite
 from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundCounter, RoundPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
+from securevfl.models.split import Explained
 from securevfl.models.tasks import TaskHead
 
 Observer = Callable[[Mapping[str, object]], None]
@@ -72,6 +73,7 @@ class Primary:
         self.observe = observe
         self.may_go_on: Callable[[], bool] = lambda: True
         """Asked before every epoch: whether the budget still covers it."""
+        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
         self.epoch = 0
         self.best_epoch = 0
         self.best_metric: float | None = None
@@ -191,8 +193,21 @@ class Primary:
             # Ranks count from 1; a party that is left out of the round is left out here too.
             active = torch.as_tensor(plan.active, device=index.device) - 1
             similarities = data.similarities[index[:, None], active]
-        output: Tensor = self.top(data.features[index], data.keys[index], aggregate, similarities)
+        inputs = (data.features[index], data.keys[index], aggregate, similarities)
+        if plan.purpose == "test":
+            self._last_test = inputs
+        output: Tensor = self.top(*inputs)
         return output
+
+    def explanation(self) -> dict[str, Any]:
+        """Return what the top model makes of the last test batch, empty if it tells nothing.
+
+        Reveals:
+            Nothing: it is made of what was released before.
+        """
+        if self._last_test is None or not isinstance(self.top, Explained):
+            return {}
+        return self.top.explain(*self._last_test)
 
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]

@@ -239,7 +239,9 @@ class PrimaryRun:
         traffic: Mapping[str, Mapping[str, int]],
         with_solo: bool = True,
     ) -> dict[str, Any]:
-        """Train the solo baseline if asked for; write ``metrics.json`` and ``history.csv``.
+        """Train the solo baseline if asked for; write the run's figures.
+
+        ``metrics.json``, ``history.csv`` and, where the top model can tell, ``explanation.json``.
 
         Reveals:
             Nothing: the primary works alone here.
@@ -272,6 +274,9 @@ class PrimaryRun:
             "version": __version__,
         }
         write_history(run_folder, primary.history)
+        explanation = primary.explanation()
+        if explanation:
+            files.write_json(run_folder / "explanation.json", explanation)
         files.write_json(run_folder / "metrics.json", metrics)
         return metrics
 

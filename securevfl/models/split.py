@@ -4,7 +4,7 @@ B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key 
 L = positions and H = width of a representation, O = outputs.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -63,4 +63,19 @@ class Top(Protocol):
             similarities: How near each of their links is, at every active secondary; NaN where a
                 slot holds no record. None where the family does not need them.
         """
+        ...
+
+
+@runtime_checkable
+class Explained(Protocol):
+    """A top model that can tell what it makes of a batch."""
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> dict[str, Any]:
+        """Return lists of numbers by name, for the report's plots; arguments as of :class:`Top`."""
         ...

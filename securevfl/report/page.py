@@ -37,6 +37,8 @@ def write_report(run: Path) -> Path:
         figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
+    if (run / "explanation.json").exists():
+        figures += plots.explanation_plots(_read_json(run / "explanation.json"))
     page = _TEMPLATE.render(
         metrics=metrics,
         privacy=privacy,

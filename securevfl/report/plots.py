@@ -3,6 +3,7 @@
 import io
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -118,3 +119,27 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     if curves:
         axes.legend(fontsize=8, frameon=False)
     return _svg(figure)
+
+
+def explanation_plots(explanation: Mapping[str, Any]) -> list[str]:
+    """Return what a FedSim model makes of its links: the weight of a similarity, and of a place.
+
+    References:
+        [FedSim] appendix F.5, figure 10.
+    """
+    shown = []
+    if "weight" in explanation:
+        title = "similarity model: weight of a link"
+        figure, axes = _axes(title, "similarity (deviations from the mean)", "weight")
+        axes.plot(explanation["similarity"], explanation["weight"], color=_BLUE)
+        shown.append(_svg(figure))
+    title = "merge gate: mean absolute integrated gradient"
+    figure, axes = _axes(title, "place after sorting, most similar first", "output of a pair")
+    places = list(zip(*explanation["merge_importance"], strict=True))
+    cells = axes.pcolormesh(places, cmap="Blues", vmin=0)
+    ticks = [row + 0.5 for row in range(len(places))]
+    axes.set_yticks(ticks, [str(row + 1) for row in range(len(places))])
+    figure.colorbar(cells, ax=axes).ax.tick_params(labelsize=8)
+    axes.grid(visible=False)
+    shown.append(_svg(figure))
+    return shown

@@ -1,9 +1,13 @@
 """The primary's part of FedSim: outputs of every pair, weighed, sorted and merged."""
 
+from typing import Any
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.explain import merge_importance, similarity_curve
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import build_merge
 from securevfl.models.pairs import PairModel
@@ -60,6 +64,25 @@ class FedSimTop(nn.Module):
         pairs = self.pairs(features, keys, aggregate) * weights.unsqueeze(-1)
         out: Tensor = self.sort(pairs, similarities=similarity, weights=weights, present=present)
         return out
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> dict[str, Any]:
+        """Return what a report draws: the similarity model's curve, the merge gate's importance."""
+        self.eval()
+        with torch.no_grad():
+            pairs = self.sorted_pairs(features, keys, aggregate, similarities)
+        shown: dict[str, Any] = {"merge_importance": merge_importance(self.merge, pairs).tolist()}
+        if self.similarity_model is not None and similarities is not None:
+            there = similarities[~similarities.isnan()]
+            low, high = (float(end) for end in torch.aminmax(there)) if there.numel() else (-1, 1)
+            curve = similarity_curve(self.similarity_model, low=low, high=high)
+            shown["similarity"], shown["weight"] = (values.tolist() for values in curve)
+        return shown
 
     def _weights(self, similarity: Float[Tensor, "batch links"]) -> Float[Tensor, "batch links"]:
         if self.similarity_model is not None:

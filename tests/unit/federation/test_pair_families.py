@@ -12,6 +12,7 @@ from securevfl.federation.config import read_federation_file
 from securevfl.federation.linking.in_process import Linker
 from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.simulation import SimulationResult, read_tables, simulate_federation
+from securevfl.report.page import write_report
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
 FET_ONLY = ("heads", "fourier_features", "fourier_width", "average_positions_every")
@@ -62,3 +63,13 @@ def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
     assert linked.indices[:100, 0].tolist() == list(range(100))
     assert (linked.indices[100:] == -1).all()
     assert np.isfinite(run(path, tmp_path / "run").metrics["test"])
+
+
+def test_report_shows_what_fedsim_makes_of_its_links(tmp_path: Path) -> None:
+    """Two more plots, drawn from the run folder alone."""
+    result = run(write(tmp_path, FEDSIM, training={"epochs": 1}), tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+
+    assert result.metrics["family"] == "fedsim"
+    assert "similarity model: weight of a link" in page
+    assert "merge gate: mean absolute integrated gradient" in page
