@@ -19,6 +19,12 @@ def require_covered_channels(config: FederationConfig) -> None:
     if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
         return
     _require_covered_pretraining(config)
+    if config.privacy.sampling_rate < 1 and config.family.needs_similarities(config.model):
+        raise PrivacyError(
+            f"privacy.sampling_rate: {config.family.name!r} shows the primary how near its links "
+            f"are, so it can tell which records were sampled, and a sample that is not secret "
+            f"amplifies nothing; set it to 1"
+        )
     encoder = config.privacy.encoder
     if encoder == "trained" and config.model.average_positions_every:
         raise PrivacyError(

@@ -1,11 +1,12 @@
 """The simulator and the processes run the same federation."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.federations import write_federation
+from helpers.federations import save, write_federation
 
 from securevfl.federation.config import read_federation_file
 from securevfl.federation.launching import train_in_processes
@@ -77,6 +78,28 @@ def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
     assert len(losses) == len(alone.losses) > 0
     assert losses == pytest.approx(alone.losses, abs=2**-14)
     assert metrics["test"] == alone.metrics["test"]
+
+
+def test_fedsim_is_equal_too(tmp_path: Path) -> None:
+    """Similarities arrive as the simulator makes them; they are all that differs from FeT."""
+    model = {
+        "family": "fedsim",
+        "neighbours": 4,
+        "kernel": 2,
+        "hidden": 8,
+        "layer_width": 16,
+        "party_dropout": 0.5,
+    }
+    path = write_federation(tmp_path, training={"epochs": 2})
+    source = tomllib.loads(path.read_text())
+    path = save(tmp_path, {**source, "model": model})
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) == 12
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.03)
+    assert (tmp_path / "federated" / "explanation.json").exists()
 
 
 def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:

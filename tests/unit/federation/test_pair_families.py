@@ -1,13 +1,15 @@
 """FedSim and the baselines that link, as simulated runs on small tables."""
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import write_federation
+from helpers.federations import FROZEN, save, write_federation
 
+from securevfl.core.errors import PrivacyError
 from securevfl.federation.config import read_federation_file
 from securevfl.federation.linking.in_process import Linker
 from securevfl.federation.linking.keys import keys_of
@@ -15,16 +17,12 @@ from securevfl.federation.simulation import SimulationResult, read_tables, simul
 from securevfl.report.page import write_report
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
-FET_ONLY = ("heads", "fourier_features", "fourier_width", "average_positions_every")
 
 
 def write(folder: Path, model: dict[str, object], **sections: dict[str, object]) -> Path:
     """Write a federation file for another family than the helper's."""
-    path = write_federation(folder, model=model, **sections)
-    lines = path.read_text().splitlines()
-    drop = FET_ONLY if "neighbours" in model else (*FET_ONLY, "neighbours")
-    path.write_text("\n".join(line for line in lines if not line.startswith(drop)))
-    return path
+    source = tomllib.loads(write_federation(folder, **sections).read_text())
+    return save(folder, {**source, "model": model})
 
 
 def run(path: Path, out: Path) -> SimulationResult:
@@ -73,3 +71,41 @@ def test_report_shows_what_fedsim_makes_of_its_links(tmp_path: Path) -> None:
     assert result.metrics["family"] == "fedsim"
     assert "similarity model: weight of a link" in page
     assert "merge gate: mean absolute integrated gradient" in page
+
+
+def test_a_sample_that_similarities_show_amplifies_nothing(tmp_path: Path) -> None:
+    """A frozen encoder may sample in secret; a family that reads similarities may not."""
+    privacy = {**FROZEN, "sampling_rate": 0.5}
+    path = write(tmp_path, FEDSIM, privacy=privacy)
+    with pytest.raises(PrivacyError, match=r"privacy\.sampling_rate: 'fedsim' shows the primary"):
+        run(path, tmp_path / "run")
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
+def test_promises_that_hold_are_kept(tmp_path: Path, encoder: str) -> None:
+    """FedSim runs with noise under each encoder; the ledger has what was asked for."""
+    privacy = {**FROZEN, "encoder": encoder}
+    source = tomllib.loads(write(tmp_path, FEDSIM, privacy=privacy).read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    source["training"]["epochs"] = 1
+    result = run(save(tmp_path, source), tmp_path / "run")
+
+    assert result.metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-3)
+    assert np.isfinite(result.metrics["test"])
+
+
+def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> None:
+    """Slot k is one record everywhere: the paper's join of secondaries, without a join."""
+    path = write(tmp_path, FEDSIM)
+    first = pd.read_csv(tmp_path / "bank-1.csv")
+    first.sample(frac=1, random_state=1).to_csv(tmp_path / "bank-2.csv", index=False)
+    config = read_federation_file(path)
+    tables = read_tables(config, path.parent)
+    link = Linker(config, keys_of(config, tables["agency"]))
+    found = []
+    for name in ("bank-1", "bank-2"):
+        links = link(keys_of(config, tables[name])).source.link(np.arange(240))
+        found.append(tables[name].features[links.indices])
+
+    np.testing.assert_array_equal(*found)
