@@ -76,6 +76,10 @@ def budget(
     gradient_noise_multiplier: Annotated[
         float | None, typer.Option(help="For dp-trained encoders; default: the same z.")
     ] = None,
+    gradient_clip_norm: Annotated[
+        float | None,
+        typer.Option(help="C_g, for dp-trained encoders: for noise in a gradient's own units."),
+    ] = None,
     accountant: Annotated[str, typer.Option(help="auto, pld or rdp.")] = "auto",
     comparison: Annotated[
         bool,
@@ -115,6 +119,7 @@ def budget(
         "sampling": sampling,
         "batches_per_epoch": batches_per_epoch,
         "gradient_noise_multiplier": gradient_noise_multiplier,
+        "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
     asked = Budget(**settings)
@@ -143,9 +148,18 @@ def _answer(
 ) -> None:
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
+    updates: dict[str, float] = {}
+    if asked.encoder == "dp-trained":
+        multiplier = asked.gradient_noise_multiplier or noise_multiplier
+        updates = {
+            "gradient_noise_multiplier": multiplier,
+            "gradient_noise_std": asked.gradient_noise_std(multiplier),
+            "gradient_clip_norm": asked.gradient_clip_norm or 1.0,
+        }
     helped = f", helped by any {asked.colluding} secondaries," if asked.colluding else ""
+    released = "releases, each with an update of the encoders," if updates else "releases"
     statement = (
-        f"{asked.steps} releases let the primary{helped} tell whether {_UNITS[asked.unit]} with "
+        f"{asked.steps} {released} let the primary{helped} tell whether {_UNITS[asked.unit]} with "
         f"epsilon = {spent:.4f} at delta = {asked.delta:g}"
     )
     cap = asked.links_per_record
@@ -173,6 +187,7 @@ def _answer(
             "noise_share_std": share,
             "clip_norm": asked.clip_norm,
             "batch_rows": asked.batch_rows,
+            **updates,
             "statement": statement,
         }
         if rows:
@@ -188,6 +203,11 @@ def _answer(
     print(f"noise multiplier  {noise_multiplier:.6g}")
     print(f"steps             {asked.steps}")
     print(f"noise per party   {share:.6g} (on its own term, clip norm {asked.clip_norm:g})")
+    if updates:
+        print(
+            f"noise per update  {updates['gradient_noise_std']:.6g} (on a secondary's sum of row "
+            f"gradients, clip norm {updates['gradient_clip_norm']:g})"
+        )
     for row in rows:
         figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
         print(f"  {row.label:<50} epsilon {figure}")

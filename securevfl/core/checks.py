@@ -5,12 +5,20 @@ Comparisons are written so that NaN fails.
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 
 from securevfl.core.errors import ConfigError
 
 
+def _number(**values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ConfigError(f"{name} must be a number, got {value!r}")
+
+
 def positive(**values: float) -> None:
     """Check that every named value is finite and > 0."""
+    _number(**values)
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} must be finite and > 0, got {value!r}")
@@ -18,6 +26,7 @@ def positive(**values: float) -> None:
 
 def non_negative(**values: float) -> None:
     """Check that every named value is finite and >= 0."""
+    _number(**values)
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{name} must be finite and >= 0, got {value!r}")
@@ -25,6 +34,7 @@ def non_negative(**values: float) -> None:
 
 def at_least(minimum: float, **values: float) -> None:
     """Check that every named value is finite and >= ``minimum``."""
+    _number(**values)
     for name, value in values.items():
         if not (math.isfinite(value) and value >= minimum):
             raise ConfigError(f"{name} must be at least {minimum}, got {value!r}")
@@ -39,6 +49,7 @@ def whole(**values: object) -> None:
 
 def open_unit(**values: float) -> None:
     """Check that every named value lies in (0, 1)."""
+    _number(**values)
     for name, value in values.items():
         if not 0 < value < 1:
             raise ConfigError(f"{name} must lie in (0, 1), got {value!r}")
@@ -46,6 +57,7 @@ def open_unit(**values: float) -> None:
 
 def rate(**values: float) -> None:
     """Check that every named value lies in (0, 1]."""
+    _number(**values)
     for name, value in values.items():
         if not 0 < value <= 1:
             raise ConfigError(f"{name} must lie in (0, 1], got {value!r}")
@@ -53,6 +65,7 @@ def rate(**values: float) -> None:
 
 def fraction(**values: float) -> None:
     """Check that every named value lies in [0, 1)."""
+    _number(**values)
     for name, value in values.items():
         if not 0 <= value < 1:
             raise ConfigError(f"{name} must lie in [0, 1), got {value!r}")

@@ -46,6 +46,8 @@ _LARGEST_STEP: Final = 1e-2
 _LARGEST_GRID: Final = 4_000_000
 # With less noise than this, sampling is forgotten: an upper bound, and epsilon is in the hundreds.
 _SMALLEST_SAMPLED_MULTIPLIER: Final = 0.02
+# With more than this too, again an upper bound: losses are then too small for the library's grid.
+_LARGEST_SAMPLED_MULTIPLIER: Final = 1e6
 # The library drops at most this much tail mass, on the pessimistic side.
 _TAIL_MASS: Final = 1e-15
 _FIRST_POWER: Final = 16
@@ -108,7 +110,9 @@ def simplified(releases: Sequence[Release]) -> tuple[Release, ...]:
 def _as_gaussian(release: Release) -> GaussianRelease | None:
     if isinstance(release, GaussianRelease):
         return release
-    if release.sampling_rate < 1 and release.noise_multiplier >= _SMALLEST_SAMPLED_MULTIPLIER:
+    if release.sampling_rate < 1 and (
+        _SMALLEST_SAMPLED_MULTIPLIER <= release.noise_multiplier <= _LARGEST_SAMPLED_MULTIPLIER
+    ):
         return None
     z = release.noise_multiplier
     if isinstance(release, SampledRelease) and release.neighbouring is Neighbouring.REPLACE_ONE:

@@ -36,13 +36,15 @@ def miss_of(case: Mapping[str, Any]) -> str | None:
     group = case["group"]
     if group not in GROUPS:
         return f"no such group: {group!r}"
-    expect = case["expect"]
+    expect = _numbers(case["expect"])
     try:
         results = GROUPS[group](_numbers(case["inputs"]))
     except SecureVflError as error:
         return None if expect.get("refuse") else f"refused: {error}"
     except KeyError as error:
         return f"an input is missing: {error}"
+    except (TypeError, ValueError, ArithmeticError) as error:
+        return f"neither answered nor refused: {type(error).__name__}: {error}"
     if expect.get("refuse"):
         return f"not refused, but answered {results} ({expect.get('reason', 'no reason given')})"
     wanted = {name: value for name, value in expect.items() if name not in _REMARKS}
@@ -78,7 +80,7 @@ def _difference(result: float, value: float | None, expect: Mapping[str, Any]) -
 
 
 def _numbers(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the words that JSON writes for NaN and infinity back into numbers."""
+    """Turn the words that JSON has for NaN and infinity back into numbers."""
     return {
         name: _NUMBER_WORDS.get(value.lower(), value) if isinstance(value, str) else value
         for name, value in inputs.items()

@@ -47,6 +47,10 @@ def compare(budget: Budget, *, noise_multiplier: float) -> list[Comparison]:
     # Without the sum, an entity's k views are k correlated samples; the full change at rate q
     # bounds them.
     bound = replace(own, secondaries=1, colluding=0)
+    if budget.encoder == "dp-trained":
+        # An update's noise is its own secondary's, with or without the sum.
+        updates = budget.gradient_noise_multiplier or noise_multiplier
+        bound = replace(bound, gradient_noise_multiplier=updates)
     share = budget.noise_share_std(noise_multiplier=noise_multiplier)
     published = epsilon_as_published(
         average_multiplier=average_std(share_std=share, active=budget.secondaries)

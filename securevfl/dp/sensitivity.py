@@ -147,6 +147,11 @@ def sum_sensitivity(
         pooled_links=pooled_links,
         rounding=rounding,
     )
+    checks.whole(rows=rows)
+    checks.at_least(1, rows=rows)
+    if links_per_record is not None:
+        checks.whole(links_per_record=links_per_record)
+        checks.at_least(1, links_per_record=links_per_record)
     if unit is Unit.LINKED_ROW:
         return change
     if links_per_record is None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.amplification import amplified_epsilon
@@ -80,17 +81,24 @@ def _choice(table: Mapping[str, Any], inputs: Inputs, name: str, default: str) -
     return table[word]
 
 
+def _multiplier(inputs: Inputs) -> float:
+    noise, sensitivity = inputs["noise_std"], inputs["sensitivity"]
+    checks.positive(noise_std=noise, sensitivity=sensitivity)
+    return float(noise / sensitivity)
+
+
 def _gaussian_epsilon(inputs: Inputs) -> Results:
-    z = inputs["noise_std"] / inputs["sensitivity"]
+    z = _multiplier(inputs)
     return {"eps": gaussian_epsilon(delta=inputs["delta"], noise_multiplier=z)}
 
 
 def _gaussian_delta(inputs: Inputs) -> Results:
-    z = inputs["noise_std"] / inputs["sensitivity"]
+    z = _multiplier(inputs)
     return {"delta": gaussian_delta(epsilon=inputs["eps"], noise_multiplier=z)}
 
 
 def _gaussian_sigma(inputs: Inputs) -> Results:
+    checks.positive(sensitivity=inputs["sensitivity"])
     z = gaussian_noise_multiplier(epsilon=inputs["eps"], delta=inputs["delta"])
     return {"noise_std": z * inputs["sensitivity"]}
 
@@ -119,15 +127,11 @@ def _entity_mixture(inputs: Inputs) -> Results:
 
 
 def _shared_epoch_sample(inputs: Inputs) -> Results:
-    budget = Budget(
-        steps=inputs["B"] * inputs["T"],
-        batches_per_epoch=inputs["B"],
-        sampling_rate=inputs["q"],
-        sampling="per-epoch",
-        links_per_record=1,
-        delta=inputs["delta"],
-    )
-    return {"eps": budget.epsilon(noise_multiplier=inputs["z"])}
+    """An epoch's B rounds on one sample are one release with sqrt(B) times the change."""
+    checks.whole(B=inputs["B"])
+    checks.positive(B=inputs["B"], z=inputs["z"])
+    shared = {**inputs, "z": inputs["z"] / math.sqrt(inputs["B"]), "steps": inputs["T"]}
+    return {"eps": pld_epsilon([_sampled(shared)], delta=inputs["delta"])}
 
 
 def _phases(inputs: Inputs) -> Results:
@@ -145,6 +149,8 @@ def _phases(inputs: Inputs) -> Results:
 
 def _linked_row_parallel(inputs: Inputs) -> Results:
     """A row is in one batch of an epoch: the others are about other rows."""
+    checks.whole(epochs=inputs["epochs"], batches_per_epoch=inputs["batches_per_epoch"])
+    checks.positive(sigma=inputs["sigma"])
     budget = Budget(
         steps=inputs["epochs"] * inputs["batches_per_epoch"],
         batches_per_epoch=inputs["batches_per_epoch"],
@@ -195,6 +201,10 @@ def _rdp_epsilon(inputs: Inputs) -> Results:
 
 def _party_noise(inputs: Inputs) -> Results:
     active = inputs.get("k_active", inputs["k"])
+    checks.positive(sigma=inputs["sigma"], C=inputs["C"])
+    checks.whole(k=inputs["k"], k_active=active)
+    if not active <= inputs["k"]:
+        raise ConfigError(f"k_active must be at most k = {inputs['k']}, got {active}")
     divided = {"before_division": False, "after_division": True}
     after = _choice(divided, inputs, "convention", "before_division")
     colluding = inputs.get("colluding", 0)
@@ -225,8 +235,11 @@ def _noise_multiplier(inputs: Inputs) -> Results:
         links_per_record=rows if trained else inputs["max_rows_per_record"],
         rows=rows,
         neighbouring=neighbouring,
-        absent_row_is_zero=zero,
+        absent_row_is_zero=zero and not trained,
     )
+    if trained and unit is Unit.LINKED_ROW:
+        # A trained encoder's weights carry the row into all others.
+        sensitivity *= math.sqrt(rows)
     multiplier = noise_multiplier_of_shares(
         share_std=inputs["per_party_std_before_division"],
         sensitivity=sensitivity,
@@ -240,6 +253,8 @@ def _trained_encoder(inputs: Inputs) -> Results:
     """A run whose bottom models are trained: every row of every round may change."""
     unit, _, _ = _choice(_ADJACENCIES, inputs, "adjacency", "secondary_record")
     parties, rows, epochs = inputs["k"], inputs["rows"], inputs["epochs"]
+    checks.whole(k=parties, rows=rows, epochs=epochs)
+    checks.positive(released_std=inputs["released_std"])
     plan = ReleasePlan(
         privacy=Privacy(
             noise_multiplier=1.0,
@@ -285,7 +300,10 @@ def _sum_divergence(inputs: Inputs) -> Results:
 
 def _summed_rdp(inputs: Inputs) -> Results:
     unit, _, zero = _choice(_ADJACENCIES, inputs, "adjacency", "")
-    parties = inputs["parties"]
+    parties, releases = inputs["parties"], inputs.get("releases", 1)
+    checks.positive(sigma=inputs["sigma"], C=inputs["C"])
+    checks.whole(granularity_bits=inputs["granularity_bits"], releases=releases)
+    checks.at_least(0, granularity_bits=inputs["granularity_bits"], releases=releases)
     sensitivity = sum_sensitivity(
         clip_norm=inputs["C"],
         active=parties,
@@ -305,7 +323,7 @@ def _summed_rdp(inputs: Inputs) -> Results:
         granularity=2.0 ** -inputs["granularity_bits"],
         dimension=inputs["dim"],
     )
-    return {"rdp": inputs.get("releases", 1) * divergence}
+    return {"rdp": releases * divergence}
 
 
 def _discrete_gaussian(inputs: Inputs) -> Results:

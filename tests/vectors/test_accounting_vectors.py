@@ -109,3 +109,29 @@ def test_a_file_is_counted_and_its_misses_are_named(tmp_path: Path) -> None:
 
     assert passed == 1
     assert [miss.split(":")[0] for miss in misses] == ["b", "c", "d", "e"]
+
+
+def test_impossible_numbers_are_refused_and_never_crash(tmp_path: Path) -> None:
+    """Every number of one case of every group, made impossible in turn: a refusal each time."""
+    wrong = []
+    for group in sorted({case["group"] for case in CASES}):
+        case = next(case for case in CASES if case["group"] == group)
+        for name, number in case["inputs"].items():
+            # "sigma" of that group is the released deviation once more.
+            if type(number) not in (int, float) or (group, name) == ("stateful_encoder", "sigma"):
+                continue
+            for value in (None, "nan", "inf", "-inf", "x", -1):
+                if (name, value) == ("max_rows_per_record", None) and group == "noise_multiplier":
+                    continue  # a linked row has no cap
+                inputs = {**case["inputs"], name: value}
+                label = f"{group} {name} {value}"
+                wrong.append(
+                    {"id": label, "group": group, "inputs": inputs, "expect": {"refuse": True}}
+                )
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps({"cases": wrong}))
+    command = [sys.executable, "-m", "securevfl.dp.check_vectors", str(path)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert done.stdout == f"{len(wrong)} passed, 0 failed\n"

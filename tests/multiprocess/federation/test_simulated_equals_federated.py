@@ -102,6 +102,41 @@ def test_fedsim_is_equal_too(tmp_path: Path) -> None:
     assert (tmp_path / "federated" / "explanation.json").exists()
 
 
+def test_noised_updates_between_processes(tmp_path: Path) -> None:
+    """With noise too small to see: nearly equal losses, and the same figures to the last digit.
+
+    Each of 12 rounds is charged with its update at every party, before it is made.
+    """
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "dropout": 0.2, "average_positions_every": 1},
+        training={"epochs": 2},
+        privacy={
+            "epsilon": 1e7,
+            "delta": 1e-4,
+            "encoder": "dp-trained",
+            "links_per_record": 2,
+        },
+    )
+    text = path.read_text().replace(
+        'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
+    )
+    path.write_text(text)
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) == 12
+    assert losses == pytest.approx(alone.losses, abs=0.02)
+    assert metrics["privacy"] == alone.metrics["privacy"]
+    assert metrics["privacy"]["updates"] == 12
+    for name in ("agency", "bank-1", "bank-2"):
+        lines = (tmp_path / "federated" / "parties" / name / "ledger.jsonl").read_text()
+        charged = [json.loads(line) for line in lines.splitlines()][1:]
+        assert [line["purpose"] for line in charged].count("train") == 12
+        assert charged[-1]["epsilon"] == metrics["privacy"]["epsilon"]
+        assert charged[0]["epsilon"] < charged[-1]["epsilon"]
+
+
 def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
     """A federated run with noise leaves every file of DESIGN 5.3, and charges match releases."""
     privacy = {

@@ -31,6 +31,7 @@ BAD_INPUT = [
     ),
     (["--epsilon", "1", "--colluding", "1"], "PrivacyError", "leaves nobody"),
     (["--epsilon", "1", "--plot", "a.png"], "ConfigError", "must end in .svg"),
+    (["--epsilon", "1", "--gradient-clip-norm", "1"], "ConfigError", "goes with encoder"),
     (["similarity", "--sigma0", "10"], "ConfigError", "exactly one of --sigma and --tau"),
     (["similarity", "--sigma0", "10", "--tau", "0.001"], "ConfigError", "bound must be above"),
 ]
@@ -62,7 +63,13 @@ def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
 
 
 SIMILARITY = ["similarity", "--sigma0", "21178.86"]
+UPDATES = [
+    *("--noise-multiplier", "2", "--encoder", "dp-trained", "--links-per-record", "3"),
+    *("--gradient-noise-multiplier", "1.5", "--gradient-clip-norm", "0.5"),
+]
 GOOD = {
+    "updates": [*UPDATES, "--json"],
+    "updates in text": UPDATES,
     "epsilon": [*ISSUE, "--delta", "1e-5", "--json"],
     "noise": ["--epsilon", "2", "--sampling-rate", "0.1", "--steps", "500", "--json"],
     "steps": ["--epsilon", "2", "--noise-multiplier", "4.7", "--sampling-rate", "0.1", "--json"],
@@ -124,6 +131,15 @@ def test_the_text_says_who_what_and_how_much() -> None:
 
     assert "helped by any 1 secondaries" in output
     assert "noise per party" in output
+
+
+def test_updates_of_dp_trained_encoders_have_noise_of_their_own() -> None:
+    """Text and JSON say how much, in the gradient's units: 2 C_g m over its multiplier."""
+    answer = answer_of("updates")
+
+    assert answer["gradient_noise_std"] == 1.5 * 2 * 0.5 * 3
+    assert "each with an update of the encoders" in answer["statement"]
+    assert "noise per update  4.5" in output_of("updates in text")
 
 
 def test_compare_marks_what_is_no_guarantee() -> None:
