@@ -18,7 +18,6 @@ from securevfl.data.scaling import LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
-from securevfl.federation.cached import active_parties
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.handshake import RunFacts
@@ -29,6 +28,7 @@ from securevfl.federation.linking.rules import keys_are_numbers
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.randomness import DropoutStream
 from securevfl.federation.release import Contribution
+from securevfl.federation.rounds import active_parties
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.models.directions import DirectionBottom

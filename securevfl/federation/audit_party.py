@@ -1,5 +1,6 @@
 """One party's process of an audit: ``python -m securevfl.federation.audit_party FOLDER NAME``."""
 
+import contextlib
 import json
 import sys
 import time
@@ -18,6 +19,7 @@ from securevfl.federation.connection import TransportLimits
 from securevfl.federation.federated import FederatedExchange, PrimaryWire
 from securevfl.federation.identity import Identity
 from securevfl.federation.rounds import EpochMark, RoundCounter
+from securevfl.federation.secondary import Secondary
 from securevfl.federation.serve import SecondaryServer, SecondaryWire
 from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
 from securevfl.federation.wire import Message, MessageKind
@@ -98,9 +100,24 @@ def _contribute(
     rank: int,
     pinned: dict[str, str],
 ) -> None:
-    config, deadline_s = stages[0].config, stages[0].settings.timeout_s
     # Built before the first round, so that no round waits for it.
     secondaries = [stage.secondary(rank, folder / identity.name) for stage in stages]
+    with contextlib.ExitStack() as ending:
+        for secondary in secondaries:
+            ending.callback(secondary.close)
+        _serve(transport, stages, secondaries, identity=identity, rank=rank, pinned=pinned)
+
+
+def _serve(
+    transport: SecondaryTransport,
+    stages: Sequence[AuditStage],
+    secondaries: Sequence[Secondary],
+    *,
+    identity: Identity,
+    rank: int,
+    pinned: dict[str, str],
+) -> None:
+    config, deadline_s = stages[0].config, stages[0].settings.timeout_s
     transport.connect(deadline_s)
     key = SessionKey(session=transport.session, rank=rank, name=identity.name)
     transport.send(handshake.hello(config, identity=identity, key=key, epochs=[]))

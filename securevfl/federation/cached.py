@@ -1,6 +1,6 @@
 """Each row released once, then reused: what a frozen encoder allows (DESIGN 7)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -99,12 +99,3 @@ def release_once(
     if out is None:
         raise ProtocolError("there are no rows to release")
     return out
-
-
-def active_parties(secondaries: Sequence[object], party_dropout: float) -> int:
-    """Return how many secondaries answer a training round; at least one.
-
-    References:
-        [FeT] section 5.1, party dropout: ``(1 - r_d) k``, here rounded to the nearest whole.
-    """
-    return max(1, round((1 - party_dropout) * len(secondaries)))

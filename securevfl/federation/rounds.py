@@ -1,6 +1,6 @@
 """What one round is: which rows, which secondaries, what for; and how all parties hear of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -102,3 +102,12 @@ class RoundCounter:
         """Return the next round number, from 1."""
         self.last += 1
         return self.last
+
+
+def active_parties(secondaries: Sequence[object], party_dropout: float) -> int:
+    """Return how many secondaries answer a training round; at least one.
+
+    References:
+        [FeT] section 5.1, party dropout: ``(1 - r_d) k``, here rounded to the nearest whole.
+    """
+    return max(1, round((1 - party_dropout) * len(secondaries)))

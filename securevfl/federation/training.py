@@ -16,7 +16,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.assemble import build_top, is_frozen, primary_data, task_head
-from securevfl.federation.cached import ReleasedRows, active_parties, release_once
+from securevfl.federation.cached import ReleasedRows, release_once
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.ledger import Ledger
@@ -25,7 +25,13 @@ from securevfl.federation.local import train_solo
 from securevfl.federation.outcome import privacy_figures, write_history
 from securevfl.federation.primary import Observer, Primary
 from securevfl.federation.randomness import DropoutStream
-from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.federation.rounds import (
+    EpochMark,
+    Exchange,
+    RoundCounter,
+    RoundPlan,
+    active_parties,
+)
 from securevfl.models.optimisers import build_optimizer
 from securevfl.version import __version__
 

@@ -49,3 +49,17 @@ def test_what_cannot_be_summed_is_refused() -> None:
         summed_renyi_divergence(
             order=1.0, sensitivity=1.0, parties=1, share_std=1.0, granularity=1.0, dimension=1
         )
+
+
+@pytest.mark.parametrize(("units", "most"), [(64.0, 2e-5), (128.0, 4e-6), (1024.0, 9e-8)])
+def test_what_the_ring_costs_is_below_every_digit_that_is_printed(
+    units: float, most: float
+) -> None:
+    """The figures of docs/privacy.md, section 3: on either side, and this close."""
+    for delta in (1e-5, 1e-7):
+        for z in (0.25, 1.0, 4.0, 64.0):
+            shift = int(units / z)
+            discrete = discrete_gaussian_epsilon(shift=shift, ring_std=units, delta=delta)
+            smooth = gaussian_epsilon(delta=delta, noise_multiplier=units / shift)
+
+            assert discrete == pytest.approx(smooth, rel=most)

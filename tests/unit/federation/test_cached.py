@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.cached import ReleasedRows, active_parties, release_once
-from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
+from securevfl.federation.cached import ReleasedRows, release_once
+from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan, active_parties
 
 
 class Recorded(ReleasedRows):
