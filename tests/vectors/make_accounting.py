@@ -139,6 +139,136 @@ PHASES = [
 CURVE = [("0.05", "300"), ("0.5", "3"), ("1", "0.01"), ("4", "0.3"), ("20", "1"), ("1", "12")]
 
 
+def root(falling) -> mpmath.mpf:
+    """Return where a falling function is zero, by halving with 50 digits."""
+    low, high = mpmath.mpf("1e-6"), mpmath.mpf(1)
+    while falling(high) > 0:
+        low, high = high, 2 * high
+    for _ in range(120):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return high
+
+
+def closed_forms() -> list[dict]:
+    """Return cases of the groups that have a formula, by mpmath with 50 digits."""
+    return [*curves(), *bounds(), *noise_of_parties()]
+
+
+def case_of(group: str, inputs: dict, **expect) -> dict:
+    """Return a case, its figures rounded to float64."""
+    numbers = {name: float(x) if isinstance(x, mpmath.mpf) else x for name, x in expect.items()}
+    return {"group": group, "inputs": inputs, "expect": numbers}
+
+
+mpf, sqrt = mpmath.mpf, mpmath.sqrt
+TIGHT = {"rel_tol": 1e-9}
+UPWARD = {"rel_tol_low": 1e-12, "rel_tol_high": 1e-6}
+
+
+def curves():
+    """Yield cases of Gaussian curves and of one sampled release."""
+    for z, delta in (("0.3", "1e-5"), ("5", "1e-9"), ("80", "1e-6")):
+        epsilon = root(lambda e, z=z, delta=delta: gaussian_delta(z, e) - mpf(delta))
+        inputs = {"sensitivity": 2.0, "noise_std": 2 * float(z), "delta": float(delta)}
+        yield case_of("gaussian_eps", inputs, eps=epsilon, **UPWARD)
+    for epsilon, delta in (("0.1", "1e-7"), ("30", "1e-5")):
+        z = root(lambda z, e=epsilon, delta=delta: gaussian_delta(z, e) - mpf(delta))
+        inputs = {"sensitivity": 3.0, "eps": float(epsilon), "delta": float(delta)}
+        yield case_of("gaussian_sigma", inputs, noise_std=3 * z, **UPWARD)
+    for epsilon, q in (("0", "0.3"), ("12", "0.001"), ("800", "0.5")):
+        amplified = mpmath.log(1 + mpf(q) * mpmath.expm1(mpf(epsilon)))
+        yield case_of(
+            "amplify_formula", {"eps0": float(epsilon), "q": float(q)}, eps=amplified, **TIGHT
+        )
+    for z, q, delta in (("1.5", "0.02", "1e-6"), ("0.8", "0.6", "1e-5")):
+        share = mpf(delta) / mpf(q)
+        whole = root(lambda e, z=z, share=share: gaussian_delta(z, e) - share)
+        amplified = mpmath.log(1 + mpf(q) * mpmath.expm1(whole))
+        inputs = {"noise_multiplier": float(z), "q": float(q), "steps": 1, "delta": float(delta)}
+        yield case_of(
+            "amplify_one_step", inputs, eps=amplified, abs_tol_low=1e-9, abs_tol_high=1e-3
+        )
+    for q, z, order in ((0.02, 1.1, 3), (0.7, 2.5, 6)):
+        moment = mpmath.fsum(
+            mpmath.binomial(order, j)
+            * mpf(q) ** j
+            * (1 - mpf(q)) ** (order - j)
+            * mpmath.exp(mpf(j * (j - 1)) / (2 * mpf(z) ** 2))
+            for j in range(order + 1)
+        )
+        inputs = {"q": q, "noise_multiplier": z, "order": order}
+        yield case_of("rdp_value", inputs, rdp=mpmath.log(moment) / (order - 1), **TIGHT)
+
+
+def bounds():
+    """Yield cases of FedSim's tau and of sums of discrete Gaussians."""
+    for sigma, scale in (("0.05", "3"), ("7", "250")):
+        tau = mpmath.erf(sqrt(mpf(sigma) ** 2 + 1) / (2 * sqrt(mpf(2)) * mpf(sigma) * mpf(scale)))
+        inputs = {"sigma": float(sigma), "sigma0": float(scale)}
+        yield case_of("fedsim_tau", inputs, tau=tau, **TIGHT)
+        yield case_of(
+            "fedsim_expected_disclosures", {**inputs, "n": 5000}, expected=5000 * tau, **TIGHT
+        )
+    for sigma, scale in (("0.2", "40"), ("1.5", "9")):
+        # The bound is given in float64: what it inverts to is found for that number.
+        tau = float(
+            mpmath.erf(sqrt(mpf(sigma) ** 2 + 1) / (2 * sqrt(mpf(2)) * mpf(sigma) * mpf(scale)))
+        )
+        y = 2 * sqrt(mpf(2)) * mpf(scale) * mpmath.erfinv(mpf(tau))
+        inputs = {"tau": tau, "sigma0": float(scale)}
+        yield case_of("fedsim_sigma_inverse", inputs, sigma=1 / sqrt(y * y - 1), **TIGHT)
+    for parties, units in ((3, "0.8"), (12, "2.5")):
+        terms = (
+            mpmath.exp(-2 * mpmath.pi**2 * mpf(units) ** 2 * j / (j + 1)) for j in range(1, parties)
+        )
+        inputs = {"parties": parties, "per_party_ring_std": float(units)}
+        yield case_of(
+            "ddg_log10_tau", inputs, log10_tau=mpmath.log10(10 * mpmath.fsum(terms)), **TIGHT
+        )
+
+
+def noise_of_parties():
+    """Yield cases of noise shares, sensitivities and trained encoders."""
+    for k, active, colluding in ((5, 5, 0), (9, 6, 2)):
+        # k s / sqrt(k - c) before the division leaves k s sqrt(k) / (k sqrt(k - c)).
+        share = active * mpf("0.6") * 3 / sqrt(mpf(active - colluding))
+        inputs = {"k": k, "k_active": active, "C": 3.0, "sigma": 0.6, "colluding": colluding}
+        yield case_of(
+            "party_noise",
+            {**inputs, "convention": "before_division"},
+            per_party_std=share,
+            released_std=share / sqrt(mpf(active)),
+            residual_std_seen_by_coalition=mpf("0.6") * 3,
+            **TIGHT,
+        )
+    for adjacency, factor, rows in (
+        ("secondary_record_add_remove", 1, 5),
+        ("secondary_record_replace_one", 1, 10),
+        ("entity_add_remove", 6, 5),
+    ):
+        change = 2 * mpf("1.5") * factor * sqrt(mpf(rows))
+        inputs = {"adjacency": adjacency, "k_active": 6, "C": 1.5, "colluding": 1, "batch_rows": 64}
+        inputs |= {"per_party_std_before_division": 7.0, "max_rows_per_record": 5}
+        multiplier = 7 * sqrt(mpf(5)) / change
+        yield case_of(
+            "noise_multiplier",
+            {**inputs, "encoder": "frozen"},
+            l2_sensitivity_of_sum=change,
+            noise_multiplier=multiplier,
+            **TIGHT,
+        )
+    for adjacency, factor in (("secondary_record", 1), ("entity", 3), ("linked_row", 3)):
+        # mu = 2 C sqrt(T n) / (k s), and k times that for what every secondary holds.
+        mu = 2 * mpf("0.5") * factor * sqrt(mpf(4 * 900)) / (3 * mpf(200))
+        epsilon = root(lambda e, mu=mu: gaussian_delta(1 / mu, e) - mpf("1e-5"))
+        inputs = {"adjacency": adjacency, "k": 3, "C": 0.5, "released_std": 200.0, "epochs": 4}
+        inputs |= {"sigma": 400.0, "rows": 900, "delta": 1e-5, "encoder": "trained_non_privately"}
+        yield case_of(
+            "stateful_encoder", inputs, mu=mu, eps=epsilon, abs_tol_low=1e-9, abs_tol_high=1e-5
+        )
+
+
 def cases() -> list[dict]:
     """Return all cases."""
     made = []
@@ -199,6 +329,7 @@ def cases() -> list[dict]:
                 "expect": {"eps": float(epsilon), "abs_tol_low": 1e-9, "abs_tol_high": 1e-6},
             }
         )
+    made += closed_forms()
     for number, case in enumerate(made):
         case["id"] = f"own-{case['group']}-{number:02d}"
     return made
