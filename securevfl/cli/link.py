@@ -75,6 +75,13 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("similarities: sigma", f"{similar['sigma']:.4g}"))
         tau = similar["tau"]
         rows.append(("similarities: tau", similar["tau_note"] if tau is None else f"{tau:.4e}"))
+    if "blocking" in found:
+        lost = found["blocking"]
+        rows += [
+            ("blocking: recall@1 of all pairs", f"{lost['recall_at_1']:.4f}"),
+            ("blocking: recall@K of all pairs", f"{lost['recall_at_k']:.4f}"),
+            ("blocking: pairs that were spared", f"{lost['reduction_ratio']:.4f}"),
+        ]
     for method, value in found.get("delta", {}).items():
         rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows

@@ -17,6 +17,7 @@ from securevfl.federation.linking.linked import LinkedSecondary
 from securevfl.federation.linking.similarities import SimilarLinks, similar_links
 from securevfl.federation.linking.sources import source_of_candidates, source_of_metric
 from securevfl.federation.secondary import FixedLinks, LinkSource
+from securevfl.linkage.blocking import BlockedTextKeys
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics import KeyMetric
 
@@ -51,7 +52,7 @@ def link_by_itself(
         source=source,
         keys=model_keys(scaler, own),
         primary_rows=metric.num_rows,
-        figures=_figures(metric.num_rows, own.num_rows, source),
+        figures=_figures(metric.num_rows, own.num_rows, source) | blocking_figures(metric),
     )
     if similar is None:
         return linked
@@ -114,6 +115,11 @@ def coordinate(
 def all_links(config: FederationConfig, found: Candidates) -> LinkTable:
     """Return the K nearest candidates of every row, whatever is sampled later."""
     return found.link(np.arange(found.num_rows), None, k=config.model.neighbours)
+
+
+def blocking_figures(metric: KeyMetric) -> dict[str, Any]:
+    """Return what blocking lost and spared, if pairs were left out."""
+    return {"blocking": metric.quality.as_json()} if isinstance(metric, BlockedTextKeys) else {}
 
 
 def wants_similarities(config: FederationConfig) -> bool:

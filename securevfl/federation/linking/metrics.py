@@ -12,6 +12,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
 from securevfl.federation.linking.keys import numbers_of
 from securevfl.federation.linking.rules import key_kinds
+from securevfl.linkage.blocking import QGramBlocking, block_texts
 from securevfl.linkage.bloom import Code, NumberCode, TextCode, encode_keys
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics import (
@@ -80,6 +81,13 @@ def key_metric(config: FederationConfig, primary: KeyTable, records: KeyTable) -
         return CodeKeys(
             primary=encode(config, primary, _PUBLIC_CODES),
             records=encode(config, records, _PUBLIC_CODES),
+        )
+    if linkage.blocking is not None:
+        return block_texts(
+            primary.joined(),
+            records.joined(),
+            config.model.neighbours,
+            blocking=QGramBlocking(least_overlap=linkage.blocking),
         )
     if linkage.metric == "levenshtein":
         return TextKeys(primary=primary.joined(), records=records.joined())

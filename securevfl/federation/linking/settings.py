@@ -49,6 +49,10 @@ class LinkageSettings:
     secret: str | None = None
     """File with the linkage secret, on every data party's own machine (``bloom``)."""
 
+    blocking: float | None = None
+    """For ``levenshtein``: compare only texts whose sets of q-grams have at least this cosine, in
+    (0, 1). What that loses is measured and told; without it every pair is compared."""
+
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts as one and for each field, 2048 for a point."""
 
@@ -100,6 +104,12 @@ class LinkageSettings:
             )
         if self.fields is not None and self.metric not in ("mixed", "bloom"):
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
+        if self.blocking is not None:
+            checks.open_unit(blocking=self.blocking)
+            if self.metric != "levenshtein" or self.protection != "none":
+                raise ConfigError(
+                    'blocking: goes with metric = "levenshtein" and protection = "none" alone'
+                )
         if self.metric in ("levenshtein", "great-circle", "euclidean"):
             return
         self.field_list()

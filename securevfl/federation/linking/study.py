@@ -1,6 +1,7 @@
 """Linkage alone: every secondary's links, how good they are, and what each party would learn."""
 
 import io
+import json
 import resource
 import time
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from securevfl.federation.linking.cache import KeptLinks, LinkCache
 from securevfl.federation.linking.candidates import Candidates, find_candidates
 from securevfl.federation.linking.in_process import Linker, stacked
 from securevfl.federation.linking.keys import read_keys
-from securevfl.federation.linking.link_secondary import keep
+from securevfl.federation.linking.link_secondary import blocking_figures, keep
 from securevfl.federation.linking.reveals import reveals_of
 from securevfl.federation.primary import Observer
 from securevfl.linkage.estimate import estimated_improvement
@@ -98,6 +99,7 @@ def study_links(
             "distance_unit": _unit(config),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(config, "secondary"),
+            **_blocking(config, folder / "parties" / party.name),
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
@@ -151,6 +153,9 @@ def _link(
 
     def find() -> Candidates:
         metric = link.metric(own)
+        if config.linkage.blocking is not None:
+            folder_of_party = folder / "parties" / own.name
+            files.write_json(folder_of_party / "blocking.json", blocking_figures(metric))
         if config.privacy.links_per_record is not None:
             return find_candidates(config, metric)
         return Candidates(ranked=_in_parts(metric, config.model.neighbours, own.name, observe))
@@ -212,6 +217,13 @@ def _curve(links: LinkTable) -> list[float]:
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve
+
+
+def _blocking(config: FederationConfig, folder: Path) -> dict[str, Any]:
+    if config.linkage.blocking is None or not (folder / "blocking.json").exists():
+        return {}
+    found: dict[str, Any] = json.loads((folder / "blocking.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _unit(config: FederationConfig) -> str:

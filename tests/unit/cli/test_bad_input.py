@@ -263,6 +263,10 @@ FILES = {
         change_section("linkage", metric="levenshtein"),
         ["model.family", "'fet'", "positions", "levenshtein"],
     ),
+    "blocking without edits": (
+        change_section("linkage", blocking=0.3),
+        ["linkage.blocking", '"levenshtein"'],
+    ),
     "noise and its bound": (
         change_section("linkage", similarity_noise=0.1, similarity_tau=0.1),
         ["linkage.similarity_tau", "not both"],

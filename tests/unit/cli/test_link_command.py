@@ -55,6 +55,7 @@ MIXED = {
 }
 WAYS: dict[str, dict[str, Any]] = {
     "levenshtein": {"metric": "levenshtein"},
+    "blocked": {"metric": "levenshtein", "blocking": 0.3},
     "mixed": {"metric": "mixed", "fields": MIXED},
     "codes of one text": {"metric": "levenshtein", "protection": "bloom"},
     "codes of fields": {
@@ -79,6 +80,25 @@ def test_every_way_finds_the_true_matches(way: str, tmp_path: Path, capfd: Captu
     assert found["reduction_ratio"] == pytest.approx(1 - 3 / 64)
     assert found["seconds"] >= 0
     assert json.loads((tmp_path / "run" / "links.json").read_text())["secondaries"]
+
+
+def test_what_blocking_loses_is_told(tmp_path: Path, capfd: Capture) -> None:
+    """Never silently: the recall against all pairs, also when links are read again."""
+    path = people(tmp_path, WAYS["blocked"])
+    for _ in range(2):
+        ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
+        lost = json.loads(ended.out)["secondaries"]["registry"]["blocking"]
+        assert lost["recall_at_1"] > 0.9
+        assert 0 < lost["reduction_ratio"] < 1
+
+
+def test_equal_keys_are_ties(tmp_path: Path, capfd: Capture) -> None:
+    """Eight people of one name: linked by record number, and counted."""
+    path = people(tmp_path, {"metric": "levenshtein"}, key=["first"])
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
+    found = json.loads(ended.out)["secondaries"]["registry"]
+    assert found["tied_rows"] == 64
+    assert found["records_used"] < 64
 
 
 def test_a_secondary_gets_distances_only_if_it_knows_the_keys(
