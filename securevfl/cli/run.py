@@ -18,7 +18,7 @@ from securevfl.federation.device import device_named
 from securevfl.federation.launching import train_in_processes
 from securevfl.federation.preflight import warnings_about
 from securevfl.federation.simulation import read_tables, simulate_federation
-from securevfl.launch.child import end_with_launcher, report_failure
+from securevfl.launch.child import end_with_launcher, is_launched, report_failure
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
 
@@ -158,7 +158,8 @@ def run_party(
         if pretrain_only and metrics is not None:
             print_pretraining(metrics, folder, as_json=as_json)
         elif metrics is not None:
-            _write_report(folder)
+            if not is_launched():
+                _write_report(folder)
             print_results(metrics, folder, as_json=as_json)
         else:
             print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)

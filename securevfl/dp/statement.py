@@ -53,6 +53,8 @@ def promise_in_words(
     if privacy.colluding:
         against += f", helped by any {privacy.colluding} of the {parties} secondaries,"
     released = "averages and the fitting of the encoders" if fitted else "averages"
+    if privacy.encoder == "dp-trained":
+        released = "averages and updates of the encoders"
     return (
         f"All {released} together let {against} tell whether {what} with "
         f"epsilon = {epsilon:.4g} at delta = {privacy.delta:g}."

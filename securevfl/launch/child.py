@@ -57,6 +57,11 @@ def report_failure(*, party: str, reason: str, exit_code: int) -> None:
     report(FAILURE_EVENT, party=party, reason=reason, exit_code=exit_code)
 
 
+def is_launched() -> bool:
+    """Return whether a launcher on this machine waits for this process, and finishes its work."""
+    return LIFELINE_VARIABLE in os.environ
+
+
 def end_with_launcher() -> None:
     """Make this process end when its launcher does, however that ends; call it first of all.
 
@@ -65,7 +70,7 @@ def end_with_launcher() -> None:
     that it can tell the other parties, and a few seconds later the process ends in any case.
     SIGTERM interrupts it in the same way.
     """
-    if LIFELINE_VARIABLE not in os.environ:
+    if not is_launched():
         return
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_follow, name="securevfl-lifeline", daemon=True).start()
