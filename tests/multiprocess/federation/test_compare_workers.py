@@ -77,12 +77,15 @@ def test_failure_of_a_worker_is_told_with_its_run(tmp_path: Path) -> None:
         for process in multiprocessing.active_children():
             process.kill()
 
-    def train() -> None:
-        comparison_workers.train_in_workers(job, runs, workers=1, tell=kill, done=pytest.fail)
+    def ignore(run: MethodRun, event: Mapping[str, Any]) -> None:
+        pass
+
+    def train(tell: comparison_workers.Tell) -> None:
+        comparison_workers.train_in_workers(job, runs, workers=1, tell=tell, done=pytest.fail)
 
     with pytest.raises(SecureVflError, match="fet, seed 3: its process ended with exit code -9"):
-        train()
+        train(kill)
     table = tmp_path / "bank-1.csv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(DataError, match=r"fet, seed 3: .*has 2 records"):
-        train()
+        train(ignore)
