@@ -82,7 +82,13 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path | None, *, party: str, plan: ReleasePlan, noise_share_std: float
+        self,
+        path: Path | None,
+        *,
+        party: str,
+        plan: ReleasePlan,
+        noise_share_std: float,
+        durable: bool = True,
     ) -> None:
         """Open a ledger, or go on with the one that lies at ``path``.
 
@@ -92,6 +98,8 @@ class Ledger:
             plan: What this session will release.
             noise_share_std: ``tau``, the noise that this session really adds, as
                 :meth:`ReleasePlan.noise_share_std` returned it; 0 for the mechanism ``none``.
+            durable: Whether every charge must outlive a crash of the machine; a simulation
+                releases nothing to anyone.
 
         Raises:
             ConfigError: If the file is another party's, in use, or cannot be opened.
@@ -102,7 +110,7 @@ class Ledger:
         self._earlier: list[_Session] = []
         self._own = _Session(plan=plan, noise_share_std=noise_share_std)
         self._uses: Counter[int] = Counter()
-        self._file = ChainedFile(path)
+        self._file = ChainedFile(path, durable=durable)
         try:
             for number, entry in enumerate(self._file.entries, 1):
                 self._replay(entry, where=f"ledger {path}, line {number}")

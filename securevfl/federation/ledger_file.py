@@ -1,7 +1,8 @@
 """An append-only file of JSON lines, each holding the hash of the line before it.
 
 An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
-end too. Every line is synced to the disk before :meth:`ChainedFile.append` returns.
+end too. Every line is synced to the disk before :meth:`ChainedFile.append` returns, unless the
+file is opened otherwise.
 """
 
 import errno
@@ -22,14 +23,19 @@ _OWNER_ONLY: Final = 0o600
 class ChainedFile:
     """One process's exclusive hold on such a file, or a record in memory without one."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, durable: bool = True) -> None:
         """Open ``path``, making it if there is none, and check the whole chain.
+
+        Args:
+            path: The file; None keeps the record in memory only.
+            durable: Whether a line must outlive a crash of the machine, not only of the process.
 
         Raises:
             ConfigError: If the file cannot be opened, or another process holds it.
             PrivacyError: If a line was altered, removed or put in.
         """
         self.path = path
+        self._durable = durable
         self.entries: list[dict[str, Any]] = []
         """What the file held when it was opened, in order, without the chain's own hashes."""
         self._head = _GENESIS
@@ -55,7 +61,7 @@ class ChainedFile:
         return head in self._hashes
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write one line; it is on the disk when this returns.
+        """Write one line; if the file is durable, it is on the disk when this returns.
 
         Raises:
             PrivacyError: If the file is closed.
@@ -67,7 +73,8 @@ class ChainedFile:
             data = memoryview(f"{line}\n".encode())
             while data:
                 data = data[os.write(self._handle, data) :]
-            os.fsync(self._handle)
+            if self._durable:
+                os.fsync(self._handle)
         self._chain(line)
 
     def close(self) -> None:

@@ -67,12 +67,19 @@ def _require_covered_pretraining(config: FederationConfig) -> None:
 
 
 def open_ledger(
-    folder: Path, config: FederationConfig, plan: ReleasePlan, *, party: str, resume: bool
+    folder: Path,
+    config: FederationConfig,
+    plan: ReleasePlan,
+    *,
+    party: str,
+    resume: bool,
+    simulated: bool = False,
 ) -> Ledger:
     """Open a party's ledger: its own file of the run, or the one that runs on its data share.
 
     A fresh run must fit into what the ledger has left. A resumed one has spent a part of it, and
-    asks before every epoch and every release.
+    asks before every epoch and every release. A simulated run's own file is not synced line by
+    line: nothing is released, and two syncs a round cost more than training a small model.
 
     Raises:
         ConfigError: If a fresh run would start in the folder of another one.
@@ -83,7 +90,13 @@ def open_ledger(
     path = own if shared is None else Path(shared).expanduser().parent / f"{party}.jsonl"
     if not resume:
         Checkpoints(folder, settings_digest=config.settings_digest).require_unused()
-    ledger = Ledger(path, party=party, plan=plan, noise_share_std=plan.noise_share_std())
+    ledger = Ledger(
+        path,
+        party=party,
+        plan=plan,
+        noise_share_std=plan.noise_share_std(),
+        durable=not simulated or shared is not None,
+    )
     try:
         if not resume:
             # A run that failed before its first release has used nothing but its folder's name.

@@ -125,7 +125,7 @@ def _simulate(
             observe({"event": "warning", "text": text})
 
     def own_ledger(party: PartySettings, folder: Path) -> Ledger:
-        ledger = open_ledger(folder, config, plan, party=party.name, resume=resume)
+        ledger = open_ledger(folder, config, plan, party=party.name, resume=resume, simulated=True)
         ledgers.callback(ledger.close)
         return ledger
 
