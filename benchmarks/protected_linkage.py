@@ -34,7 +34,13 @@ FAMILIES = {
     "top1sim": {"family": "top1sim"},
     "fet": {"family": "fet", "neighbours": 20, "hidden": 32},
 }
-PROTECTIONS = ("none", "shares", "bloom")
+PROTECTIONS: dict[str, dict[str, Any]] = {
+    "none": {"protection": "none"},
+    "shares": {"protection": "shares"},
+    # Nobody reads the file: parties in one process draw a secret of their own.
+    "bloom": {"protection": "bloom", "secret": "linkage-secret"},
+    "bloom, long": {"protection": "bloom", "secret": "linkage-secret", "code_bits": 16_384},
+}
 HOUSING = Path(__file__).parents[1] / "examples" / "housing.toml"
 
 
@@ -47,10 +53,7 @@ def federation(
     source["model"] = FAMILIES[family]
     source["training"] |= {"epochs": epochs, "batch_size": 64}
     # Ranges also scale the keys that models see, so they are given without protection too.
-    source["linkage"] = {"protection": protection, "ranges": RANGES[data]}
-    if protection == "bloom":
-        # Nobody reads it: parties in one process draw a secret of their own.
-        source["linkage"]["secret"] = "linkage-secret"
+    source["linkage"] = {**PROTECTIONS[protection], "ranges": RANGES[data]}
     for party in source["party"]:
         party["data"] = party["data"].replace("house_kc", data)
     return source
