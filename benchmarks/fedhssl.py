@@ -259,16 +259,18 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
         command = commands.add_parser(name)
         command.set_defaults(function=function)
         command.add_argument("--device", default="cpu")
-        command.add_argument("--results", type=Path, default=Path("results.jsonl"))
+        if name != "speed":
+            many = "+" if name in ("tables", "plot") else None
+            command.add_argument("--results", type=Path, required=True, nargs=many)
         yield command
 
 
 def tables(args: argparse.Namespace) -> None:
-    print_tables(Results(args.results).lines)
+    print_tables([line for path in args.results for line in Results(path).lines])
 
 
 def draw(args: argparse.Namespace) -> None:
-    plot(Results(args.results).lines, args.out)
+    plot([line for path in args.results for line in Results(path).lines], args.out)
 
 
 def main() -> None:

@@ -230,7 +230,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
-            help="Families, solo, combine, or names of [methods.NAME] tables of the file.",
+            help="Families; solo, combine, boosting, fedcvt; or the file's [methods.NAME] tables.",
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,

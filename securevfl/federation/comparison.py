@@ -22,7 +22,7 @@ from securevfl.federation.comparison_workers import (
 from securevfl.federation.config import FederationConfig, method_config
 from securevfl.federation.device import device_named
 from securevfl.federation.local import true_matches
-from securevfl.federation.methods import method_family
+from securevfl.federation.methods import JOINED, method_family
 from securevfl.federation.simulation import read_tables
 
 
@@ -98,7 +98,7 @@ def compare_methods(
 
     Raises:
         ConfigError: If a setting is impossible, or ``folder`` holds runs of other settings.
-        DataError: If a table is not what it should be, or ``combine`` has no true matches.
+        DataError: If a table is not what it should be, or a method that joins them has no true matches.
         SecureVflError: If a run fails; its text names the run.
 
     Reveals:
@@ -108,7 +108,7 @@ def compare_methods(
     config = comparison.config
     device_named(comparison.device)
     tables = read_tables(config, comparison.data_root)
-    if any(method_family(config.source, name) == "combine" for name in comparison.methods):
+    if any(method_family(config.source, name) in JOINED for name in comparison.methods):
         for party in config.secondaries:
             true_matches(tables[config.primary.name], tables[party.name])
     files.require_writable_folder(comparison.folder, what="folder")

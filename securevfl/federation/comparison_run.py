@@ -1,5 +1,6 @@
 """One method with one seed: train it, and leave the file that says it is done."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -13,12 +14,10 @@ import torch
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assemble import features_of, primary_data, run_facts, task_head
+from securevfl.federation.assemble import run_facts
 from securevfl.federation.config import FederationConfig, method_config, parse_federation
-from securevfl.federation.linking.keys import keys_of
-from securevfl.federation.linking.shown import linked_primary, shown_keys
-from securevfl.federation.local import train_combined, train_solo
-from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family
+from securevfl.federation.in_one_place import train_in_one_place
+from securevfl.federation.methods import IN_ONE_PLACE, baseline_settings, method_family
 from securevfl.federation.primary import Observer
 from securevfl.federation.simulation import simulate_federation
 from securevfl.version import __version__
@@ -54,7 +53,7 @@ def run_config(config: FederationConfig, run: MethodRun) -> FederationConfig:
 def run_digest(config: FederationConfig, run: MethodRun, *, tables_digest: str) -> str:
     """Return what a finished run's file must have been made from to be taken for this one."""
     settings = run_config(config, run).settings_digest
-    if method_family(config.source, run.method) in ONE_TABLE:
+    if method_family(config.source, run.method) in IN_ONE_PLACE:
         settings += f" {baseline_settings(config.source, run.method)}"
     return f"{settings} {tables_digest}"
 
@@ -112,8 +111,18 @@ def train_run(
     folder = run.folder(comparison)
     family = method_family(config.source, run.method)
     wall, cpu = time.monotonic(), time.process_time()
-    if family in ONE_TABLE:
-        result, whole = _train_one_table(config, own, tables, run, family, device), True
+    if family in IN_ONE_PLACE:
+        settings = baseline_settings(config.source, run.method)
+        figures, head = train_in_one_place(own, tables, family, settings, device)
+        result, whole = (
+            {
+                "metric": head.metric_name,
+                "higher_is_better": head.higher_is_better,
+                **dataclasses.asdict(figures),
+                "epsilon": None,
+            },
+            True,
+        )
     else:
         result, whole = _simulate(own, tables, folder, device=device, observe=observe)
     split, _ = run_facts(own, tables[own.primary.name])
@@ -131,47 +140,6 @@ def train_run(
     # Checkpoints and ledgers were for going on; what is left is small enough to keep many.
     shutil.rmtree(folder / "parties", ignore_errors=True)
     return result
-
-
-def _train_one_table(
-    config: FederationConfig,
-    own: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    run: MethodRun,
-    family: str,
-    device: torch.device,
-) -> dict[str, Any]:
-    primary = tables[own.primary.name]
-    split, _ = run_facts(own, primary)
-    head = task_head(own, primary, split)
-    linked = linked_primary(shown_keys(own, keys_of(own, primary)))
-    data = primary_data(own, primary, split, linked, head, device)
-    settings = baseline_settings(config.source, run.method)
-    if family == "solo":
-        fit = train_solo(own, data, head, settings=settings)
-    else:
-        fit = train_combined(
-            own,
-            data,
-            head,
-            primary=primary,
-            secondaries=[tables[party.name] for party in own.secondaries],
-            features=[
-                torch.from_numpy(features_of(party, tables[party.name])).to(device)
-                for party in own.secondaries
-            ],
-            settings=settings,
-        )
-    return {
-        "metric": head.metric_name,
-        "higher_is_better": head.higher_is_better,
-        "train": fit.train,
-        "validation": fit.validation,
-        "test": fit.test,
-        "epochs": fit.epochs,
-        "best_epoch": fit.best_epoch,
-        "epsilon": None,
-    }
 
 
 def _simulate(

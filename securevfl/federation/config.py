@@ -18,7 +18,12 @@ from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.encoder import EncoderSettings, require_encodable
 from securevfl.federation.linking.settings import LinkageSettings, parse_linkage
-from securevfl.federation.methods import ONE_TABLE, baseline_settings, method_family, method_source
+from securevfl.federation.methods import (
+    IN_ONE_PLACE,
+    baseline_settings,
+    method_family,
+    method_source,
+)
 from securevfl.federation.party_settings import PartySettings, parse_address, parse_parties
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import Family, family_named
@@ -275,7 +280,7 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     """
     fields = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
     source = method_source(config.source, name, training_fields=fields)
-    if method_family(config.source, name) in ONE_TABLE:
+    if method_family(config.source, name) in IN_ONE_PLACE:
         baseline_settings(config.source, name)
     try:
         trained = _parse_sections(source)

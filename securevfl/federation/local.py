@@ -52,9 +52,27 @@ def train_combined(
     Raises:
         DataError: If a table has no truth, or some row has no match.
     """
-    matches = [torch.as_tensor(true_matches(primary, table)) for table in secondaries]
-    inputs = combined_inputs(_own_inputs(config, data), features, matches)
+    inputs = joined_inputs(
+        config, data, primary=primary, secondaries=secondaries, features=features
+    )
     return _fit(inputs, config, data, head, settings)
+
+
+def joined_inputs(
+    config: FederationConfig,
+    data: PrimaryData,
+    *,
+    primary: PartyTable,
+    secondaries: Sequence[PartyTable],
+    features: Sequence[Float[Tensor, "records features"]],
+) -> Float[Tensor, "rows inputs"]:
+    """Return all features joined by the true match; arguments as of :func:`train_combined`.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    matches = [torch.as_tensor(true_matches(primary, table)) for table in secondaries]
+    return combined_inputs(_own_inputs(config, data), features, matches)
 
 
 def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray, " rows"]:

@@ -1,6 +1,6 @@
 """The ``[methods.NAME]`` tables: what a method of a comparison has that the others have not.
 
-A method is a family of the registry, or one of the baselines on one table (``solo``, ``combine``).
+A method is a family of the registry, or one that trains in one place (:data:`IN_ONE_PLACE`).
 It gets the federation file with its own family in place of the file's, and with the settings of
 its table on top. Fields of ``[training]`` and of the family's settings stand side by side there.
 """
@@ -12,11 +12,24 @@ from typing import Any, Final
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
+from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.registry import FAMILIES, family_named
 
-ONE_TABLE: Final = ("solo", "combine")
-"""Methods that train one network on one table and need no federation."""
+Settings = BaselineConfig | BoostingConfig | FedCVTConfig
+
+_SETTINGS: Final[Mapping[str, type[Settings]]] = {
+    "solo": BaselineConfig,
+    "combine": BaselineConfig,
+    "boosting": BoostingConfig,
+    "fedcvt": FedCVTConfig,
+}
+
+IN_ONE_PLACE: Final = tuple(_SETTINGS)
+"""Methods that train with all that they need in one place, and need no federation."""
+
+JOINED: Final = ("combine", "boosting", "fedcvt")
+"""Those of them that join the tables by the true match of every row."""
 
 _NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")
 _LONGEST_NAME: Final = 40
@@ -30,7 +43,7 @@ _COMMON: Final = ("validation_fraction", "test_fraction", "keys_as_features")
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
     """Return every name that a comparison of this federation file understands."""
-    return tuple(dict.fromkeys([*ONE_TABLE, *FAMILIES, *source.get("methods", {})]))
+    return tuple(dict.fromkeys([*IN_ONE_PLACE, *FAMILIES, *source.get("methods", {})]))
 
 
 def method_family(source: Mapping[str, Any], name: str) -> str:
@@ -41,14 +54,14 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
     """
     table = _table(source, name)
     family = table.get("family", name)
-    if name in ONE_TABLE or name in FAMILIES:
+    if name in IN_ONE_PLACE or name in FAMILIES:
         if family != name:
             raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
     elif len(name) > _LONGEST_NAME or set(name) - _NAME_LETTERS:
         raise ConfigError(
             f"methods.{name}: a name has at most {_LONGEST_NAME} letters, digits, '-' or '_'"
         )
-    if family not in ONE_TABLE and family not in FAMILIES:
+    if family not in IN_ONE_PLACE and family not in FAMILIES:
         known = ", ".join(map(repr, known_methods(source)))
         raise ConfigError(
             f"method {name!r}: is neither a family nor a [methods.NAME] table with "
@@ -81,7 +94,7 @@ def method_source(
                 f"methods.{name}.{field}: must be the same for all methods; set {section}.{field}"
             )
     result = {key: value for key, value in source.items() if key != "methods"}
-    if family in ONE_TABLE:
+    if family in IN_ONE_PLACE:
         return result
     result["model"] = {
         **_inherited(source["model"], family),
@@ -95,13 +108,14 @@ def method_source(
     return result
 
 
-def baseline_settings(source: Mapping[str, Any], name: str) -> BaselineConfig:
-    """Return how a baseline on one table is trained.
+def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:
+    """Return how a method that trains in one place is trained.
 
     Raises:
         ConfigError: For an unknown field or an impossible value.
     """
-    return read_settings(BaselineConfig, _settings(source, name), where=f"methods.{name}")
+    kind = _SETTINGS[method_family(source, name)]
+    return read_settings(kind, _settings(source, name), where=f"methods.{name}")
 
 
 def _table(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:

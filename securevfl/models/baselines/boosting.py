@@ -10,40 +10,21 @@ from jaxtyping import Float, Int, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from torch import Tensor
 
-from securevfl.core import checks
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
+from securevfl.models.baselines.config import BoostingConfig
 from securevfl.models.tasks import TaskHead
 
 # What a class that no training row has gets: less than any other, and still finite.
 _NEVER = -1e9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoostingConfig:
-    """Trees and how they are grown."""
-
-    iterations: int = 100
-    """Rounds of boosting, at most; one tree a class each."""
-
-    learning_rate: float = 0.1
-    """Weight of a tree."""
-
-    leaves: int = 31
-    """Leaves of a tree, at most."""
-
-    smallest_leaf: int = 5
-    """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
-
-    def __post_init__(self) -> None:
-        checks.at_least(1, iterations=self.iterations, smallest_leaf=self.smallest_leaf)
-        checks.at_least(2, leaves=self.leaves)
-        checks.positive(learning_rate=self.learning_rate)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BoostingResult:
     """Metrics of the chosen number of trees."""
+
+    train: float
+    """Metric of the training rows."""
 
     validation: float | None
     """None where no rows chose it."""
@@ -104,6 +85,7 @@ def fit_boosting(
             if head.is_better(value, best):
                 best, rounds = value, number
     return BoostingResult(
+        train=next(islice(metrics(train), rounds - 1, None)),
         validation=best,
         test=next(islice(metrics(test), rounds - 1, None)),
         iterations=rounds,

@@ -36,3 +36,25 @@ class BaselineConfig:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoostingConfig:
+    """Trees and how they are grown."""
+
+    iterations: int = 100
+    """Rounds of boosting, at most; one tree a class each."""
+
+    learning_rate: float = 0.1
+    """Weight of a tree."""
+
+    leaves: int = 31
+    """Leaves of a tree, at most."""
+
+    smallest_leaf: int = 5
+    """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, iterations=self.iterations, smallest_leaf=self.smallest_leaf)
+        checks.at_least(2, leaves=self.leaves)
+        checks.positive(learning_rate=self.learning_rate)

@@ -9,8 +9,14 @@ from securevfl.core import checks
 class FedCVTConfig:
     """How the two parties and their three classifiers are trained."""
 
+    hidden: int = 128
+    """Width of an encoder's first layer, in a comparison."""
+
+    width: int = 128
+    """Width of a representation, in a comparison."""
+
     epochs: int = 40
-    """Passes over the labelled rows, at most; short lists are passed over ``least_steps`` times."""
+    """Passes over the labelled rows, at least."""
 
     least_steps: int = 200
     """Optimizer steps, at least."""
@@ -40,6 +46,7 @@ class FedCVTConfig:
     """Weight of: aligned rows' estimated representations are their real ones."""
 
     def __post_init__(self) -> None:
+        checks.at_least(1, hidden=self.hidden, width=self.width)
         checks.at_least(1, epochs=self.epochs, least_steps=self.least_steps)
         checks.at_least(2, batch_size=self.batch_size)
         checks.positive(learning_rate=self.learning_rate, sharpening=self.sharpening)
@@ -50,3 +57,8 @@ class FedCVTConfig:
             distinct=self.distinct,
             estimation=self.estimation,
         )
+
+    def passes(self, labelled: int) -> int:
+        """Return how often so many labelled rows are passed over."""
+        batches = -(-labelled // self.batch_size)
+        return max(self.epochs, -(-self.least_steps // batches))

@@ -95,7 +95,7 @@ def fit_fedcvt(
     batches = -(-len(rows.labelled) // config.batch_size)
     order = torch.Generator().manual_seed(derive_seed(seed, "shuffle", "fedcvt"))
     shuffled = rows.labelled
-    for step in range(max(config.least_steps, config.epochs * batches)):
+    for step in range(config.passes(len(rows.labelled)) * batches):
         if step % batches == 0:
             shuffled = rows.labelled[torch.randperm(len(rows.labelled), generator=order)]
         labelled = shuffled.tensor_split(batches)[step % batches]

@@ -138,6 +138,31 @@ def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
         compare_methods(plan)
 
 
+def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None:
+    """Boosted trees and FedCVT stand beside the others, with settings of their own."""
+    write_federation(tmp_path, **{**SMALL, "rows": 200})
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path).sort_values("lon", ignore_index=True)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    tables = {"boosting": {"iterations": 20}, "fedcvt": {"least_steps": 20, "width": 16}}
+    config = {"rows": 200, "linkage": {"truth": "who"}, "methods": tables}
+    plan = comparison(tmp_path, "combine", "boosting", "fedcvt", seeds=1, **config)
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path).sort_values("lon", ignore_index=True)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    combined, boosted, cross_view = compare_methods(plan)
+
+    assert boosted["epochs"] == 20
+    assert 1 <= boosted["best_epoch"] <= 20
+    assert cross_view["epochs"] == 40
+    assert {one["train_rows"] for one in (combined, boosted, cross_view)} == {140}
+    for one in (boosted, cross_view):
+        assert one["train"] > 0.6
+        assert 0.3 < one["test"] <= 1
+
+
 def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
     """What an interrupted one released would count twice; the whole run has its budget."""
     privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
