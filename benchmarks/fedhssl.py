@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
         load, setting = SETS[name]
         data = load(args.folder)
         prepared = methods.prepare(data, args.device)
-        labels = PAPER_LABELS if name in PAPER_SETS else LABELS
+        labels = args.labelled or (PAPER_LABELS if name in PAPER_SETS else LABELS)
         most = max(args.aligned)
         cell = {"set": name, "seed": seed}
         # Boosting, FedSplitNN and local learning know of no alignment beyond the labelled rows.
@@ -282,6 +282,7 @@ def main() -> None:
         command.add_argument("--seeds", type=int, default=5)
         command.add_argument("--folder", type=Path)
     running.add_argument("--first-seed", type=int, default=0)
+    running.add_argument("--labelled", nargs="+", type=int)
     running.add_argument("--aligned", nargs="+", type=float, default=[0.2, 0.4])
     running.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     running.add_argument(
