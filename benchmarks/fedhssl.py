@@ -204,7 +204,7 @@ def updates(args: argparse.Namespace) -> None:
     """[FedHSSL] figure 7: several updates from one exchange, by rounds."""
     results = Results(args.results)
     for name, seed, number, iterations in itertools.product(
-        args.set, range(args.seeds), (1, 4, 8), (2, 5, 10, 20)
+        args.set, range(args.seeds), (1, 4, 8), (2, 5, 10)
     ):
         load, base = SETS[name]
         data = load(args.folder)
@@ -266,17 +266,22 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def tables(args: argparse.Namespace) -> None:
-    print_tables([line for path in args.results for line in Results(path).lines])
+    print_tables(read(args))
 
 
 def draw(args: argparse.Namespace) -> None:
-    plot([line for path in args.results for line in Results(path).lines], args.out)
+    plot(read(args), args.out)
+
+
+def read(args: argparse.Namespace) -> list[dict[str, Any]]:
+    lines = [line for path in args.results for line in Results(path).lines]
+    return [line for line in lines if not args.labelled or line["labelled"] in args.labelled]
 
 
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    running, updating, _, drawing, _ = options(parser)
+    running, updating, showing, drawing, _ = options(parser)
     for command in (running, updating):
         command.add_argument("--set", nargs="+", choices=list(SETS), default=["mfeat", "digits"])
         command.add_argument("--seeds", type=int, default=5)
@@ -292,6 +297,8 @@ def main() -> None:
         help="fedgssl measures fedcssl as well",
     )
     updating.add_argument("--labelled", type=int, default=50)
+    for command in (showing, drawing):
+        command.add_argument("--labelled", nargs="+", type=int, help="leave other numbers out")
     drawing.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.function(args)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t
+
 Line = dict[str, Any]
 
 ORDER = ("boosting", "fedsplitnn", "fedcvt", "fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
@@ -28,6 +30,7 @@ def _print_table(name: str, share: float, lines: list[Line]) -> None:
     print(f"\n**{name}**, {share:.0%} aligned, {metric}:\n")
     print("| method | " + " | ".join(f"{number} labels" for number in columns) + " |")
     print("| --- |" + " --- |" * len(columns))
+    seeds = len({line["seed"] for line in lines})
     base = {(li["seed"], li["labelled"]): li["value"] for li in lines if is_base(li)}
     for method in ORDER:
         for algorithm in ALGORITHMS:
@@ -36,7 +39,10 @@ def _print_table(name: str, share: float, lines: list[Line]) -> None:
                 if li["method"] == method and li.get("algorithm") == algorithm
             ]  # fmt: skip
             if own:
-                cells = [_cell([li for li in own if li["labelled"] == n], base) for n in columns]
+                cells = [
+                    _cell([li for li in own if li["labelled"] == n], base, seeds=seeds)
+                    for n in columns
+                ]
                 label = f"{method}, {algorithm}" if algorithm else method
                 print(f"| {label} | " + " | ".join(cells) + " |")
 
@@ -45,19 +51,23 @@ def is_base(line: Line) -> bool:
     return line["method"] == "fedsplitnn"
 
 
-def _cell(lines: list[Line], base: dict[tuple[int, int], float]) -> str:
+def _cell(lines: list[Line], base: dict[tuple[int, int], float], *, seeds: int) -> str:
     if not lines:
         return ""
     values = [line["value"] for line in lines]
     text = f"{statistics.mean(values):.3f} ± {_deviation(values):.3f}"
-    gains = [li["value"] - base[li["seed"], li["labelled"]] for li in lines
-             if (li["seed"], li["labelled"]) in base]  # fmt: skip
-    if len(gains) < 2 or is_base(lines[0]):
+    if len(values) < seeds:
+        text += f", n={len(values)}"
+    cells = [(line["seed"], line["labelled"]) for line in lines]
+    gains = [
+        line["value"] - base[cell] for line, cell in zip(lines, cells, strict=True) if cell in base
+    ]
+    if len(gains) < 3 or is_base(lines[0]):
         return text
     mean, error = statistics.mean(gains), _deviation(gains) / math.sqrt(len(gains))
-    # A paired difference of more than two standard errors is marked.
-    mark = "" if abs(mean) <= 2 * error else (" (better)" if mean > 0 else " (worse)")
-    return text + mark
+    if abs(mean) <= t.ppf(0.975, len(gains) - 1) * error:
+        return text
+    return text + (" (better)" if mean > 0 else " (worse)")
 
 
 def _deviation(values: Sequence[float]) -> float:
@@ -77,9 +87,12 @@ def _print_updates(lines: Sequence[Line]) -> None:
         + "| --- " * 4
         + "|"
     )
+    seeds = len({line["seed"] for line in lines})
     for rounds in sorted({line["rounds"] for line in lines}):
         own = [line for line in lines if line["rounds"] == rounds]
-        cells = [_cell([li for li in own if li["updates"] == e], {}) for e in (1, 4, 8)]
+        cells = [
+            _cell([li for li in own if li["updates"] == e], {}, seeds=seeds) for e in (1, 4, 8)
+        ]
         print(f"| {rounds} | {own[0]['megabytes']:.2f} | " + " | ".join(cells) + " |")
 
 

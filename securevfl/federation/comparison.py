@@ -98,7 +98,7 @@ def compare_methods(
 
     Raises:
         ConfigError: If a setting is impossible, or ``folder`` holds runs of other settings.
-        DataError: If a table is not what it should be, or a method that joins them has no true matches.
+        DataError: If a table is not what it should be, or lacks the truth that a method joins by.
         SecureVflError: If a run fails; its text names the run.
 
     Reveals:

@@ -69,7 +69,7 @@ def load_avazu(
     return AlignedViews(
         name="avazu",
         views=tuple(views),
-        labels=frame["click"].to_numpy(dtype=np.int64),
+        labels=np.array(frame["click"], dtype=np.int64),
         train=np.arange(train_rows),
         test=np.arange(train_rows, train_rows + test_rows),
         metric="auc",
