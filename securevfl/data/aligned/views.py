@@ -29,7 +29,7 @@ class AlignedViews:
     name: str
     """What the set is called."""
 
-    views: tuple[Float32[np.ndarray, "rows _"], ...]
+    views: tuple[Float32[np.ndarray, "_ _"], ...]
     """Features of each party: numbers, pixels of an image, or codes of categories."""
 
     labels: Int64[np.ndarray, " rows"]
