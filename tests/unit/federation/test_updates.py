@@ -23,6 +23,7 @@ from securevfl.federation.updates import (
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.config import FeTConfig
+from securevfl.models.registry import FAMILIES
 
 ROWS, LINKS, FEATURES = 13, 4, 3
 FALSE_ALARM = 1e-6
@@ -95,6 +96,32 @@ def test_without_clip_and_noise_a_lesson_is_the_plain_gradient(
 
     assert float(plain.norm()) > 1e-2
     assert torch.allclose(ours, plain, atol=1e-6 + 1e-5 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if not one.pretraining])
+def test_every_family_can_be_taught_row_by_row(name: str) -> None:
+    """Nothing in a bottom model may depend on which links there are, or pool behind the clip."""
+    family = FAMILIES[name]
+    config = family.config_class()
+    torch.manual_seed(3)
+    bottom = family.build_bottom(config, num_features=FEATURES, key_dim=2).train()
+    if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in bottom.modules()):
+        pytest.skip("its default has BatchNorm, which is refused")
+    links = LinkedRecords(
+        features=torch.randn(5, config.neighbours, FEATURES),
+        keys=torch.randn(5, config.neighbours, 2),
+        present=torch.rand(5, config.neighbours) > 0.2,
+    )
+    wanted = torch.randn(5, *family.cut_shape(config)) / 5
+    ours = taught(bottom, links, wanted, clip=1e5)
+    bottom.zero_grad()
+    with stream().active():
+        out = bottom(links.features, links.keys, links.present)
+    clip_rows(out, 1.0).backward(wanted)
+    plain = torch.cat([parameter.grad.flatten() for parameter in bottom.parameters()])
+
+    assert not family.pooled(config, frozen=False)
+    assert torch.allclose(ours, plain, atol=1e-5 * float(plain.abs().max()))
 
 
 def test_each_row_is_clipped_by_itself() -> None:
