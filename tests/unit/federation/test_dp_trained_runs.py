@@ -11,6 +11,7 @@ import torch
 from helpers.federations import save, write_federation
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
@@ -153,6 +154,36 @@ def test_a_primary_that_asks_for_a_row_too_often_is_refused() -> None:
         with pytest.raises(BudgetExceededError):
             ledger.charge(round_number=4, rows=np.arange(9, 19), purpose="validation")
         assert (ledger.passes, ledger.updates, ledger.rounds) == (2, 3, 3)
+
+
+def test_runs_on_one_ledger_add_up(tmp_path: Path) -> None:
+    """Two runs' passes compose as the calculator composes them, one after another."""
+    plan = ReleasePlan(
+        privacy=Privacy(
+            encoder="dp-trained", links_per_record=1, sampling_rate=0.3, epsilon=6.0, delta=1e-5
+        ),
+        parties=2,
+        min_active=2,
+        rounds=4,
+        rows_per_round=10,
+        row_releases=40,
+        releases_per_row=2,
+        links=3,
+    )
+    tau = 2.0 * plan.noise_share_std()
+    spent = []
+    for passes in (2, 4, 6):
+        ledger = Ledger(tmp_path / "ledger.jsonl", party="bank", plan=plan, noise_share_std=tau)
+        for number in range(1, 5):
+            rows = np.arange(10) + 10 * (number % 2)
+            ledger.charge(round_number=number, rows=rows, purpose="train")
+        spent.append(ledger.spent)
+        release = plan.release(tau, rounds=4, row_releases=40)
+        assert ledger.updates == 2 * passes
+        assert ledger.spent == epsilon_of([release] * (passes // 2), delta=1e-5)
+        ledger.close()
+
+    assert 0 < spent[0] < spent[1] < spent[2] < 6.0
 
 
 @pytest.mark.parametrize(
