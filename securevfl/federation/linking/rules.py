@@ -108,7 +108,7 @@ def require_trainable(config: FederationConfig) -> None:
         ConfigError: Naming the field, the rule and the value.
     """
     if config.primary.label is None:
-        raise ConfigError("party.label: label: the primary must name its label column")
+        raise ConfigError("party.label: the primary must name its label column")
     reads_keys = config.family.reads_keys or getattr(config.model, "keys_as_features", False)
     if reads_keys and not keys_are_numbers(config):
         raise ConfigError(
