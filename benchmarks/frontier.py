@@ -36,12 +36,12 @@ EPSILONS = ("0.01", "1", "2", "4", "8", "none")
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist": {
         "parties": 28,
-        "rows": 10_000,
+        "rows": 6_000,
         "key_dim": 8,
         "bounds": [0.0, 255.0],
         "hidden": 54,
         "training": {"epochs": 30, "batch_size": 128, "learning_rate": 1e-3, "patience": 5},
-        "what": "MNIST, 28 parties with 28 pixels each, 10,000 rows",
+        "what": "MNIST, 28 parties with 28 pixels each, 6,000 rows",
     },
     "digits": {
         "parties": 5,

@@ -15,7 +15,7 @@ from securevfl.dp.events import (
     SampledRelease,
     Unit,
 )
-from securevfl.dp.fitting import fitting_multiplier, fitting_releases
+from securevfl.dp.fitting import FittingPlan, fitting_multiplier, fitting_releases
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
@@ -83,9 +83,8 @@ class ReleasePlan:
     reserved_delta: float = 0.0
     """Part of delta kept for the noise sampler's divergence from a Gaussian."""
 
-    fitting_share: float = 0.0
-    """Part of the run's privacy, in squared ``mu`` (in which Gaussians add up), that every
-    secondary spends on fitting a frozen encoder to its table; 0 fits nothing. [0, 1)"""
+    fitting: FittingPlan | None = None
+    """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
     def __post_init__(self) -> None:
         counts = {
@@ -114,10 +113,9 @@ class ReleasePlan:
                 f"releases_per_row must be at most rounds, got {self.releases_per_row} "
                 f"of {self.rounds}"
             )
-        checks.fraction(fitting_share=self.fitting_share)
-        if self.fitting_share and self.privacy.encoder != "frozen":
+        if self.fitting and self.privacy.encoder != "frozen":
             raise ConfigError(
-                f"fitting_share: only frozen encoders are fitted beforehand; the encoder is "
+                f"fitting: only frozen encoders are fitted beforehand; the encoder is "
                 f"{self.privacy.encoder!r}"
             )
         if not self.contested and not self.pooled:
@@ -139,7 +137,7 @@ class ReleasePlan:
             return
         honest_parties(active=self.min_active, colluding=privacy.colluding)
         if privacy.accounting == "as-published":
-            if self.fitting_share:
+            if self.fitting:
                 raise PrivacyError(
                     "privacy.accounting: the papers have no formula for fitted encoders; use "
                     '"sound", or an encoder that is not fitted'
@@ -204,13 +202,13 @@ class ReleasePlan:
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each secondary's fitting; see :mod:`dp.fitting`."""
         return fitting_multiplier(
-            self.privacy, share=self.fitting_share, parties=self.parties, delta=self._delta()
+            self.privacy, self.fitting, parties=self.parties, delta=self._delta()
         )
 
     def fitting_releases(self) -> list[Release]:
         """Return what fitting the encoders costs one unit, for an accountant; maybe nothing."""
         return fitting_releases(
-            self.privacy, share=self.fitting_share, parties=self.parties, delta=self._delta()
+            self.privacy, self.fitting, parties=self.parties, delta=self._delta()
         )
 
     def gradient_noise_std(self, noise_share_std: float) -> float:
@@ -329,7 +327,7 @@ class ReleasePlan:
             parties=self.parties,
             epsilon=self.epsilon(share_std),
             claimed=self.epsilon_as_published(share_std),
-            fitted=self.fitting_share > 0,
+            fitted=self.fitting is not None,
         )
 
     @property

@@ -122,7 +122,7 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.layout == "blocks",
-        fitting_share=config.encoder.fitting_share if config.encoder else 0.0,
+        fitting=config.encoder.fitting if config.encoder else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
     plan.check()
@@ -207,8 +207,8 @@ def build_secondary(
         links=linked.source,
         primary_rows=linked.primary_rows,
         bottom=bottom.to(device),
-        prepare=Fitting(bottom, features, plan=plan, ledger=ledger)
-        if isinstance(bottom, DirectionBottom) and plan.fitting_share
+        prepare=Fitting(config, party.name, bottom, features, plan=plan, ledger=ledger)
+        if isinstance(bottom, DirectionBottom) and plan.fitting
         else None,
         optimizer=None
         if frozen

@@ -20,6 +20,7 @@ from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
+from securevfl.dp.fitting import fitting_from
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger_file import ChainedFile
@@ -362,7 +363,8 @@ class Ledger:
             )
         settings = dict(entry["plan"])
         privacy = read_settings(Privacy, settings.pop("privacy"), where="privacy")
-        plan = ReleasePlan(privacy=privacy, **settings)
+        fitting = fitting_from(settings.pop("fitting"))
+        plan = ReleasePlan(privacy=privacy, fitting=fitting, **settings)
         unit = self._own.plan.privacy.unit
         if privacy.unit != unit:
             raise PrivacyError(

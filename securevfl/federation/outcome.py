@@ -158,7 +158,7 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
             "secondaries' records are covered as the aggregates are; the primary's are not",
         ),
     ]
-    if config.encoder and config.encoder.fitting_share:
+    if config.encoder and config.encoder.fitting:
         rows.append(
             (
                 "fitting of encoders",

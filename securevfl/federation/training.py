@@ -183,7 +183,7 @@ class PrimaryRun:
         aggregates = self.checkpoints.load_released()
         if aggregates is None:
             self._tell({"event": "stage", "text": "releasing rows", "of": self.plan.rounds})
-            if self.plan.fitting_share:
+            if self.plan.fitting:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
             aggregates = release_once(

@@ -16,35 +16,15 @@ from torch import Tensor, nn
 _SHORTEST: Final = 1e-12
 
 
-class DirectionBottom(nn.Module):
-    """``length * v / |v|`` with ``v = (x - centre) projection``, at a block of the representation.
+class Projection(nn.Module):
+    """``(x - centre) projection``; random, drawn without any data, until :meth:`fit` is called."""
 
-    Until :meth:`fit` is called the projection is random, drawn without any data.
-    """
-
-    recordwise = True
-
-    def __init__(
-        self, *, num_features: int, components: int, width: int, offset: int, length: float
-    ) -> None:
-        """Make an encoder.
-
-        Args:
-            num_features: F.
-            components: Numbers that it writes, >= 1.
-            width: H, of the representation; what it does not write is zero.
-            offset: Where its block starts, at most ``width - components``.
-            length: Norm of every record's vector.
-        """
+    def __init__(self, *, num_features: int, components: int) -> None:
         super().__init__()
-        self.width = width
-        self.offset = offset
-        self.length = length
         self.centre: Tensor
         self.projection: Tensor
         self.register_buffer("centre", torch.zeros(num_features))
         self.register_buffer("projection", torch.zeros(num_features, components))
-        self.positions = nn.Identity()
         self.draw(torch.Generator().manual_seed(0))
 
     def draw(self, generator: torch.Generator) -> None:
@@ -61,6 +41,39 @@ class DirectionBottom(nn.Module):
         self.centre.copy_(torch.from_numpy(centre))
         self.projection.copy_(torch.from_numpy(projection))
 
+    def forward(
+        self, features: Float[Tensor, "*records features"]
+    ) -> Float[Tensor, "*records components"]:
+        """Return each record's projection."""
+        projected: Tensor = (features - self.centre) @ self.projection
+        return projected
+
+
+class DirectionBottom(nn.Module):
+    """``length * v / |v|`` with ``v`` a function of the record, in one block; zero elsewhere."""
+
+    recordwise = True
+
+    def __init__(
+        self, encode: nn.Module, *, components: int, width: int, offset: int, length: float
+    ) -> None:
+        """Make an encoder.
+
+        Args:
+            encode: Features of a record to ``v``; :class:`Projection` or a network.
+            components: Numbers of ``v``, >= 1.
+            width: H, of the representation; what is not written is zero.
+            offset: Where the block starts, at most ``width - components``.
+            length: Norm of every record's vector.
+        """
+        super().__init__()
+        self.encode = encode
+        self.components = components
+        self.width = width
+        self.offset = offset
+        self.length = length
+        self.positions = nn.Identity()
+
     @torch.no_grad()
     def forward(
         self,
@@ -69,11 +82,11 @@ class DirectionBottom(nn.Module):
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
         """Return one vector for each link, zero where there is none."""
-        scores = (features - self.centre) @ self.projection
-        norm = torch.linalg.vector_norm(scores, dim=-1, keepdim=True)
-        scores *= self.length / norm.clamp_min(_SHORTEST) * present.unsqueeze(-1)
-        out = scores.new_zeros(*scores.shape[:-1], self.width)
-        out[..., self.offset : self.offset + scores.shape[-1]] = scores
+        vectors: Tensor = self.encode(features)
+        norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        vectors = vectors * (self.length / norm.clamp_min(_SHORTEST) * present.unsqueeze(-1))
+        out = vectors.new_zeros(*vectors.shape[:-1], self.width)
+        out[..., self.offset : self.offset + self.components] = vectors
         return out
 
 

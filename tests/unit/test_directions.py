@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.models.directions import DirectionBottom, principal_projection
+from securevfl.models.directions import DirectionBottom, Projection, principal_projection
 from securevfl.models.split import Bottom
 
 
-def bottom_of(**changes) -> DirectionBottom:
-    settings = {"num_features": 5, "components": 2, "width": 8, "offset": 4, "length": 0.5}
-    return DirectionBottom(**{**settings, **changes})
+def bottom_of() -> DirectionBottom:
+    encode = Projection(num_features=5, components=2)
+    return DirectionBottom(encode, components=2, width=8, offset=4, length=0.5)
 
 
 def test_every_record_has_the_same_length_in_its_own_block() -> None:
@@ -70,7 +70,7 @@ def test_directions_of_noise_are_not_blown_up(spread: float) -> None:
 
 def test_a_random_projection_is_drawn_without_data() -> None:
     """Equal for equal seeds, another for another one; a fit replaces it."""
-    first, again, other = bottom_of(), bottom_of(), bottom_of()
+    first, again, other = (Projection(num_features=5, components=2) for _ in range(3))
     other.draw(torch.Generator().manual_seed(1))
 
     assert torch.equal(first.projection, again.projection)

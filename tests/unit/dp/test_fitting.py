@@ -8,14 +8,17 @@ import pytest
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon
 from securevfl.dp.events import GaussianRelease, SampledRelease
+from securevfl.dp.fitting import FittingPlan
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 
 SHARE = 0.1
+PLAIN = FittingPlan(share=SHARE)
+SAMPLED = FittingPlan(share=SHARE, steps=50, sampling_rate=0.05)
 
 
-def plan_of(*, share: float = SHARE, **privacy) -> ReleasePlan:
+def plan_of(*, fitting: FittingPlan | None = PLAIN, **privacy) -> ReleasePlan:
     """Return one pass of 1,000 rows at four secondaries, whose encoders are fitted before."""
     settings = {} if privacy.keys() & {"noise_multiplier", "mechanism"} else {"epsilon": 4.0}
     settings |= {"encoder": "frozen", "links_per_record": 1}
@@ -29,7 +32,7 @@ def plan_of(*, share: float = SHARE, **privacy) -> ReleasePlan:
         releases_per_row=1,
         links=5,
         pooled=True,
-        fitting_share=share,
+        fitting=fitting,
     )
 
 
@@ -41,7 +44,6 @@ def plan_of(*, share: float = SHARE, **privacy) -> ReleasePlan:
         {"unit": "linked-row"},
         {"colluding": 2},
         {"sampling_rate": 0.3},
-        {"unit": "entity", "sampling_rate": 0.3},
     ],
 )
 def test_fitting_and_releases_keep_the_budget_together(privacy: dict) -> None:
@@ -51,7 +53,7 @@ def test_fitting_and_releases_keep_the_budget_together(privacy: dict) -> None:
 
     assert 3.99 < plan.epsilon(tau) <= 4.0
     # The fitting is counted in it: the releases alone would come to less, unless they cost nothing.
-    alone = replace(plan, fitting_share=0.0).epsilon(tau)
+    alone = replace(plan, fitting=None).epsilon(tau)
     assert alone == plan.epsilon(tau) if privacy.get("unit") == "linked-row" else alone < 3.99
 
 
@@ -89,6 +91,24 @@ def test_a_sampled_pass_composes_with_a_fitting_to_all_records() -> None:
     assert pld_epsilon([fitting, release], delta=1e-5) == pytest.approx(plan.epsilon(tau))
 
 
+def test_sampled_steps_cost_the_epsilon_of_their_share_and_compose() -> None:
+    """DP-SGD's steps at every secondary, then the releases; each by an accountant on its own."""
+    for unit, fittings in (("secondary-record", 1), ("entity", 4)):
+        plan = plan_of(fitting=SAMPLED, unit=unit)
+        tau = plan.noise_share_std()
+        steps = SampledRelease(
+            sampling_rate=0.05, noise_multiplier=plan.fitting_multiplier(), count=50 * fittings
+        )
+        alike = gaussian_noise_multiplier(epsilon=4.0, delta=1e-5) / math.sqrt(SHARE)
+        share = gaussian_epsilon(delta=1e-5, noise_multiplier=alike)
+        release = GaussianRelease(noise_multiplier=tau * math.sqrt(4) / (0.4 * fittings))
+
+        assert 0.99 * share < pld_epsilon([steps], delta=1e-5) <= share
+        together = pld_epsilon([steps, release], delta=1e-5)
+        assert together == pytest.approx(plan.epsilon(tau))
+        assert 3.98 < together <= 4.0
+
+
 def test_with_a_noise_multiplier_the_fitting_has_its_share_too() -> None:
     """The releases keep their multiplier; the fitting is a tenth of both in squared mu."""
     plan = plan_of(noise_multiplier=2.0)
@@ -111,8 +131,8 @@ def test_without_noise_there_is_none_in_the_fitting_either() -> None:
 
 
 def test_no_fitting_is_the_plan_as_it_was() -> None:
-    """Share 0: no event, and the noise of a random encoder."""
-    plan = plan_of(share=0.0)
+    """No event, and the noise of a random encoder."""
+    plan = plan_of(fitting=None)
 
     assert plan.fitting_multiplier() is None
     assert plan.fitting_releases() == []
@@ -123,7 +143,8 @@ def test_fittings_that_no_accounting_covers_are_refused() -> None:
     """Trained encoders are not fitted beforehand; the papers have no formula for fitted ones."""
     with pytest.raises(ConfigError, match="only frozen encoders are fitted"):
         plan_of(encoder="trained")
-    with pytest.raises(ConfigError, match="fitting_share"):
-        plan_of(share=1.0)
+    for wrong in ({"share": 1.0}, {"share": 0.0}, {"steps": 0}, {"sampling_rate": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            FittingPlan(**{"share": 0.1, **wrong})
     with pytest.raises(PrivacyError, match="no formula for fitted encoders"):
         plan_of(accounting="as-published").check()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.dp.fitting import FittingPlan
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
@@ -316,10 +317,13 @@ def test_reserved_delta_of_any_run_is_kept(tmp_path: Path) -> None:
     second.close()
 
 
-def fitted_plan(**privacy) -> ReleasePlan:
+FITTING = FittingPlan(share=0.1)
+
+
+def fitted_plan(fitting: FittingPlan = FITTING, **privacy) -> ReleasePlan:
     """Return the plan above with a frozen encoder that is fitted with a tenth of the privacy."""
     settings = {"encoder": "frozen", "links_per_record": 1, **privacy}
-    return replace(plan_of(**settings), fitting_share=0.1)
+    return replace(plan_of(**settings), fitting=fitting)
 
 
 def test_fitting_is_booked_before_its_releases_and_composes_with_them(tmp_path: Path) -> None:
@@ -340,13 +344,15 @@ def test_fitting_is_booked_before_its_releases_and_composes_with_them(tmp_path: 
     assert lines[1]["epsilon"] == fitting
 
 
-def test_a_fitting_stays_spent_for_later_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, 20])
+def test_a_fitting_stays_spent_for_later_runs(steps: int, tmp_path: Path) -> None:
     """A run that fitted and released nothing has used its share up."""
     path = tmp_path / "ledger.jsonl"
-    first = open_ledger(path, fitted_plan())
+    plan = fitted_plan(FittingPlan(share=0.1, steps=steps))
+    first = open_ledger(path, plan)
     spent = first.charge_fitting()
     first.close()
-    second = open_ledger(path, fitted_plan())
+    second = open_ledger(path, plan)
 
     assert second.spent == second.spent_before == spent
     with pytest.raises(BudgetExceededError, match="by earlier runs"):
