@@ -19,7 +19,8 @@ from securevfl.federation.comparison import Comparison, compare_methods
 from securevfl.federation.comparison_run import MethodRun
 from securevfl.federation.config import read_federation_file
 
-pytestmark = pytest.mark.multiprocess
+# Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
 SMALL = {"rows": 60, "secondaries": 1, "training": {"epochs": 1, "batch_size": 32}}
 
@@ -50,7 +51,7 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
             break
     os.killpg(process.pid, signal.SIGINT)
     # Ends when nobody holds the pipe any more: the workers are gone too.
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=150)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "the same command goes on from there" in said
