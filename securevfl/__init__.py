@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from securevfl.core.errors import SecureVflError
     from securevfl.federation.api import simulate
     from securevfl.federation.config import LinkageSettings, TrainingSettings
+    from securevfl.models.fedhssl.settings import PretrainingSettings
 
 __all__ = [
     "LinkageSettings",
+    "PretrainingSettings",
     "SecureVflError",
     "TrainingSettings",
     "__version__",
@@ -28,6 +30,7 @@ __all__ = [
 
 _HOME = {
     "LinkageSettings": "securevfl.federation.config",
+    "PretrainingSettings": "securevfl.models.fedhssl.settings",
     "SecureVflError": "securevfl.core.errors",
     "TrainingSettings": "securevfl.federation.config",
     "simulate": "securevfl.federation.api",

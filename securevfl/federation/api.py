@@ -18,6 +18,7 @@ from securevfl.federation.config import (
 from securevfl.federation.device import device_named
 from securevfl.federation.primary import Observer
 from securevfl.federation.simulation import SimulationResult, simulate_federation
+from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 
 
@@ -27,6 +28,7 @@ def simulate(
     *,
     privacy: Privacy,
     training: TrainingSettings | None = None,
+    pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
@@ -42,6 +44,7 @@ def simulate(
         model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``.
         privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
         training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
+        pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
         task: What the label is; default: multiclass or binary if the labels are classes,
@@ -69,6 +72,7 @@ def simulate(
         model,
         privacy=privacy,
         training=training or TrainingSettings(),
+        pretraining=pretraining or PretrainingSettings(),
         linkage=linkage or LinkageSettings(protection="none"),
         task=task or _task_of(parties[0]),
         bounds=bounds,
@@ -95,6 +99,7 @@ def _source(
     *,
     privacy: Privacy,
     training: TrainingSettings,
+    pretraining: PretrainingSettings,
     linkage: LinkageSettings,
     task: Task,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
@@ -121,6 +126,7 @@ def _source(
         "federation": {"name": "simulation", "task": task, "seed": seed},
         "model": {"family": family.name, **_given(model)},
         "training": _given(training),
+        "pretraining": _given(pretraining),
         "privacy": _given(privacy),
         "linkage": _given(linkage),
         "party": tables,

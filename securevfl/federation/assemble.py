@@ -1,7 +1,7 @@
 """Build one party from the federation file and its own table: the same way in every runner."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,7 +192,11 @@ def build_secondary(
             build_direction_bottom(config, party, num_features=table.num_features)
             if config.encoder
             else config.family.build_bottom(
-                config.model, num_features=table.num_features, key_dim=table.key_dim, frozen=frozen
+                config.model,
+                num_features=table.num_features,
+                key_dim=table.key_dim,
+                feature_names=table.feature_names,
+                frozen=frozen,
             )
         ),
     )
@@ -272,14 +276,23 @@ def slots(config: FederationConfig, plan: ReleasePlan) -> int:
 
 
 def build_top(
-    config: FederationConfig, *, num_features: int, key_dim: int, outputs: int
+    config: FederationConfig,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str],
+    outputs: int,
 ) -> nn.Module:
     """Return the primary's top model with its initial weights."""
     return _initialised(
         config,
         config.primary.name,
         lambda: config.family.build_top(
-            config.model, num_features=num_features, key_dim=key_dim, outputs=outputs
+            config.model,
+            num_features=num_features,
+            key_dim=key_dim,
+            feature_names=feature_names,
+            outputs=outputs,
         ),
     )
 

@@ -2,7 +2,8 @@
 
 A method is a family of the registry, or one that trains in one place (:data:`IN_ONE_PLACE`).
 It gets the federation file with its own family in place of the file's, and with the settings of
-its table on top. Fields of ``[training]`` and of the family's settings stand side by side there.
+its table on top. Fields of ``[training]`` and of the family's settings stand side by side there;
+those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretraining]``.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ _LONGEST_NAME: Final = 40
 _SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_dropout")
 """Fields of ``[model]`` that mean the same in every family that has them."""
 
-_COMMON: Final = ("validation_fraction", "test_fraction", "keys_as_features")
+_COMMON: Final = ("validation_fraction", "test_fraction", "labelled_rows", "keys_as_features")
 """Fields that no method may have for itself: methods are compared on equal rows and inputs."""
 
 
@@ -87,6 +88,7 @@ def method_source(
     """
     family = method_family(source, name)
     own = _settings(source, name)
+    pretraining = own.pop("pretraining", {})
     for field in _COMMON:
         if field in own:
             section = "model" if field == "keys_as_features" else "training"
@@ -101,6 +103,8 @@ def method_source(
         **{key: value for key, value in own.items() if key not in training_fields},
         "family": family,
     }
+    if pretraining:
+        result["pretraining"] = {**source.get("pretraining", {}), **pretraining}
     result["training"] = {
         **source.get("training", {}),
         **{key: value for key, value in own.items() if key in training_fields},
@@ -138,6 +142,9 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
         return given
     has = {field.name for field in dataclasses.fields(FAMILIES[family].config_class)}
     base = family_named(model.get("family")).config_class
+    if _related(base, FAMILIES[family].config_class):
+        # One network with other steps before it; which of its encoders are used may differ.
+        return {key: value for key, value in given.items() if key in has and key != "encoders"}
     # Inputs and links are equal for all methods even where their families' defaults differ.
     defaults = {
         field.name: field.default
@@ -147,3 +154,8 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {
         key: value for key, value in {**defaults, **given}.items() if key in _SHARED and key in has
     }
+
+
+def _related(one: type[Any], other: type[Any]) -> bool:
+    """Whether two families' settings are kinds of one and the same."""
+    return any(issubclass(other, kind) for kind in one.__mro__ if dataclasses.is_dataclass(kind))

@@ -158,6 +158,7 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
             "secondaries' records are covered as the aggregates are; the primary's are not",
         ),
     ]
+    rows += _pretraining_channels(config)
     if config.encoder and config.encoder.fitting:
         rows.append(
             (
@@ -171,3 +172,40 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
         {"channel": channel, "reveals": reveals, "guarantee": guarantee}
         for channel, reveals, guarantee in rows
     ]
+
+
+def _pretraining_channels(config: FederationConfig) -> list[tuple[str, str, str]]:
+    steps, settings = config.family.pretraining, config.pretraining
+    alone = len(config.secondaries) == 1
+    rows = []
+    if "cross" in steps:
+        seen = "the average of the secondaries' unit vectors"
+        if alone or settings.exchange == "plain":
+            seen = "each secondary's unit vectors"
+        sent = {
+            "plain": "not covered",
+            "iso": "heuristic: ISO noise promises nothing",
+            "gaussian": f"covered by epsilon = {settings.epsilon} of its own ledger; any one row "
+            f"of the primary",
+        }
+        rows += [
+            ("pretraining, to the primary", f"{seen} for every aligned row", "not covered"),
+            (
+                "pretraining, from the primary",
+                "every secondary: the primary's unit vectors of every aligned row, made without "
+                "labels; and which rows are held out",
+                sent[settings.primary_sends],
+            ),
+        ]
+    if "aggregate" in steps:
+        rows.append(
+            (
+                "pretraining, aggregation of models",
+                "every party: the weighted mean of all parties' local top encoders and heads; "
+                "the primary: the sum of the weights, which are counts of records",
+                "not covered: with one secondary the mean gives its weights away"
+                if alone
+                else "heuristic: a secure mean without noise",
+            )
+        )
+    return rows

@@ -202,6 +202,7 @@ def _run_primary(
         )
         run.pretraining = pretrain_as_primary(
             config,
+            table,
             run.primary,
             transport,
             facts,

@@ -121,6 +121,7 @@ class PrimaryRun:
             config,
             num_features=table.num_features,
             key_dim=table.key_dim,
+            feature_names=table.feature_names,
             outputs=self.head.outputs,
         ).to(device)
         self.primary = Primary(

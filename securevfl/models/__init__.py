@@ -12,16 +12,38 @@ if TYPE_CHECKING:
     from securevfl.models.baselines.linked_config import ExactConfig as Exact
     from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
     from securevfl.models.baselines.linked_config import Top1SimConfig as Top1Sim
+    from securevfl.models.fedhssl.config import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.config import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.config import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.config import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.config import FedSplitNNConfig as FedSplitNN
     from securevfl.models.fedsim.config import FedSimConfig as FedSim
     from securevfl.models.fet.config import FeTConfig as FeT
 
-__all__ = ["AvgSim", "Exact", "FeT", "FeatureSim", "FedSim", "Top1Sim"]
+__all__ = [
+    "AvgSim",
+    "Exact",
+    "FeT",
+    "FeatureSim",
+    "FedCSSL",
+    "FedGSSL",
+    "FedHSSL",
+    "FedLocalSSL",
+    "FedSim",
+    "FedSplitNN",
+    "Top1Sim",
+]
 
 _HOMES = {
     "AvgSim": "securevfl.models.baselines.linked_config",
     "Exact": "securevfl.models.baselines.linked_config",
     "FeT": "securevfl.models.fet.config",
     "FeatureSim": "securevfl.models.baselines.linked_config",
+    "FedCSSL": "securevfl.models.fedhssl.config",
+    "FedGSSL": "securevfl.models.fedhssl.config",
+    "FedHSSL": "securevfl.models.fedhssl.config",
+    "FedLocalSSL": "securevfl.models.fedhssl.config",
+    "FedSplitNN": "securevfl.models.fedhssl.config",
     "FedSim": "securevfl.models.fedsim.config",
     "Top1Sim": "securevfl.models.baselines.linked_config",
 }

@@ -1,7 +1,7 @@
 """What a model family is to the rest of the package."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,9 +15,23 @@ class BuildBottom(Protocol):
     """Build a secondary's bottom model."""
 
     def __call__(
-        self, config: Any, *, num_features: int, key_dim: int, frozen: bool = False
+        self,
+        config: Any,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),
+        frozen: bool = False,
     ) -> nn.Module:
-        """Return a :class:`securevfl.models.split.Bottom`, ready to be initialised."""
+        """Return a :class:`securevfl.models.split.Bottom`, ready to be initialised.
+
+        Args:
+            config: The family's settings.
+            num_features: Feature columns of the secondary's table.
+            key_dim: Key columns.
+            feature_names: What the feature columns are called; ``column=value`` marks words.
+            frozen: Whether to build one that is made without data.
+        """
         ...
 
 
@@ -25,7 +39,15 @@ class BuildBottom(Protocol):
 class BuildTop(Protocol):
     """Build the primary's top model."""
 
-    def __call__(self, config: Any, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
+    def __call__(
+        self,
+        config: Any,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),
+        outputs: int,
+    ) -> nn.Module:
         """Return a :class:`securevfl.models.split.Top`, ready to be initialised."""
         ...
 

@@ -31,6 +31,19 @@ def test_digits_example_reaches_its_window(capsys):
     assert "any one record is in any one secondary's table" in capsys.readouterr().out
 
 
+def test_fedhssl_example_learns_from_few_labels(capsys):
+    """The smoke run, which is the same every time, lies well above chance and says who sees what.
+
+    At 5 iterations it shows no gain yet, and none is asked for.
+    """
+    figures = runpy.run_path(str(EXAMPLES / "fedhssl_digits.py"))["main"](["--smoke"])
+    assert figures["fedhssl"] > 0.6
+    assert figures["fedsplitnn"] > 0.6
+    output = capsys.readouterr().out
+    assert "pretraining, from the primary: every secondary" in output
+    assert "collapsed" not in output
+
+
 @pytest.fixture
 def housing_sample(tmp_path):
     """A folder like SECUREVFL_DATA with some of house_kc's rows."""

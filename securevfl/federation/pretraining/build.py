@@ -1,6 +1,6 @@
 """Build each party's part of pretraining from the federation file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from securevfl.federation.pretraining.sending import sending
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.secondary import LinkSource
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.augment_images import AugmentedImages
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.learner import PartyLearner
 
 Observer = Callable[[Mapping[str, object]], None]
@@ -31,7 +33,7 @@ def build_member(
     features: Tensor,
     own: npt.NDArray[np.int64],
     *,
-    name: str,
+    table: PartyTable,
 ) -> Member:
     """Return a party's learner with its records.
 
@@ -39,19 +41,21 @@ def build_member(
         config: The federation file.
         features: The party's features, scaled, on its device.
         own: Its records that it may learn from.
-        name: The party's name.
+        table: The party's table, for its name and its columns.
 
     Raises:
         DataError: If there are too few records.
         ConfigError: If the encoder does not fit the features.
     """
-    index = torch.as_tensor(own, device=features.device)
+    name, index = table.name, torch.as_tensor(own, device=features.device)
+    columns = config.model.columns(table.feature_names)
     learner = PartyLearner(
         config.model,
         config.pretraining,
         num_features=features.shape[1],
+        columns=columns,
         records=len(own),
-        augment=_augmentation(config, features[index]),
+        augment=_augmentation(config, features[index], columns),
         party=name,
         seed=config.federation.seed,
         device=features.device,
@@ -59,8 +63,13 @@ def build_member(
     return Member(learner, features, own, name=name, seed=config.federation.seed)
 
 
-def _augmentation(config: FederationConfig, own: Tensor) -> Augmentation:
-    return CorruptedFeatures(own, rate=config.pretraining.corruption)
+def _augmentation(
+    config: FederationConfig, own: Tensor, columns: Sequence[CategoricalColumn]
+) -> Augmentation:
+    if config.model.encoder == "resnet18":
+        low, high = (float(end) for end in torch.aminmax(own))
+        return AugmentedImages(image=config.model.image, low=low, high=high)
+    return CorruptedFeatures(own, rate=config.pretraining.corruption, columns=columns)
 
 
 def build_guest(
@@ -89,7 +98,7 @@ def build_guest(
     name = table.name
 
     def build(own: npt.NDArray[np.int64]) -> Member:
-        return build_member(config, features, own, name=name)
+        return build_member(config, features, own, table=table)
 
     return Guest(
         name,
@@ -105,6 +114,7 @@ def build_guest(
 
 def build_run(
     config: FederationConfig,
+    table: PartyTable,
     features: Tensor,
     split: RowSplit,
     exchange: PretrainingExchange,
@@ -119,6 +129,7 @@ def build_run(
 
     Args:
         config: The federation file.
+        table: The primary's table.
         features: The primary's features, scaled, on its device.
         split: Its rows.
         exchange: Where the secondaries are.
@@ -133,7 +144,7 @@ def build_run(
     """
     settings, name = config.pretraining, config.primary.name
     rows = pretraining_rows(split, aligned=settings.aligned, seed=config.federation.seed)
-    member = build_member(config, features, rows.own, name=name)
+    member = build_member(config, features, rows.own, table=table)
     if start:
         member.learner.load_state(checkpoints.load_pretraining(start))
     return PretrainingRun(

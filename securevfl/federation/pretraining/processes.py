@@ -29,6 +29,7 @@ from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
 
 def pretrain_as_primary(
     config: FederationConfig,
+    table: PartyTable,
     primary: Primary,
     transport: PrimaryTransport,
     facts: RunFacts,
@@ -58,6 +59,7 @@ def pretrain_as_primary(
     wire = PrimaryWire(transport, names, deadline_s=config.runtime.idle_timeout_s)
     run = build_run(
         config,
+        table,
         primary.data.features,
         primary.data.split,
         FederatedPretraining(

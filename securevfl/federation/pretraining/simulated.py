@@ -80,6 +80,7 @@ def pretrain_in_process(
     ]
     run = build_run(
         config,
+        tables[name],
         primary.data.features,
         primary.data.split,
         SimulatedPretraining(guests, plain=config.pretraining.exchange == "plain"),

@@ -1,6 +1,7 @@
 """The baselines that link: exact, top1sim, avgsim and featuresim, on FedSim's split network."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -62,7 +63,14 @@ class AverageTop(nn.Module):
         return (pairs * links).sum(dim=1) / links.sum(dim=1).clamp_min(1)
 
 
-def _build_top(config: PairSettings, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
+def _build_top(
+    config: PairSettings,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
+    outputs: int,
+) -> nn.Module:
     return AverageTop(
         config,
         num_features=num_features,

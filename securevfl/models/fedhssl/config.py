@@ -1,10 +1,12 @@
 """Settings of FedHSSL's model and of the methods that are parts of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
 from securevfl.models.fedhssl.encoders import EncoderConfig, Norm
 from securevfl.models.fedhssl.resnet import Stem
 
@@ -83,6 +85,10 @@ class FedHSSLConfig:
             image=self.image,
             stem=self.stem,
         )
+
+    def columns(self, feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
+        """Return the categorical columns of a table, as far as the encoder tells them apart."""
+        return one_hot_columns(feature_names) if self.encoder == "embedding" else ()
 
     @property
     def used_encoders(self) -> tuple[EncoderName, ...]:

@@ -1,5 +1,7 @@
 """FedHSSL and its parts as families: what the registry asks of them."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from securevfl.models.family import Family
@@ -18,9 +20,11 @@ def _build_bottom(
     *,
     num_features: int,
     key_dim: int,  # noqa: ARG001 - a BuildBottom
+    feature_names: Sequence[str] = (),
     frozen: bool = False,  # noqa: ARG001
 ) -> nn.Module:
-    return FedHSSLBottom(config, num_features=num_features)
+    columns = config.columns(feature_names)
+    return FedHSSLBottom(config, num_features=num_features, columns=columns)
 
 
 def _build_top(
@@ -28,9 +32,11 @@ def _build_top(
     *,
     num_features: int,
     key_dim: int,  # noqa: ARG001 - a BuildTop
+    feature_names: Sequence[str] = (),
     outputs: int,
 ) -> nn.Module:
-    return FedHSSLTop(config, num_features=num_features, outputs=outputs)
+    columns = config.columns(feature_names)
+    return FedHSSLTop(config, num_features=num_features, columns=columns, outputs=outputs)
 
 
 def _cut_shape(config: FedHSSLConfig) -> tuple[int, int]:

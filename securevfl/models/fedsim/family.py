@@ -1,5 +1,7 @@
 """FedSim as a family: what the registry asks of it."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from securevfl.models.family import Family
@@ -8,7 +10,14 @@ from securevfl.models.fedsim.top import FedSimTop
 from securevfl.models.pairs import build_record_bottom
 
 
-def _build_top(config: FedSimConfig, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
+def _build_top(
+    config: FedSimConfig,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
+    outputs: int,
+) -> nn.Module:
     return FedSimTop(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
 
 

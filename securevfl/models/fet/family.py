@@ -1,5 +1,7 @@
 """FeT as a family: what the registry asks of it."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from securevfl.models.family import Family
@@ -11,13 +13,25 @@ from securevfl.models.fet.top import FeTTop
 
 
 def _build_bottom(
-    config: FeTConfig, *, num_features: int, key_dim: int, frozen: bool = False
+    config: FeTConfig,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildBottom
+    frozen: bool = False,
 ) -> nn.Module:
     kind = FrozenBottom if frozen else FeTBottom
     return kind(config, num_features=num_features, key_dim=key_dim)
 
 
-def _build_top(config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> nn.Module:
+def _build_top(
+    config: FeTConfig,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
+    outputs: int,
+) -> nn.Module:
     kind = AdditiveTop if config.top == "additive" else FeTTop
     return kind(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
 

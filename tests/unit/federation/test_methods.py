@@ -80,3 +80,27 @@ def test_methods_must_be_tables(tmp_path: Path) -> None:
     """``[methods] fet = 3`` is no table."""
     with pytest.raises(ConfigError, match=r"methods\.fet: must be a table"):
         read_federation_file(write_federation(tmp_path, methods={"fet": 3}))
+
+
+def test_parts_of_fedhssl_share_its_network_and_may_pretrain_otherwise(tmp_path: Path) -> None:
+    """Related families inherit the whole model; ``pretraining`` is a table of its own."""
+    config = read_federation_file(
+        write_federation(
+            tmp_path,
+            secondaries=1,
+            rows=60,
+            model={"family": "fedhssl", "hidden": 8, "norm": "layer", "encoders": "local"},
+            pretraining={"iterations": 3, "algorithm": "byol"},
+            methods={"moco": {"family": "fedhssl", "pretraining": {"algorithm": "moco"}}},
+        )
+    )
+    for name in ("fedsplitnn", "fedlocalssl", "fedcssl", "fedgssl"):
+        method = method_config(config, name)
+        assert (method.model.hidden, method.model.norm) == (8, "layer")
+        assert method.model.encoders == "both"
+        assert method.pretraining == config.pretraining
+    moco = method_config(config, "moco")
+    assert (moco.pretraining.algorithm, moco.pretraining.iterations) == ("moco", 3)
+    assert moco.model.encoders == "local"
+    with pytest.raises(ConfigError, match=r"labelled_rows: must be the same for all"):
+        read(tmp_path, fet={"labelled_rows": 5})

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.federations import write_federation
@@ -13,6 +14,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import split_rows
 from securevfl.federation.config import read_federation_file
 from securevfl.federation.pretraining.collapse import CollapseWatch
+from securevfl.federation.pretraining.encoders_file import load_encoders
 from securevfl.federation.pretraining.member import IterationFigures
 from securevfl.federation.pretraining.rows import even_batches, pretraining_rows
 from securevfl.federation.pretraining.sending import SentWithIso, sending
@@ -214,3 +216,25 @@ def test_promises_that_pretraining_would_break_are_refused(tmp_path: Path) -> No
     )
     with pytest.raises(PrivacyError, match="not frozen in the sense"):
         simulate(path, tmp_path / "f" / "run")
+
+
+def test_words_are_embedded_in_pretraining_and_after(tmp_path: Path) -> None:
+    path = federation(tmp_path, model={"encoder": "embedding", "embedding": 4})
+    for name in ("agency", "bank-1"):
+        table = pd.read_csv(tmp_path / f"{name}.csv")
+        table["colour"] = np.where(table["x0"] > 0, "red", np.where(table["x1"] > 0, "blue", "tan"))
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    simulate(path, tmp_path / "run")
+    weights = load_encoders(tmp_path / "run", "bank-1")["local"]
+    assert weights["bottom.0.embeddings.0.weight"].shape == (4, 4)  # three words and "replaced"
+    assert "bottom.0.embeddings.0.weight" not in load_encoders(tmp_path / "run", "bank-2")["local"]
+
+
+def test_every_channel_of_pretraining_is_reported(tmp_path: Path) -> None:
+    metrics = simulate(
+        federation(tmp_path, secondaries=1, pretraining={"primary_sends": "iso"}), tmp_path / "run"
+    ).metrics
+    said = {row["channel"]: row for row in metrics["privacy"]["channels"]}
+    assert "each secondary's" in said["pretraining, to the primary"]["reveals"]
+    assert said["pretraining, from the primary"]["guarantee"].startswith("heuristic")
+    assert "gives its weights away" in said["pretraining, aggregation of models"]["guarantee"]
