@@ -55,6 +55,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 def train(model: object, options: argparse.Namespace, *, seed: int) -> dict:
     """Pretrain and fine-tune one method in this process; return the run's metrics."""
     X, y = load_digits(return_X_y=True)
+    if options.smoke:
+        X, y = X[:600], y[:600]
     # Keys without noise: both parties know which records belong together.
     parties = sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
     print(f"{type(model).__name__.removesuffix('Config')}, seed {seed}")
@@ -64,14 +66,14 @@ def train(model: object, options: argparse.Namespace, *, seed: int) -> dict:
         privacy=sv.dp.Privacy(mechanism="none"),
         pretraining=sv.PretrainingSettings(
             algorithm="byol",
-            iterations=5 if options.smoke else 40,
+            iterations=3 if options.smoke else 40,
             aligned=0.4,
             batch_size=128,
             projector=(128, 128, 128),
             predictor=64,
         ),
         training=sv.TrainingSettings(
-            epochs=10 if options.smoke else 40,
+            epochs=6 if options.smoke else 40,
             batch_size=16,
             patience=40,
             labelled_rows=options.labels,
@@ -98,7 +100,9 @@ def _show(event: dict) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="FedHSSL on halves of digits, two parties.")
-    parser.add_argument("--smoke", action="store_true", help="5 iterations and 10 epochs")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a third of the rows, few iterations and epochs"
+    )
     parser.add_argument("--labels", type=int, default=50, help="labelled training rows")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds to average over")
     return parser

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool
 
 from securevfl.core.errors import DataError
 from securevfl.data.tables import Labels
@@ -41,6 +42,33 @@ def encode_labels(
     if task == "regression":
         return _numbers(values, numeric=numeric, where=where), None
     return _classes(values, task=task, where=where)
+
+
+def encode_some_labels(
+    values: "pd.Series[Any]", *, task: Task, where: str
+) -> tuple[Labels, tuple[Any, ...] | None, Bool[np.ndarray, " rows"] | None]:
+    """Encode the labels that are there; see :func:`encode_labels`.
+
+    Returns:
+        The labels, with zeros where there is none; the classes; and which rows have one, None if
+        all do.
+
+    Raises:
+        DataError: If no row has a label, or those that there are can't be encoded.
+    """
+    there = values.notna().to_numpy(dtype=bool)
+    if there.all():
+        return (*encode_labels(values, task=task, where=where), None)
+    if not there.any():
+        raise DataError(f"{where}: is empty in every row; at least some rows need a label")
+    given = values[there]
+    if pd.api.types.is_float_dtype(given) and (given % 1 == 0).all() and task != "regression":
+        # An empty cell turns a column of whole numbers into one of floats.
+        given = given.astype(np.int64)
+    some, classes = encode_labels(given, task=task, where=where)
+    labels = np.zeros(len(values), dtype=some.dtype)
+    labels[there] = some
+    return labels, classes, there
 
 
 def _numbers(values: "pd.Series[Any]", *, numeric: bool, where: str) -> Labels:

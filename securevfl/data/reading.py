@@ -12,7 +12,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.feature_columns import MAX_CATEGORIES, feature_columns, first_word
-from securevfl.data.labels import Task, encode_labels
+from securevfl.data.labels import Task, encode_labels, encode_some_labels
 from securevfl.data.tables import Labels, PartyTable, require_finite
 
 # From 2^53 on, float64 does not hold every integer, and different keys could become equal.
@@ -41,6 +41,7 @@ def read_table(
     truth: str | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     max_categories: int = MAX_CATEGORIES,
+    empty_labels: bool = False,
 ) -> PartyTable:
     """Read one party's table.
 
@@ -60,6 +61,7 @@ def read_table(
         categories: The words of text features, declared; the encoding is then independent of the
             data, and a word that is not in the list is refused.
         max_categories: Largest number of different words of a text feature without a list.
+        empty_labels: Whether a row may lack its label; it is then marked so.
 
     Returns:
         The table, with rows in the order of the file.
@@ -94,8 +96,13 @@ def read_table(
     )
     labels: Labels | None = None
     classes: tuple[Any, ...] | None = None
+    labelled = None
     if label is not None:
-        labels, classes = encode_labels(frame[label], task=task, where=f"{where}: label {label!r}")
+        place = f"{where}: label {label!r}"
+        if empty_labels:
+            labels, classes, labelled = encode_some_labels(frame[label], task=task, where=place)
+        else:
+            labels, classes = encode_labels(frame[label], task=task, where=place)
     return PartyTable(
         name=name,
         key_names=tuple(key),
@@ -103,6 +110,7 @@ def read_table(
         feature_names=tuple(names),
         features=columns,
         labels=labels,
+        labelled=labelled,
         classes=classes,
         inferred_columns=tuple(inferred),
         entities=_entities(frame, truth, where=where),

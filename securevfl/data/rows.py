@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
@@ -36,6 +36,7 @@ def split_rows(
     test_fraction: float,
     seed: int,
     labelled_rows: int | None = None,
+    labelled: Bool[np.ndarray, " rows"] | None = None,
 ) -> RowSplit:
     """Draw validation and test rows at random; tables may be sorted, so order never decides.
 
@@ -45,6 +46,8 @@ def split_rows(
         test_fraction: Share of all rows, in (0, 1); the two together leave rows to train on.
         seed: Run seed; the split uses its stream ``"rows"``.
         labelled_rows: How many training rows keep their labels; None keeps all.
+        labelled: Which rows have a label; None: all. The others are for training without one, and
+            the fractions are shares of those that have one.
 
     Raises:
         ConfigError: If the fractions are out of range.
@@ -53,6 +56,23 @@ def split_rows(
     checks.open_unit(validation_fraction=validation_fraction, test_fraction=test_fraction)
     if not validation_fraction + test_fraction < 1:
         raise ConfigError("test_fraction plus validation_fraction must be below 1")
+    if labelled is not None:
+        split = split_rows(
+            int(labelled.sum()),
+            validation_fraction=validation_fraction,
+            test_fraction=test_fraction,
+            seed=seed,
+            labelled_rows=labelled_rows,
+        )
+        there = np.flatnonzero(labelled)
+        return RowSplit(
+            train=there[split.train],
+            validation=there[split.validation],
+            test=there[split.test],
+            unlabelled=np.sort(
+                np.concatenate([there[split.unlabelled], np.flatnonzero(~labelled)])
+            ),
+        )
     num_validation = round(num_rows * validation_fraction)
     num_test = round(num_rows * test_fraction)
     if min(num_validation, num_test, num_rows - num_validation - num_test) < 1:
@@ -62,15 +82,14 @@ def split_rows(
         )
     shuffled = stream(seed, "rows").permutation(num_rows)
     training = shuffled[num_validation + num_test :]
-    labelled = len(training) if labelled_rows is None else labelled_rows
-    if not 1 <= labelled <= len(training):
+    kept = len(training) if labelled_rows is None else labelled_rows
+    if not 1 <= kept <= len(training):
         raise DataError(
-            f"labelled_rows must lie between 1 and the {len(training)} training rows, "
-            f"got {labelled}"
+            f"labelled_rows must lie between 1 and the {len(training)} training rows, got {kept}"
         )
     return RowSplit(
-        train=np.sort(training[:labelled]),
-        unlabelled=np.sort(training[labelled:]),
+        train=np.sort(training[:kept]),
+        unlabelled=np.sort(training[kept:]),
         validation=np.sort(shuffled[:num_validation]),
         test=np.sort(shuffled[num_validation : num_validation + num_test]),
     )

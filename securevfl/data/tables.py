@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from securevfl.core.errors import DataError
 
@@ -73,6 +73,9 @@ class PartyTable:
     labels: Labels | None = None
     """float32 for regression, class numbers from 0 otherwise; None at a secondary."""
 
+    labelled: Bool[np.ndarray, " rows"] | None = None
+    """Which rows have a label, the others' being a stand-in that nothing may read; None: all."""
+
     classes: tuple[Any, ...] | None = None
     """The original label value of each class number; None for regression."""
 
@@ -101,7 +104,11 @@ class PartyTable:
                     f"{(rows, len(names))}: {rows} rows and {len(names)} names"
                 )
             require_finite(values, names, where=f"table of {self.name!r}")
-        for what, column in (("labels", self.labels), ("entities", self.entities)):
+        for what, column in (
+            ("labels", self.labels),
+            ("labelled", self.labelled),
+            ("entities", self.entities),
+        ):
             if column is not None and column.shape != (rows,):
                 raise DataError(
                     f"table of {self.name!r}: {what} have the shape {column.shape}, "
@@ -139,6 +146,7 @@ class PartyTable:
             feature_names=self.feature_names,
             features=self.features[rows],
             labels=None if self.labels is None else self.labels[rows],
+            labelled=None if self.labelled is None else self.labelled[rows],
             classes=self.classes,
             inferred_columns=self.inferred_columns,
             entities=None if self.entities is None else self.entities[rows],

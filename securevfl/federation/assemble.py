@@ -54,6 +54,7 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
         truth=config.linkage.truth,
         categories=party.categories,
         task=config.federation.task,
+        empty_labels=config.training.empty_labels == "unlabelled",
     )
     return table if numeric else replace(table, link_columns=read_keys(config, party, data_root))
 
@@ -71,6 +72,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
             test_fraction=config.training.test_fraction,
             seed=config.federation.seed,
             labelled_rows=config.training.labelled_rows,
+            labelled=table.labelled,
         )
     except DataError as error:
         raise DataError(f"table of {table.name!r}: {error}") from None

@@ -93,6 +93,10 @@ class TrainingSettings:
     labelled_rows: int | None = None
     """How many training rows keep their labels; default: all. Pretraining uses the others too."""
 
+    empty_labels: Literal["refuse", "unlabelled"] = "refuse"
+    """What an empty label cell is: a mistake, or a training row without a label, for pretraining.
+    Validation and test rows are drawn from those that have one."""
+
     def __post_init__(self) -> None:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         checks.positive(learning_rate=self.learning_rate)

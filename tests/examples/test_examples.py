@@ -34,11 +34,11 @@ def test_digits_example_reaches_its_window(capsys):
 def test_fedhssl_example_learns_from_few_labels(capsys):
     """The smoke run, which is the same every time, lies well above chance and says who sees what.
 
-    At 5 iterations it shows no gain yet, and none is asked for.
+    At 3 iterations it shows no gain yet, and none is asked for.
     """
     figures = runpy.run_path(str(EXAMPLES / "fedhssl_digits.py"))["main"](["--smoke"])
-    assert figures["fedhssl"] > 0.6
-    assert figures["fedsplitnn"] > 0.6
+    assert figures["fedhssl"] > 0.5
+    assert figures["fedsplitnn"] > 0.5
     output = capsys.readouterr().out
     assert "pretraining, from the primary: every secondary" in output
     assert "collapsed" not in output

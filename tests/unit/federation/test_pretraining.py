@@ -238,3 +238,20 @@ def test_every_channel_of_pretraining_is_reported(tmp_path: Path) -> None:
     assert "each secondary's" in said["pretraining, to the primary"]["reveals"]
     assert said["pretraining, from the primary"]["guarantee"].startswith("heuristic")
     assert "gives its weights away" in said["pretraining, aggregation of models"]["guarantee"]
+
+
+def test_empty_label_cells_are_rows_for_pretraining(tmp_path: Path) -> None:
+    path = federation(tmp_path)
+    table = pd.read_csv(tmp_path / "agency.csv")
+    table["y"] = table["y"].astype("Int64")
+    table.loc[table.index % 3 != 0, "y"] = pd.NA
+    table.to_csv(tmp_path / "agency.csv", index=False)
+    with pytest.raises(DataError, match="row 2: is missing"):
+        simulate(path, tmp_path / "refused")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("labelled_rows = 40", 'empty_labels = "unlabelled"'), encoding="utf-8"
+    )
+    figures = simulate(path, tmp_path / "run").metrics["pretraining"]
+    # Of 240 rows 80 have a label: 8 for validation, 16 for testing, 56 to learn from.
+    assert (figures["labelled_rows"], figures["own_rows"]) == (56, 56 + 160)
