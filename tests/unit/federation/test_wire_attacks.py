@@ -1,13 +1,13 @@
 """What somebody on the network can do: read nothing, alter nothing, repeat nothing."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 from helpers.proxy import in_the_middle
 from helpers.star import CALM, WAIT_S, make_star, together
 
-from securevfl.core.errors import PartyFailedError
+from securevfl.core.errors import PartyFailedError, ProtocolError
 from securevfl.federation.wire import Message, MessageKind
 
 SHARE = MessageKind.SHARE
@@ -69,7 +69,9 @@ def test_altered_or_repeated_bytes_end_the_federation(star, alter):
         primary.receive("rental", SHARE, round_number=1, deadline_s=WAIT_S)
         middle.alter = alter
         rental.send(Message(kind=SHARE, round_number=2), owned=True)
-        rental.send(Message(kind=SHARE, round_number=3), owned=True)
+        # Whoever is slow hears of the broken line before its second message is on its way.
+        with suppress(ProtocolError):
+            rental.send(Message(kind=SHARE, round_number=3), owned=True)
         with pytest.raises(PartyFailedError, match="rental: its connection broke"):
             take_rounds(primary, (2, 3, 4))
 
