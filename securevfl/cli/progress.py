@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -51,14 +52,13 @@ class RunProgress:
         if kind == "warning":
             text = f"securevfl: warning: {event['text']}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        if "epsilon" in event:
-            self._figures["epsilon"] = f"epsilon {event['epsilon']:.3g}"
-        if "bytes" in event:
-            self._figures["bytes"] = f"{event['bytes'] / 1e6:.1f} MB"
+        self._note(event)
         if kind == "stage":
             self._begin(str(event["text"]), total=int(event.get("of", 1)))
         elif kind == "links":
-            self._advance(f"linking {event['name']}", int(event["done"]), int(event["of"]))
+            self._long_step(f"linking {event['name']}", event)
+        elif kind == "ciphertexts":
+            self._long_step("preparing ciphertexts", event)
         elif kind == "release":
             self._advance("releasing rows", int(event["done"]), int(event["of"]))
         elif kind == "pretraining-round":
@@ -73,6 +73,22 @@ class RunProgress:
             self._figures["metric"] = f"validation {self._metric} {event['validation']:.4f}"
             self._line(f"epoch {event['epoch']}/{event['epochs']}: {self._text()}")
 
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Keep the figures that any event may bring; the time left is that of one event."""
+        if "epsilon" in event:
+            self._figures["epsilon"] = f"epsilon {event['epsilon']:.3g}"
+        if "bytes" in event:
+            self._figures["bytes"] = f"{event['bytes'] / 1e6:.1f} MB"
+        self._figures.pop("left", None)
+        if "seconds_left" in event:
+            self._figures["left"] = f"{timedelta(seconds=round(event['seconds_left']))} left"
+
+    def _long_step(self, stage: str, event: Mapping[str, Any]) -> None:
+        done, of = int(event["done"]), int(event["of"])
+        self._advance(stage, done, of)
+        if "left" in self._figures:
+            self._line(f"{stage} {done}/{of}: {self._text()}")
+
     def _pretraining(self, event: Mapping[str, Any]) -> None:
         parts = [
             f"{name} loss {event[f'{name}_loss']:.4f} (spread {event[f'{name}_spread']:.2f})"
@@ -84,7 +100,7 @@ class RunProgress:
         self._line(f"pretraining {event['iteration']}/{event['iterations']}: {self._text()}")
 
     def _text(self) -> str:
-        order = ("loss", "metric", "epsilon", "bytes")
+        order = ("left", "loss", "metric", "epsilon", "bytes")
         return "  ".join(self._figures[name] for name in order if name in self._figures)
 
     def _begin(self, stage: str, *, total: int) -> None:

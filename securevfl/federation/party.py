@@ -294,7 +294,9 @@ def _run_secondary(
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
         checkpoints.guard(ledger)
         transport.send(Message(kind=MessageKind.READY))
-        linked = link_as_secondary(_place(job, table), transport, pair_keys, rows=facts.rows)
+        linked = link_as_secondary(
+            _place(job, table), transport, pair_keys, rows=facts.rows, observe=observe
+        )
         log.write(
             "linked",
             protection=config.linkage.protection,

@@ -97,6 +97,7 @@ def link_as_secondary(
     pair_keys: Mapping[int, bytes],
     *,
     rows: int,
+    observe: Observer,
 ) -> LinkedSecondary:
     """Link this party's records to the primary's rows, as the file's protection says.
 
@@ -105,6 +106,7 @@ def link_as_secondary(
         transport: Its connection.
         pair_keys: Its keys with every other caller, by rank.
         rows: How many rows the primary has.
+        observe: Hears of progress.
 
     Raises:
         ConfigError: If the secret cannot be read, key statistics are impossible, or tau cannot be
@@ -120,7 +122,9 @@ def link_as_secondary(
     deadline_s = config.runtime.idle_timeout_s
     if config.linkage.protection != "none":
         desk = CallerDesk(transport, config.ranks, pair_keys, deadline_s=deadline_s)
-        protected = ProtectedSecondary(config, place.keys, rows=rows, desk=desk, cache=place.cache)
+        protected = ProtectedSecondary(
+            config, place.keys, rows=rows, desk=desk, cache=place.cache, observe=observe
+        )
         return protected.link(place.secret(), transport.session)
     message = transport.receive(MessageKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
     dimension = len(config.primary.key)

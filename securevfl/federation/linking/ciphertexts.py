@@ -1,5 +1,6 @@
 """Ciphertexts as bytes of one width, and back; and Paillier's randomness as it is used up."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -8,10 +9,13 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.obfuscator_pool import prepared_obfuscators
+from securevfl.linkage.on_cores import Progress
 from securevfl.linkage.paillier_distances import Lanes, PackedRows
 
 # Obfuscators that are made together: their generators then cost a hundredth of them.
 _BATCH: Final = 2**15
+# Fewer ciphertexts take less time than it takes to start a process on every core.
+_WORTH_ALL_CORES: Final = 2**10
 
 
 def pack_numbers(rows: Sequence[Sequence[int]], modulus: int) -> UInt8[np.ndarray, "packs n width"]:
@@ -47,10 +51,25 @@ def part_of(packed: PackedRows, start: int, end: int) -> PackedRows:
     return PackedRows(modulus=packed.modulus, rows=end - start, packs=packs)
 
 
-def fresh_obfuscators(modulus: int, count: int) -> Iterator[int]:
-    """Yield as many obfuscators as will be used, made a batch at a time."""
+def workers_for(ciphertexts: int) -> int:
+    """Return how many processes compute so many ciphertexts; -1 means every core."""
+    return -1 if ciphertexts >= _WORTH_ALL_CORES else 1
+
+
+def fresh_obfuscators(modulus: int, count: int, progress: Progress) -> Iterator[int]:
+    """Yield as many obfuscators as will be used, made a batch at a time on all cores."""
     for done in range(0, count, _BATCH):
-        yield from prepared_obfuscators(modulus, min(_BATCH, count - done))
+        size, begin = min(_BATCH, count - done), time.monotonic()
+
+        def tell(
+            made: int, _size: int, left: float, *, done: int = done, begin: float = begin
+        ) -> None:
+            # The other batches take as long as this one, each in its size.
+            took = time.monotonic() - begin + left
+            later = count - min(done + _BATCH, count)
+            progress(done + made, count, left + took * later / min(_BATCH, count - done))
+
+        yield from prepared_obfuscators(modulus, size, workers=workers_for(size), progress=tell)
 
 
 def _width(modulus: int) -> int:

@@ -1,5 +1,7 @@
 """The primary's part of a protected linkage."""
 
+from functools import partial
+
 import numpy as np
 from jaxtyping import Float32
 
@@ -12,6 +14,7 @@ from securevfl.federation.linking.ciphertexts import (
     pack_numbers,
     part_of,
     unpack_numbers,
+    workers_for,
 )
 from securevfl.federation.linking.desks import Desk
 from securevfl.federation.linking.in_process import stacked
@@ -19,6 +22,7 @@ from securevfl.federation.linking.keys import key_scaler, model_keys
 from securevfl.federation.linking.link_secondary import wants_similarities
 from securevfl.federation.linking.linked import LinkedPrimary
 from securevfl.federation.linking.metrics import encode, quantised
+from securevfl.federation.linking.pace import Pace
 from securevfl.federation.linking.read import read_similarities
 from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
@@ -113,13 +117,18 @@ class ProtectedPrimary:
                     meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
                 ),
             )
-            blocks = list(row_blocks(self._config, rows=len(units), records=records))
-            for start, end in blocks:
+            pace = Pace(self._observe, of=len(units), event="links", name=party.name)
+            for start, end in row_blocks(self._config, rows=len(units), records=records):
                 if holder is None or packed is None:
                     share = self._by_shares(party.name, units[start:end], records)
                 else:
-                    share = self._by_ciphers(
-                        party.name, units[start:end], part_of(packed, start, end), holder, records
+                    part = part_of(packed, start, end)
+                    answers = self._answers(party.name, part, records)
+                    share = holder.share(
+                        units[start:end],
+                        answers,
+                        workers=workers_for(len(answers) * records),
+                        progress=partial(_rows_done, pace, start, end),
                     )
                 # The coordinator's answer ends the block, so that nothing piles up on the way.
                 self._desk.send(
@@ -127,7 +136,7 @@ class ProtectedPrimary:
                     Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
                 )
                 self._desk.receive(self._coordinator, MessageKind.LINK_TURN)
-                self._observe({"event": "links", "name": party.name, "done": end, "of": len(units)})
+                pace(end)
             self._finish(party.name)
 
     def _by_shares(self, name: str, units: np.ndarray, records: int) -> np.ndarray:
@@ -153,10 +162,8 @@ class ProtectedPrimary:
         )
         return primary_share(units, dealing, theirs.view(np.uint64))
 
-    def _by_ciphers(
-        self, name: str, units: np.ndarray, packed: PackedRows, holder: Keyholder, records: int
-    ) -> np.ndarray:
-        modulus = holder.modulus
+    def _answers(self, name: str, packed: PackedRows, records: int) -> list[list[int]]:
+        modulus = packed.modulus
         self._desk.send(
             name,
             Message(
@@ -172,4 +179,9 @@ class ProtectedPrimary:
         answer = self._desk.receive(name, MessageKind.LINK_CIPHERS).tensor(
             "answers", dtype=np.uint8, shape=(len(packed.packs), records, cipher_bytes(modulus))
         )
-        return holder.share(units, unpack_numbers(answer, modulus))
+        return unpack_numbers(answer, modulus)
+
+
+def _rows_done(pace: Pace, start: int, end: int, done: int, of: int, _left: float) -> None:
+    """Tell the share of a block's answers that is decrypted as rows of all."""
+    pace(start + (end - start) * done // of)

@@ -1,5 +1,7 @@
 """A secondary's part of a protected linkage."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from securevfl.core.errors import ProtocolError
@@ -19,8 +21,9 @@ from securevfl.federation.linking.link_secondary import link_from_candidates
 from securevfl.federation.linking.linked import LinkedSecondary
 from securevfl.federation.linking.metrics import encode, quantised
 from securevfl.federation.linking.read import read_candidates
+from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
-from securevfl.linkage.paillier_distances import PackedRows, masked_distances
+from securevfl.linkage.paillier_distances import Lanes, PackedRows, masked_distances
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.shared_distances import Dealing, masked_keys, secondary_share
 
@@ -34,6 +37,7 @@ class ProtectedSecondary:
         rows: How many rows the primary has.
         desk: Its lines to everybody.
         cache: Where this party keeps what names its table to the coordinator.
+        observe: Hears of progress.
     """
 
     def __init__(
@@ -44,8 +48,12 @@ class ProtectedSecondary:
         rows: int,
         desk: Desk,
         cache: LinkCache,
+        observe: Observer,
     ) -> None:
         self._cache = cache
+        self._observe = observe
+        self._modulus = 0
+        self._fresh: Iterator[int] = iter(())
         self._config = config
         self._keys = keys
         self._rows = rows
@@ -134,6 +142,12 @@ class ProtectedSecondary:
         modulus = int.from_bytes(raw.tobytes(), "big")
         if modulus.bit_length() != bits or modulus % 2 == 0:
             raise ProtocolError(f"the primary's key has not the agreed {bits} bits")
+        if not self._modulus:
+            # All blocks share one preparation: its generators cost as much as 2,000 ciphertexts.
+            self._modulus = modulus
+            self._fresh = fresh_obfuscators(modulus, self._answers_due(units), self._tell)
+        if modulus != self._modulus:
+            raise ProtocolError("the primary's key changed while linking")
         packs = message.tensor(
             "packs", dtype=np.uint8, shape=(None, units.shape[1], cipher_bytes(modulus))
         )
@@ -141,9 +155,7 @@ class ProtectedSecondary:
         packed = PackedRows(modulus=modulus, rows=rows, packs=tuple(map(tuple, numbers)))
         if len(packed.packs) != -(-rows // packed.lanes.count):
             raise ProtocolError("the primary's ciphertexts do not hold the rows that are due")
-        answers, share = masked_distances(
-            packed, units, fresh_obfuscators(modulus, len(packs) * len(units))
-        )
+        answers, share = masked_distances(packed, units, self._fresh)
         self._desk.send(
             primary,
             Message(
@@ -151,3 +163,12 @@ class ProtectedSecondary:
             ),
         )
         return share
+
+    def _answers_due(self, units: np.ndarray) -> int:
+        """Return how many ciphertexts this party will send: one a record for each pack of rows."""
+        lanes = Lanes(key_dim=units.shape[1], key_bits=self._config.linkage.key_bits)
+        blocks = row_blocks(self._config, rows=self._rows, records=len(units))
+        return len(units) * sum(-(-(end - start) // lanes.count) for start, end in blocks)
+
+    def _tell(self, done: int, of: int, left: float) -> None:
+        self._observe({"event": "ciphertexts", "done": done, "of": of, "seconds_left": left})

@@ -1,5 +1,7 @@
 """Protected linkage, its parties as threads: same links, no plain keys on any line."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ import pytest
 from helpers.desks import Wires, run_all
 from helpers.linking import key_table, linked_config, text_table
 
-from securevfl.core.errors import AuthenticationError, ConfigError, DataError
+from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.linking import blocks
+from securevfl.federation.linking import blocks, ciphertexts
 from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.linking.candidates import Candidates
 from securevfl.federation.linking.helpers import Coordinator, serve_as_dealer
@@ -23,6 +25,7 @@ from securevfl.federation.linking.reveals import reveals_of
 from securevfl.federation.linking.rules import require_helpers
 from securevfl.federation.linking.sealed import SealedLine
 from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage import obfuscator_pool, paillier_distances
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.models.registry import FAMILIES
@@ -54,6 +57,7 @@ def linked(
     config: FederationConfig,
     keys: dict[str, KeyTable],
     *,
+    told: list[Mapping[str, Any]] | None = None,
     secrets: dict[str, LinkageSecret] | None = None,
     cache: Path | None = None,
 ) -> tuple[dict[str, Any], Wires]:
@@ -67,9 +71,13 @@ def linked(
     def place(name: str) -> LinkCache:
         return LinkCache(None if cache is None else cache / name)
 
+    def observe(event: Mapping[str, Any]) -> None:
+        if told is not None:
+            told.append(event)
+
     rows = keys["agency"].num_rows
     primary = ProtectedPrimary(
-        config, keys["agency"], wires.desk("agency"), place("agency"), lambda _event: None
+        config, keys["agency"], wires.desk("agency"), place("agency"), observe
     )
     lives: dict[str, Any] = {"agency": lambda: primary.link(secret("agency"), SESSION)}
     for party in config.secondaries:
@@ -79,6 +87,7 @@ def linked(
             rows=rows,
             desk=wires.desk(party.name),
             cache=place(party.name),
+            observe=observe,
         )
         lives[party.name] = lambda one=one, name=party.name: one.link(secret(name), SESSION)
     coordinator = Coordinator(
@@ -118,6 +127,67 @@ def test_links_are_those_of_one_process(
     for name, wanted in in_process(config, keys).items():
         assert np.array_equal(found[name].source.link(rows).indices, wanted)
     assert found["agency"].similarities is None
+
+
+def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
+    monkeypatch.setattr(blocks, "_BLOCK_ANSWERS", 1)
+    monkeypatch.setattr(ciphertexts, "_BATCH", 50)
+    monkeypatch.setattr(ciphertexts, "_WORTH_ALL_CORES", 2)
+    asked: list[int] = []
+
+    @contextmanager
+    def in_place(workers: int) -> Iterator[Any]:
+        asked.append(workers)
+        yield map
+
+    for module in (obfuscator_pool, paillier_distances):
+        monkeypatch.setattr(module, "on_cores", in_place)
+    config = federation("paillier")
+    told: list[Mapping[str, Any]] = []
+    found, wires = linked(config, tables(), told=told)
+    answers = [m for a, b, m in wires.travelled if (a, b) == ("bank", "agency") and m.tensors]
+
+    assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
+    assert set(asked) == {-1}
+    assert ciphertexts.workers_for(1) == 1
+    for name, of in (("bank", 60), ("shop", 60)):
+        rows = [e for e in told if e["event"] == "links" and e["name"] == name]
+        done = [event["done"] for event in rows]
+        assert done == sorted(done)
+        assert done[-1] == of
+        assert len(done) > 3  # also while a block is decrypted
+        assert rows[-1]["seconds_left"] == 0
+    due = sum(m.tensors["answers"].shape[0] * 40 for m in answers)
+    own = [e for e in told if e["event"] == "ciphertexts" and e["of"] == due]
+    assert [event["done"] for event in own] == sorted(event["done"] for event in own)
+    assert (own[-1]["done"], own[-1]["seconds_left"]) == (due, 0)
+
+
+def test_a_key_that_changes_between_blocks_is_refused() -> None:
+    """Obfuscators of the first key would hide nothing under another one."""
+    config, keys, wires = federation("paillier"), tables(), Wires()
+    one = ProtectedSecondary(
+        config,
+        keys["bank"],
+        rows=60,
+        desk=wires.desk("bank"),
+        cache=LinkCache(None),
+        observe=lambda _event: None,
+    )
+    modulus = 2**2047 + 1
+    for number in (modulus, modulus + 2):
+        tensors = {
+            "modulus": np.frombuffer(number.to_bytes(256, "big"), dtype=np.uint8),
+            "packs": ciphertexts.pack_numbers([[7, 7]], number),
+        }
+        sent = Message(kind=MessageKind.LINK_CIPHERS, tensors=tensors)
+        wires.desk("agency").send("bank", sent)
+
+    units = np.array([[1, 2], [3, 4]])
+    one._by_ciphers(units, 5)
+    with pytest.raises(ProtocolError, match="changed"):
+        one._by_ciphers(units, 5)
 
 
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +243,12 @@ def test_a_value_that_leaves_its_range_stops_its_party() -> None:
     keys["bank"].columns["lat"][7] = 11.0
     with pytest.raises(DataError, match="row 8"):
         ProtectedSecondary(
-            config, keys["bank"], rows=60, desk=Wires().desk("bank"), cache=LinkCache(None)
+            config,
+            keys["bank"],
+            rows=60,
+            desk=Wires().desk("bank"),
+            cache=LinkCache(None),
+            observe=lambda _event: None,
         ).link(None, SESSION)
 
 
