@@ -132,7 +132,7 @@ def test_links_are_those_of_one_process(
 def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
     monkeypatch.setattr(blocks, "_BLOCK_ANSWERS", 1)
-    monkeypatch.setattr(ciphertexts, "_BATCH", 50)
+    monkeypatch.setattr(ciphertexts, "_BATCH", 8)
     monkeypatch.setattr(ciphertexts, "_WORTH_ALL_CORES", 2)
     asked: list[int] = []
 
@@ -145,7 +145,9 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "on_cores", in_place)
     config = federation("paillier")
     told: list[Mapping[str, Any]] = []
-    found, wires = linked(config, tables(), told=told)
+    sizes = {"agency": 60, "bank": 6, "shop": 5}
+    keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
+    found, wires = linked(config, keys, told=told)
     answers = [m for a, b, m in wires.travelled if (a, b) == ("bank", "agency") and m.tensors]
 
     assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
@@ -158,7 +160,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         assert done[-1] == of
         assert len(done) > 3  # also while a block is decrypted
         assert rows[-1]["seconds_left"] == 0
-    due = sum(m.tensors["answers"].shape[0] * 40 for m in answers)
+    due = sum(m.tensors["answers"].shape[0] * 6 for m in answers)
     own = [e for e in told if e["event"] == "ciphertexts" and e["of"] == due]
     assert [event["done"] for event in own] == sorted(event["done"] for event in own)
     assert (own[-1]["done"], own[-1]["seconds_left"]) == (due, 0)
