@@ -32,6 +32,8 @@ def deltas(folder: Path) -> dict[str, float]:
 def measured(folder: Path) -> dict[str, float]:
     """Return FedSim's relative improvement over each linkage that was trained."""
     figures = json.loads((folder / "compare" / "comparison.json").read_text())
+    if "fedsim" not in figures["methods"]:
+        raise SystemExit(f"{folder}: compare fedsim there too")
     sign = 1 if figures["higher_is_better"] else -1
     ours = figures["methods"]["fedsim"]["mean"]
     theirs = {
