@@ -21,9 +21,10 @@ from securevfl.federation.linking.in_process import stacked
 from securevfl.federation.linking.keys import key_scaler, model_keys
 from securevfl.federation.linking.link_secondary import wants_similarities
 from securevfl.federation.linking.linked import LinkedPrimary
-from securevfl.federation.linking.metrics import encode, quantised
+from securevfl.federation.linking.metrics import quantised
 from securevfl.federation.linking.pace import Pace
 from securevfl.federation.linking.read import read_similarities
+from securevfl.federation.linking.third_parties import send_codes, third_parties
 from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
 from securevfl.linkage.paillier_distances import Keyholder, PackedRows
@@ -56,10 +57,7 @@ class ProtectedPrimary:
         self._keys = keys
         self._desk = desk
         self._observe = observe
-        coordinator, dealer = config.helper("coordinator"), config.helper("dealer")
-        assert coordinator is not None, "required before any party starts"
-        self._coordinator = coordinator.name
-        self._dealer = "" if dealer is None else dealer.name
+        self._coordinator, self._dealer = third_parties(config)
 
     def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedPrimary:
         """Take part until all secondaries have linked.
@@ -73,7 +71,9 @@ class ProtectedPrimary:
             keys or ciphertexts. To the dealer: numbers of rows and records.
         """
         if secret is not None:
-            self._send_codes(secret, session)
+            send_codes(self._config, self._keys, secret, session, self._desk)
+            for party in self._config.secondaries:
+                self._finish(party.name)
         else:
             self._share_distances()
         for party in self._config.callers:
@@ -81,17 +81,6 @@ class ProtectedPrimary:
                 self._desk.send(party.name, Message(kind=MessageKind.DONE))
         scaler = key_scaler(self._config, None)
         return LinkedPrimary(keys=model_keys(scaler, self._keys), similarities=stacked(self._parts))
-
-    def _send_codes(self, secret: LinkageSecret, session: bytes) -> None:
-        codes = encode(self._config, self._keys, secret)
-        check = secret.check_value(session.hex())
-        self._desk.send(
-            self._coordinator,
-            Message(kind=MessageKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
-        )
-
-        for party in self._config.secondaries:
-            self._finish(party.name)
 
     def _finish(self, name: str) -> None:
         """Wait until a secondary has its lists; its similarities come before its neighbour's."""

@@ -19,8 +19,9 @@ from securevfl.federation.linking.desks import Desk
 from securevfl.federation.linking.keys import key_scaler
 from securevfl.federation.linking.link_secondary import link_from_candidates
 from securevfl.federation.linking.linked import LinkedSecondary
-from securevfl.federation.linking.metrics import encode, quantised
+from securevfl.federation.linking.metrics import quantised
 from securevfl.federation.linking.read import read_candidates
+from securevfl.federation.linking.third_parties import send_codes, third_parties
 from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
 from securevfl.linkage.paillier_distances import Lanes, PackedRows, masked_distances
@@ -58,10 +59,7 @@ class ProtectedSecondary:
         self._keys = keys
         self._rows = rows
         self._desk = desk
-        coordinator, dealer = config.helper("coordinator"), config.helper("dealer")
-        assert coordinator is not None, "required before any party starts"
-        self._coordinator = coordinator.name
-        self._dealer = "" if dealer is None else dealer.name
+        self._coordinator, self._dealer = third_parties(config)
 
     def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedSecondary:
         """Take part until the coordinator has sent this party's lists.
@@ -75,7 +73,7 @@ class ProtectedSecondary:
             records there are, masked keys or masked distances, and that linkage is done.
         """
         if secret is not None:
-            self._send_codes(secret, session)
+            send_codes(self._config, self._keys, secret, session, self._desk)
         else:
             self._share_distances()
         lists = self._desk.receive(self._coordinator, MessageKind.LINK_LISTS)
@@ -91,14 +89,6 @@ class ProtectedSecondary:
         )
         self._desk.send(self._config.primary.name, Message(kind=MessageKind.LINKED))
         return linked
-
-    def _send_codes(self, secret: LinkageSecret, session: bytes) -> None:
-        codes = encode(self._config, self._keys, secret)
-        check = secret.check_value(session.hex())
-        self._desk.send(
-            self._coordinator,
-            Message(kind=MessageKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
-        )
 
     def _share_distances(self) -> None:
         units = quantised(self._config, self._keys)
