@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
+from securevfl.cli.progress import bars
 from securevfl.federation.comparison_run import MethodRun
 
 
@@ -17,15 +18,7 @@ class CompareProgress:
     def __init__(self, *, of: int) -> None:
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("[bold]{task.description:<28}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._live,
-        )
+        self._progress = bars(self._console, name_width=28)
         self._of = of
         self._all = self._progress.add_task("runs", total=of, figures="")
         self._done = 0

@@ -13,6 +13,19 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 _QUIET_SECONDS = 5.0
 
 
+def bars(console: Console, *, name_width: int) -> Progress:
+    """Return bars with a name, what is done of how much, figures and the time; on terminals."""
+    return Progress(
+        TextColumn(f"[bold]{{task.description:<{name_width}}}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class RunProgress:
     """Show a run's events; call the object with each event."""
 
@@ -20,15 +33,7 @@ class RunProgress:
         self._metric = metric
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("[bold]{task.description:<22}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._live,
-        )
+        self._progress = bars(self._console, name_width=22)
         self._task: TaskID | None = None
         self._stage = ""
         self._figures: dict[str, str] = {}
