@@ -163,10 +163,10 @@ def plain(
         own = {**cell, "method": method, "labelled": number}
         if not results.has(**own):
             rows = scarce_rows(data, aligned=aligned, labelled=number, seed=cell["seed"])
-            value, seconds = timed(
+            measured, seconds = timed(
                 methods.supervised, prepared, setting, method, rows, cell["seed"]
             )
-            results.add(**own, metric=data.metric, value=value, seconds=seconds)
+            results.add(**own, metric=data.metric, **measured, seconds=seconds)
 
 
 def pretrained(
@@ -195,8 +195,8 @@ def pretrained(
     spreads = {key: history[-1][key] for key in history[-1] if key.endswith("spread")}
     for name, number in itertools.product(tuned, numbers):
         labelled = scarce_rows(data, aligned=aligned, labelled=number, seed=seed).labelled
-        value = methods.fine_tune(prepared, setting, name, encoders, labelled, seed)
-        line = {"metric": data.metric, "value": value, "seconds": seconds, **spreads}
+        measured = methods.fine_tune(prepared, setting, name, encoders, labelled, seed)
+        line = {"metric": data.metric, **measured, "seconds": seconds, **spreads}
         results.add(**cell, method=name, labelled=number, **line)
 
 
@@ -220,9 +220,9 @@ def updates(args: argparse.Namespace) -> None:
         (encoders, history), seconds = timed(
             methods.pretrain, prepared, setting, "fedhssl", "simsiam", rows, seed
         )
-        value = methods.fine_tune(prepared, setting, "fedhssl", encoders, rows.labelled, seed)
+        measured = methods.fine_tune(prepared, setting, "fedhssl", encoders, rows.labelled, seed)
         sent = methods.traffic(setting, history, len(rows.aligned))
-        results.add(**cell, metric=data.metric, value=value, seconds=seconds, **sent)
+        results.add(**cell, metric=data.metric, **measured, seconds=seconds, **sent)
 
 
 def speed(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
@@ -47,6 +47,7 @@ PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "fedcvt")
 
 Encoders = dict[str, dict[str, Tensor]]
+Measured = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +184,8 @@ def fine_tune(
     encoders: list[Encoders] | None,
     labelled: np.ndarray,
     seed: int,
-) -> float:
-    """Train the joint model on the labelled rows, and return the test metric."""
+) -> Measured:
+    """Train the joint model on the labelled rows, and measure it on the test rows."""
     config = family_config(method, setting)
     views, device = prepared.views, prepared.views[0].device
     with torch.random.fork_rng(devices=[]):
@@ -247,17 +248,31 @@ def joint(
     return top(views[0][rows], keys[:, 0], torch.stack(given).mean(dim=0), None)
 
 
-def measure(prepared: Prepared, outputs: Tensor) -> float:
-    test = torch.as_tensor(prepared.data.test, device=outputs.device)
-    if prepared.data.metric == "f1":
-        return float(f1_score(prepared.labels[test].cpu(), (outputs[:, 0] > 0).cpu()))
-    return prepared.head.metric(outputs, prepared.targets[test])
+def measure(prepared: Prepared, outputs: Tensor) -> Measured:
+    """Return the set's own metric as ``value``, with accuracy, F1 and AUC.
+
+    Of several classes, F1 and AUC (one against the rest) are means over the classes.
+    """
+    data, head = prepared.data, prepared.head
+    true = prepared.labels.cpu().numpy()[data.test]
+    probabilities = head.probabilities(outputs).cpu().double().numpy()
+    if head.task == "binary":
+        guessed, scores, average = probabilities[:, 0] > 0.5, probabilities[:, 0], "binary"
+    else:
+        guessed, scores, average = probabilities.argmax(axis=1), probabilities, "macro"
+        scores /= scores.sum(axis=1, keepdims=True)
+    measured = {
+        "accuracy": float((guessed == true).mean()),
+        "f1": float(f1_score(true, guessed, average=average)),
+        "auc": float(roc_auc_score(true, scores, multi_class="ovr")),
+    }
+    return {"value": measured[data.metric], **measured}
 
 
 def supervised(
     prepared: Prepared, setting: Setting, method: str, rows: ScarceRows, seed: int
-) -> float:
-    """Train a method that does not pretrain, and return the test metric."""
+) -> Measured:
+    """Train a method that does not pretrain, and measure it on the test rows."""
     if method == "fedsplitnn":
         return fine_tune(prepared, setting, method, None, rows.labelled, seed)
     labelled = torch.as_tensor(rows.labelled)
@@ -265,7 +280,7 @@ def supervised(
     if method == "boosting":
         if prepared.data.metric == "f1":
             raise SystemExit("boosting: trees on pixels are not part of Table IV")
-        return fit_boosting(
+        boosted = fit_boosting(
             torch.cat([view.cpu() for view in prepared.views], dim=1),
             prepared.targets.cpu(),
             head=prepared.head,
@@ -275,7 +290,8 @@ def supervised(
             # Half the usual rounds: seconds a fit, and more gain nothing on few rows.
             config=BoostingConfig(iterations=50),
             seed=seed,
-        ).test
+        )
+        return measure(prepared, boosted.outputs)
     device = prepared.views[0].device
     parts = {
         name: torch.as_tensor(getattr(rows, name), device=device)

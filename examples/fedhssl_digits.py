@@ -3,19 +3,21 @@
 The primary has the left halves and 50 labels, the secondary the right halves; rows are matched by a
 key that both have. All 1,258 training digits are there without labels, and parties pretrain their
 encoders on them before the labels are used: against each other's view of the same digit, and
-against randomly corrupted copies of their own records. What that gains is printed, for one seed or
-several.
+against randomly corrupted copies of their own records. What that gains is printed.
 
-Run: ``python examples/fedhssl_digits.py [--smoke] [--labels 50] [--seeds 1]``
+Run: ``python examples/fedhssl_digits.py [--smoke] [--labels 50] [--seeds 1]``, or with
+``--tables FOLDER`` to write the tables that fedhssl_digits.toml is about.
 """
 
 import argparse
 import statistics
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 import securevfl as sv
+from securevfl.federation.digits import write_tables
 
 PIXELS = np.arange(64).reshape(8, 8)
 HALVES = {"left": PIXELS[:, :4].ravel().tolist(), "right": PIXELS[:, 4:].ravel().tolist()}
@@ -24,6 +26,9 @@ HALVES = {"left": PIXELS[:, :4].ravel().tolist(), "right": PIXELS[:, 4:].ravel()
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Train every method, print what came out, and return the mean test accuracies."""
     options = _parser().parse_args(arguments)
+    if options.tables:
+        write_tables(_parties(options, seed=0), options.tables)
+        return {}
     small = {"hidden": 128, "encoder_hidden": 128}
     methods = {
         "solo": None,
@@ -54,14 +59,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 def train(model: object, options: argparse.Namespace, *, seed: int) -> dict:
     """Pretrain and fine-tune one method in this process; return the run's metrics."""
-    X, y = load_digits(return_X_y=True)
-    if options.smoke:
-        X, y = X[:600], y[:600]
-    # Keys without noise: both parties know which records belong together.
-    parties = sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
     print(f"{type(model).__name__.removesuffix('Config')}, seed {seed}")
     run = sv.simulate(
-        parties,
+        _parties(options, seed=seed),
         model,
         privacy=sv.dp.Privacy(mechanism="none"),
         pretraining=sv.PretrainingSettings(
@@ -86,6 +86,14 @@ def train(model: object, options: argparse.Namespace, *, seed: int) -> dict:
     return run.metrics
 
 
+def _parties(options: argparse.Namespace, *, seed: int) -> list[sv.data.PartyTable]:
+    X, y = load_digits(return_X_y=True)
+    if options.smoke:
+        X, y = X[:600], y[:600]
+    # Keys without noise: both parties know which records belong together.
+    return sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
+
+
 def _show(event: dict) -> None:
     if event["event"] == "pretraining" and event["iteration"] % 10 == 0:
         parts = [
@@ -100,11 +108,10 @@ def _show(event: dict) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="FedHSSL on halves of digits, two parties.")
-    parser.add_argument(
-        "--smoke", action="store_true", help="a third of the rows, few iterations and epochs"
-    )
+    parser.add_argument("--smoke", action="store_true", help="fewer rows, iterations and epochs")
     parser.add_argument("--labels", type=int, default=50, help="labelled training rows")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds to average over")
+    parser.add_argument("--tables", type=Path, help="write both tables to this folder, no more")
     return parser
 
 

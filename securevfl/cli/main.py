@@ -230,7 +230,9 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
-            help="Families; solo, combine, boosting, fedcvt; or the file's [methods.NAME] tables.",
+            # The backslash keeps rich from reading a style into the brackets.
+            help="Families; solo, combine, boosting, fedcvt; or the file's "
+            "\\[methods.NAME] tables.",
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,

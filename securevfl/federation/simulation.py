@@ -30,7 +30,7 @@ from securevfl.federation.linking.keys import keys_of
 from securevfl.federation.outcome import write_federation
 from securevfl.federation.preflight import open_ledger, require_covered_channels, table_warnings
 from securevfl.federation.pretraining.simulated import pretrain_in_process
-from securevfl.federation.pretraining.stage import write_pretraining
+from securevfl.federation.pretraining.stage import earlier_figures, write_pretraining
 from securevfl.federation.primary import Observer
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.simulated import SimulatedExchange
@@ -187,7 +187,9 @@ def _simulate(
         traffic=lambda: 0,
     )
     names = {party.name: secondaries[config.ranks[party.name]] for party in config.secondaries}
-    if not epoch:
+    if epoch:
+        run.pretraining = earlier_figures(run_folder)
+    else:
         run.pretraining = pretrain_in_process(
             config,
             tables,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tomli_w
+from helpers.command_line import securevfl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN_S = 150.0
@@ -42,6 +43,29 @@ def test_fedhssl_example_learns_from_few_labels(capsys):
     output = capsys.readouterr().out
     assert "pretraining, from the primary: every secondary" in output
     assert "collapsed" not in output
+
+
+def test_all_methods_of_fedhssl_are_compared_by_one_command(tmp_path, capfd):
+    """On the example's tables and file, with fewer rows and steps."""
+    runpy.run_path(str(EXAMPLES / "fedhssl_digits.py"))["main"](
+        ["--smoke", "--tables", str(tmp_path)]
+    )
+    source = tomllib.loads((EXAMPLES / "fedhssl_digits.toml").read_text(encoding="utf-8"))
+    source["training"]["epochs"] = source["pretraining"]["iterations"] = 2
+    source["methods"] = {"fedcvt": {"least_steps": 10, "width": 16}, "boosting": {"iterations": 5}}
+    federation = tmp_path / "halves.toml"
+    federation.write_text(tomli_w.dumps(source), encoding="utf-8")
+    methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,fedcvt,boosting"
+    ended = securevfl(
+        capfd,
+        *("compare", federation, "--methods", methods, "--seeds", 1, "--json"),
+        *("--out", tmp_path / "out"),
+    )
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)["methods"]
+    assert set(found) == set(methods.split(","))
+    # Ten classes: all learn something, even in so few steps.
+    assert all(method["mean"] > 0.15 for method in found.values()), found
 
 
 @pytest.fixture

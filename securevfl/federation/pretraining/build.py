@@ -22,7 +22,7 @@ from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.secondary import LinkSource
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages
-from securevfl.models.fedhssl.columns import CategoricalColumn
+from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
 from securevfl.models.fedhssl.learner import PartyLearner
 
 Observer = Callable[[Mapping[str, object]], None]
@@ -55,12 +55,22 @@ def build_member(
         num_features=features.shape[1],
         columns=columns,
         records=len(own),
-        augment=_augmentation(config, features[index], columns),
+        # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
+        augment=_augmentation(config, features[index], one_hot_columns(table.feature_names)),
         party=name,
         seed=config.federation.seed,
         device=features.device,
     )
     return Member(learner, features, own, name=name, seed=config.federation.seed)
+
+
+def _warn_without_words(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
+    if config.model.encoder == "embedding" and not config.model.columns(table.feature_names):
+        text = (
+            f'{table.name}: no feature column holds words, so that encoder = "embedding" embeds '
+            f"nothing there; list the values of a column of codes as party.categories"
+        )
+        observe({"event": "warning", "text": text})
 
 
 def _augmentation(
@@ -96,6 +106,8 @@ def build_guest(
         observe: Hears of warnings.
     """
     name = table.name
+
+    _warn_without_words(config, table, observe)
 
     def build(own: npt.NDArray[np.int64]) -> Member:
         return build_member(config, features, own, table=table)
@@ -143,11 +155,10 @@ def build_run(
         DataError: If there are too few rows.
     """
     settings, name = config.pretraining, config.primary.name
+    _warn_without_words(config, table, observe)
     rows = pretraining_rows(split, aligned=settings.aligned, seed=config.federation.seed)
     member = build_member(config, features, rows.own, table=table)
-    if start:
-        member.learner.load_state(checkpoints.load_pretraining(start))
-    return PretrainingRun(
+    run = PretrainingRun(
         member,
         exchange,
         rows,
@@ -164,3 +175,6 @@ def build_run(
         save=checkpoints.save_pretraining,
         observe=observe,
     )
+    if start:
+        run.load_state(checkpoints.load_pretraining(start))
+    return run

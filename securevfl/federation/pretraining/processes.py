@@ -15,6 +15,7 @@ from securevfl.federation.pretraining.build import build_guest, build_run
 from securevfl.federation.pretraining.encoders_file import save_encoders
 from securevfl.federation.pretraining.federated import FederatedPretraining, PretrainingServer
 from securevfl.federation.pretraining.stage import (
+    earlier_figures,
     hand_over,
     load_checkpoint,
     run_pretraining,
@@ -49,7 +50,7 @@ def pretrain_as_primary(
     """
     name = config.primary.name
     if facts.resume_epoch:
-        return None
+        return earlier_figures(run_folder)
     load_checkpoint(config, name, primary.top)
     if not wants_pretraining(config):
         return None

@@ -68,11 +68,17 @@ class PretrainingRun:
             if "aggregate" in self.steps:
                 self._aggregate()
             done, last = iteration + 1, iteration + 1 == total
-            self.save(done, self.member.state())
             others = self.exchange.end_iteration(done, last=last)
             figures = self.member.figures()
-            self._watch(figures, last=last)
             self._record(done, [figures, *others], seconds=time.monotonic() - began)
+            self.save(done, {"member": self.member.state(), "history": self.history})
+            self._watch(figures, last=last)
+            self.observe({"event": "pretraining", "iterations": total, **self.history[-1]})
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what was saved after an iteration."""
+        self.member.learner.load_state(state["member"])
+        self.history = list(state["history"])
 
     def _cross(self, iteration: int) -> None:
         settings = self.member.learner.settings
@@ -110,5 +116,3 @@ class PretrainingRun:
             if values:
                 line[name] = sum(values) / len(values)
         self.history.append(line)
-        total = self.member.learner.settings.iterations
-        self.observe({"event": "pretraining", "iterations": total, **line})

@@ -1,10 +1,9 @@
 """Pretraining as a stage of a run: who starts, what is kept, and what fine-tuning gets of it."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -15,6 +14,8 @@ from securevfl.federation.config import FederationConfig
 from securevfl.federation.pretraining.encoders_file import load_encoders
 from securevfl.federation.pretraining.run import PretrainingRun
 from securevfl.models.fedhssl.split import Encoders
+
+_NAME: Final = "pretraining.json"
 
 
 def wants_pretraining(config: FederationConfig) -> bool:
@@ -51,12 +52,15 @@ def run_pretraining(
     Reveals:
         What :class:`securevfl.federation.pretraining.exchange.PretrainingExchange` says.
     """
-    began = time.monotonic()
     try:
         run.run(start=start)
     finally:
         run.sending.close()
     settings = config.pretraining
+    earlier = earlier_figures(run_folder)
+    if start >= settings.iterations and earlier is not None:
+        # It had ended, and nothing was learned now: its file keeps what was sent, too.
+        return earlier
     figures: dict[str, Any] = {
         "method": config.family.name,
         "algorithm": settings.algorithm,
@@ -65,12 +69,21 @@ def run_pretraining(
         "aligned_rows": len(run.rows.aligned),
         "own_rows": len(run.rows.own),
         "labelled_rows": len(split.train),
-        "seconds": round(time.monotonic() - began, 3),
-        **{key: value for key, value in (run.history or [{}])[-1].items() if key != "seconds"},
+        **run.history[-1],
+        "seconds": round(sum(line["seconds"] for line in run.history), 3),
     }
-    figures.pop("iteration", None)
-    files.write_json(run_folder / "pretraining.json", {**figures, "history": run.history})
+    figures.pop("iteration")
+    files.write_json(run_folder / _NAME, {**figures, "history": run.history})
     return figures
+
+
+def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
+    """Return what a pretraining that has ended came to; None if none has ended in this folder."""
+    path = run_folder / _NAME
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {key: value for key, value in content.items() if key not in ("history", "bytes")}
 
 
 def write_pretraining(
@@ -78,16 +91,16 @@ def write_pretraining(
     figures: Mapping[str, Any] | None,
     traffic: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Add what was sent to ``pretraining.json``, and return its figures.
+    """Add what was sent to ``pretraining.json``, unless it says so already; return its figures.
 
     Raises:
         ConfigError: If the federation file has nothing to pretrain.
     """
     if figures is None:
         raise nothing_to_pretrain()
-    path = run_folder / "pretraining.json"
+    path = run_folder / _NAME
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["bytes"] = {name: dict(row) for name, row in traffic.items()}
+    content.setdefault("bytes", {name: dict(row) for name, row in traffic.items()})
     files.write_json(path, content)
     return {key: value for key, value in content.items() if key != "history"}
 

@@ -19,7 +19,7 @@ from securevfl.models.tasks import TaskHead
 _NEVER = -1e9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BoostingResult:
     """Metrics of the chosen number of trees."""
 
@@ -34,6 +34,9 @@ class BoostingResult:
 
     iterations: int
     """Rounds of boosting that are used."""
+
+    outputs: Float[Tensor, "test_rows outputs"]
+    """What :class:`TaskHead` reads of the test rows."""
 
 
 def fit_boosting(
@@ -72,23 +75,28 @@ def fit_boosting(
         raise DataError("boosting: its training rows are all of one class")
     model.fit(table[own], labels[own])
 
-    def metrics(rows: Tensor) -> Iterator[float]:
+    def metrics(rows: Tensor) -> Iterator[tuple[float, Tensor]]:
         chosen = rows.cpu()
         for outputs in _staged(model, table[chosen.numpy()], head):
-            yield head.metric(outputs, targets.cpu()[chosen])
+            yield head.metric(outputs, targets.cpu()[chosen]), outputs
+
+    def of_round(rows: Tensor, number: int) -> tuple[float, Tensor]:
+        return next(islice(metrics(rows), number - 1, None))
 
     best, rounds = None, config.iterations
     if len(validation):
-        values = list(metrics(validation))
+        values = [value for value, _ in metrics(validation)]
         best, rounds = values[0], 1
         for number, value in enumerate(values[1:], 2):
             if head.is_better(value, best):
                 best, rounds = value, number
+    tested, outputs = of_round(test, rounds)
     return BoostingResult(
-        train=next(islice(metrics(train), rounds - 1, None)),
+        train=of_round(train, rounds)[0],
         validation=best,
-        test=next(islice(metrics(test), rounds - 1, None)),
+        test=tested,
         iterations=rounds,
+        outputs=outputs,
     )
 
 

@@ -4,6 +4,7 @@ An augmentation is called with a batch and a generator, and returns a new batch.
 generator's device, so that one seed gives one view on any device.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -43,7 +44,8 @@ class CorruptedFeatures:
 
     Of M numbers, ``round(rate * M)`` drawn afresh for every row take the value that a random row of
     the table has there: a draw from the column's empirical marginal. Of the categorical columns as
-    large a part becomes "replaced", which an encoder gives an untrained embedding.
+    large a part becomes "replaced", which an encoder gives an untrained embedding; where that is no
+    whole number, of some rows one more than of others, so that a few columns get their share too.
 
     References:
         [SCARF] Algorithm 1 (rate c, uniform over the training rows of each column); [FedHSSL] V-A:
@@ -79,7 +81,7 @@ class CorruptedFeatures:
             continuous_places(table.shape[1], columns), dtype=torch.int64, device=table.device
         )
         self._numbers = round(rate * len(self._continuous))
-        self._words = round(rate * len(self._columns))
+        self._words = rate * len(self._columns)
 
     def __call__(
         self, batch: Float[Tensor, "rows features"], generator: torch.Generator
@@ -100,7 +102,12 @@ class CorruptedFeatures:
     def _replace_words(
         self, view: Float[Tensor, "rows features"], generator: torch.Generator
     ) -> None:
-        chosen = _choose(len(view), len(self._columns), self._words, generator).to(view.device)
+        # Not rounded like the numbers: of one column, 0.3 of them would be none, ever.
+        most = math.ceil(self._words)
+        chosen = _choose(len(view), len(self._columns), most, generator).to(view.device)
+        drawn = torch.rand(len(view), generator=generator, device=generator.device)
+        spared = drawn.to(view.device) < most - self._words
+        chosen[spared, -1] = len(self._columns)
         for number, column in enumerate(self._columns):
             rows = (chosen == number).any(dim=1)
             places = list(column.places)

@@ -1,6 +1,7 @@
 """Pretraining as a stage of a simulated run: rows, resumption, protection, refusals."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import write_federation
+from helpers.federations import save, write_federation
 
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import split_rows
 from securevfl.federation.config import read_federation_file
+from securevfl.federation.pretraining.build import build_member
 from securevfl.federation.pretraining.collapse import CollapseWatch
 from securevfl.federation.pretraining.encoders_file import load_encoders
 from securevfl.federation.pretraining.member import IterationFigures
@@ -38,7 +40,12 @@ def federation(folder: Path, **sections: Any) -> Path:
 
 
 def simulate(
-    path: Path, out: Path, *, resume: bool = False, events: list[Any] | None = None
+    path: Path,
+    out: Path,
+    *,
+    resume: bool = False,
+    pretrain_only: bool = False,
+    events: list[Any] | None = None,
 ) -> SimulationResult:
     config = read_federation_file(path)
     return simulate_federation(
@@ -47,6 +54,7 @@ def simulate(
         out,
         device=torch.device("cpu"),
         resume=resume,
+        pretrain_only=pretrain_only,
         observe=(events if events is not None else []).append,
     )
 
@@ -123,6 +131,37 @@ def test_resumed_pretraining_ends_where_an_unbroken_one_does(
     resumed = simulate(path, tmp_path / "broken", resume=True)
     assert resumed.losses == whole.losses
     assert resumed.metrics["test"] == whole.metrics["test"]
+    # Nor does the record of pretraining lack what came before the break.
+    one, other = (_history(tmp_path / name) for name in ("whole", "broken"))
+    assert [line["iteration"] for line in other] == [1, 2, 3]
+    assert [line["local_loss"] for line in other] == [line["local_loss"] for line in one]
+
+
+def test_resuming_what_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """Neither pretraining by itself, nor what a resumed fine-tuning says of its pretraining."""
+    path = federation(tmp_path)
+    first = simulate(path, tmp_path / "run", pretrain_only=True).metrics
+    file = tmp_path / "run" / "pretraining.json"
+    written, encoders = file.read_bytes(), load_encoders(tmp_path / "run", "bank-1")
+    again = simulate(path, tmp_path / "run", resume=True, pretrain_only=True).metrics
+    assert again == first
+    assert file.read_bytes() == written
+    for name, weights in load_encoders(tmp_path / "run", "bank-1").items():
+        assert all(torch.equal(value, encoders[name][key]) for key, value in weights.items())
+    trained = simulate(path, tmp_path / "run", resume=True).metrics
+    assert trained["pretraining"]["local_loss"] == first["local_loss"]
+    assert (
+        simulate(path, tmp_path / "run", resume=True).metrics["pretraining"]
+        == (trained["pretraining"])
+    )
+    assert file.read_bytes() == written
+
+
+def _history(run_folder: Path) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = json.loads((run_folder / "pretraining.json").read_text())[
+        "history"
+    ]
+    return history
 
 
 def test_plain_exchange_learns_the_same(tmp_path: Path) -> None:
@@ -219,15 +258,52 @@ def test_promises_that_pretraining_would_break_are_refused(tmp_path: Path) -> No
 
 
 def test_words_are_embedded_in_pretraining_and_after(tmp_path: Path) -> None:
+    """Words that no file declares are recognised; a table without any is told of."""
     path = federation(tmp_path, model={"encoder": "embedding", "embedding": 4})
-    for name in ("agency", "bank-1"):
-        table = pd.read_csv(tmp_path / f"{name}.csv")
-        table["colour"] = np.where(table["x0"] > 0, "red", np.where(table["x1"] > 0, "blue", "tan"))
-        table.to_csv(tmp_path / f"{name}.csv", index=False)
-    simulate(path, tmp_path / "run")
+    _colour(tmp_path, "agency", "bank-1")
+    events: list[Any] = []
+    simulate(path, tmp_path / "run", events=events)
     weights = load_encoders(tmp_path / "run", "bank-1")["local"]
     assert weights["bottom.0.embeddings.0.weight"].shape == (4, 4)  # three words and "replaced"
     assert "bottom.0.embeddings.0.weight" not in load_encoders(tmp_path / "run", "bank-2")["local"]
+    warnings = [event["text"] for event in events if event["event"] == "warning"]
+    assert [text for text in warnings if "party.categories" in text] == [
+        'bank-2: no feature column holds words, so that encoder = "embedding" embeds nothing '
+        "there; list the values of a column of codes as party.categories"
+    ]
+
+
+def test_codes_that_the_file_declares_are_words(tmp_path: Path) -> None:
+    path = federation(tmp_path, model={"encoder": "embedding", "embedding": 4})
+    table = pd.read_csv(tmp_path / "bank-1.csv")
+    table["branch"] = np.arange(len(table)) % 3 + 10
+    table.to_csv(tmp_path / "bank-1.csv", index=False)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["party"][1]["categories"] = {"branch": ["10", "11", "12", "13"]}
+    simulate(save(tmp_path, source), tmp_path / "run")
+    weights = load_encoders(tmp_path / "run", "bank-1")["local"]
+    assert weights["bottom.0.embeddings.0.weight"].shape == (5, 4)
+
+
+def test_a_perceptron_sees_a_word_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = federation(tmp_path)
+    _colour(tmp_path, "bank-1")
+    config = read_federation_file(path)
+    table = read_tables(config, tmp_path)["bank-1"]
+    words = [place for place, name in enumerate(table.feature_names) if name.startswith("colour=")]
+    features = torch.from_numpy(table.features)
+    member = build_member(config, features, np.arange(len(features)), table=table)
+    view = member.learner.augment(features, member.learner.generator)
+    ones = view[:, words].sum(dim=1)
+    assert set(ones.tolist()) == {0.0, 1.0}  # never two words, nor a part of one
+
+
+def _colour(folder: Path, *names: str) -> None:
+    """Add a column of three words to tables."""
+    for name in names:
+        table = pd.read_csv(folder / f"{name}.csv")
+        table["colour"] = np.where(table["x0"] > 0, "red", np.where(table["x1"] > 0, "blue", "tan"))
+        table.to_csv(folder / f"{name}.csv", index=False)
 
 
 def test_every_channel_of_pretraining_is_reported(tmp_path: Path) -> None:

@@ -58,6 +58,22 @@ def test_words_become_replaced_and_numbers_keep_their_columns() -> None:
     assert torch.equal(view[:, 3], table[:, 3])
 
 
+def test_a_few_words_get_their_share_too() -> None:
+    """0.3 of one word column is not none: of 10,000 rows, 3,000 are replaced.
+
+    0.03 is 6.5 deviations of the share, a false alarm below 1e-10. Of two columns, 0.75 of them are
+    one or two a row, and each column as often as the other.
+    """
+    one = CorruptedFeatures(torch.ones(3, 1), rate=0.3, columns=[CategoricalColumn((0,), 2)])
+    view = one(torch.ones(10_000, 1), generator(3))
+    assert (view == 2).double().mean().item() == pytest.approx(0.3, abs=0.03)
+    columns = [CategoricalColumn((place,), 2) for place in (0, 1)]
+    two = CorruptedFeatures(torch.ones(3, 2), rate=0.75, columns=columns)
+    replaced = (two(torch.ones(10_000, 2), generator(3)) == 2).double()
+    assert set(replaced.sum(dim=1).tolist()) == {1.0, 2.0}
+    assert replaced.mean(dim=0).tolist() == pytest.approx([0.75, 0.75], abs=0.03)
+
+
 def test_no_rate_and_no_augmentation_leave_the_batch() -> None:
     """The view is the batch."""
     batch = torch.rand(4, 3)
