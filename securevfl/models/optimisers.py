@@ -41,12 +41,12 @@ def build_optimizer(
     checks.non_negative(weight_decay=weight_decay)
     if name == "lamb":
         return _lamb(parameters, learning_rate, weight_decay)
+    # One fused kernel for all tensors: these models have many small ones.
     if name == "sgd":
         return torch.optim.SGD(
-            parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay
+            parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    # One fused kernel for all tensors: these models have many small ones.
     return kind(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
 
 

@@ -4,6 +4,7 @@ B = rows of a batch, P = width of a projection, Q = negatives in a queue. Target
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -12,10 +13,13 @@ from torch.nn import functional
 
 from securevfl.models.fedhssl.settings import Algorithm
 
+# As in torch's normalize: a vector of zeros has no direction, and stays.
+_SHORTEST: Final = 1e-12
+
 
 def unit(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
     """Return the vectors at length 1."""
-    return functional.normalize(vectors, dim=1)
+    return functional.normalize(vectors, dim=1, eps=_SHORTEST)
 
 
 def simsiam_loss(
@@ -33,7 +37,9 @@ def simsiam_loss(
     References:
         [FedHSSL] Equation 4.
     """
-    return -torch.linalg.vecdot(unit(predicted), target).mean()
+    # Divided after the product: a gradient through B numbers instead of through B P of them.
+    length = torch.linalg.vector_norm(predicted, dim=1).clamp_min(_SHORTEST)
+    return -(torch.linalg.vecdot(predicted, target) / length).mean()
 
 
 def byol_loss(

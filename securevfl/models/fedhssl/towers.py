@@ -120,7 +120,11 @@ def _projector(inputs: int, widths: Sequence[int]) -> nn.Sequential:
         # Batch statistics, always: they keep the outputs from collapsing, and running ones would
         # be those of other views.
         norm = nn.BatchNorm1d(width, affine=not last, track_running_stats=False)
-        layers += [nn.Linear(inputs, width, bias=False), norm, *([] if last else [nn.ReLU()])]
+        layers += [
+            nn.Linear(inputs, width, bias=False),
+            norm,
+            *([] if last else [nn.ReLU(inplace=True)]),
+        ]
         inputs = width
     return nn.Sequential(*layers)
 
@@ -129,6 +133,6 @@ def _predictor(width: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(width, hidden, bias=False),
         nn.BatchNorm1d(hidden, track_running_stats=False),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Linear(hidden, width),
     )
