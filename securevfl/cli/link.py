@@ -82,6 +82,12 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("blocking: recall@K of all pairs", f"{lost['recall_at_k']:.4f}"),
             ("blocking: pairs that were spared", f"{lost['reduction_ratio']:.4f}"),
         ]
+    if "comparing" in found:
+        cost = found["comparing"]
+        share = f"{cost['pairs']:,} ({100 * cost['share_of_pairs']:.3g} % of all)"
+        rows.append(("pairs that parties compare", share))
+        if cost["ciphertexts"]:
+            rows.append(("ciphertexts that a secondary answers", f"{cost['ciphertexts']:,}"))
     for method, value in found.get("delta", {}).items():
         rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows

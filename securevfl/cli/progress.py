@@ -63,7 +63,7 @@ class RunProgress:
         elif kind == "links":
             self._long_step(f"linking {event['name']}", event)
         elif kind == "ciphertexts":
-            self._long_step("preparing ciphertexts", event)
+            self._long_step(f"{event['name']} prepares ciphertexts", event)
         elif kind == "release":
             self._advance("releasing rows", int(event["done"]), int(event["of"]))
         elif kind == "pretraining-round":

@@ -25,6 +25,9 @@ from securevfl.launch.spawn import run_party_processes
 # Longer than any run on one machine: real deadlines are those of [runtime].
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
+# Events of any party that the user sees; of others, the primary's alone.
+_OF_ALL = ("warning", "ciphertexts")
+
 
 def train_in_processes(
     config: FederationConfig,
@@ -44,7 +47,8 @@ def train_in_processes(
         data_root: Where relative data paths start.
         resume: Go on from the last epoch that was saved.
         device: Where each party computes.
-        observe: Hears the primary's progress, and every party's warnings.
+        observe: Hears the primary's progress, every party's warnings, and the ciphertexts
+            that secondaries prepare.
         pretrain_only: End when pretraining is done.
 
     Returns:
@@ -88,7 +92,7 @@ def train_in_processes(
         ]
 
         def on_event(name: str, event: Mapping[str, Any]) -> None:
-            if name == primary or event.get("event") == "warning":
+            if name == primary or event.get("event") in _OF_ALL:
                 observe(event)
 
         exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)

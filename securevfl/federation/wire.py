@@ -103,6 +103,15 @@ class MessageKind(enum.IntEnum):
     """Coordinator to primary: one secondary's noised similarities in falling order, without
     record numbers."""
 
+    LINK_CELLS = 29
+    """Primary to a secondary: a random shift of the grid. Data party to coordinator: the grid cell
+    of each of its keys, shifted. Only where ``linkage.cell`` says so."""
+
+    LINK_BLOCK = 30
+    """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
+    secondary: numbers of its records to compare next, with how many rows. Without
+    ``linkage.cell`` it tells nothing but sizes."""
+
     PRETRAIN = 32
     """Primary to every secondary: an iteration of pretraining begins; which of its rows are held
     out for validation and testing."""

@@ -1,15 +1,17 @@
-"""Exact links from few pairs, where each pair is expensive: only neighbouring grid cells are tried.
+"""Exact links from few pairs, where each pair is expensive: only cells that can matter are tried.
 
-Quantised keys fall into square cells of a width. A row is linked to the records of its own cell and
-of those that touch it, which hold every record up to one width away. So a row whose K-th link is at
-most a width away is done; the others are linked anew with cells of twice the width, until all
-records are tried. The links are those of all pairs, whatever the width.
+Quantised keys fall into square cells of a width. The rows of a cell are first compared with the
+records of the nearest cells that hold K of them; then, knowing how far their K-th link is at most,
+with those of every other cell that has a point as near. The links are those of all pairs, whatever
+the width.
 
 Works with any way to link a block of rows to a block of records (Paillier, secret shares). Blocks
 of many rows fill the lanes of Paillier's plaintexts better.
+
+Under a record-side cap the records seek rows, so the two change places: a "row" is whoever seeks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,34 +23,22 @@ from securevfl.core.errors import DataError
 from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.topk import eligible_ids
 
-BlockLinker = Callable[[np.ndarray, np.ndarray, int], LinkTable]
-"""Links the given rows to the given records, at most so many links a row; the table's record
-numbers are positions among the given records, its distances are in units."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellLinks:
-    """Links, and what they cost."""
-
-    links: LinkTable
-    """Those of all pairs; distances in units."""
-
-    pairs: int
-    """Pairs whose distance was computed, counting those that were tried again."""
-
-    passes: int
-    """Widths that were tried."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CellBlock:
-    """Rows of one cell, and the records that are near enough to be tried."""
+    """Rows of one cell, and the records that they are compared with."""
 
     rows: Int64[np.ndarray, " block_rows"]
-    """Primary rows, ascending."""
+    """Rows, ascending."""
 
     records: Int64[np.ndarray, " block_records"]
-    """Records, ascending; perhaps none."""
+    """Records, ascending, at least one."""
+
+
+PassLinker = Callable[[Sequence[CellBlock], int], Iterable[LinkTable]]
+"""Links the rows of each block of a pass to its records, so many links a row or as many as there
+are records. A table's record numbers are positions among the block's records, its distances are in
+units."""
 
 
 def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.ndarray, "own _"]:
@@ -65,90 +55,122 @@ def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.nd
     return units // width
 
 
-def cell_blocks(
-    primary_cells: Int64[np.ndarray, "rows key_dim"],
-    record_cells: Int64[np.ndarray, "records key_dim"],
-) -> list[CellBlock]:
-    """Return a block for each cell that holds a row."""
-    cells, cell_of = np.unique(primary_cells, axis=0, return_inverse=True)
-    theirs, their_cell_of = np.unique(record_cells, axis=0, return_inverse=True)
-    by_cell, by_their_cell = _members(cell_of.ravel()), _members(their_cell_of.ravel())
-    # Touching cells differ by at most 1 in every dimension.
-    touching = cKDTree(theirs).query_ball_point(cells, 1, p=np.inf)
-    none = np.empty(0, dtype=np.int64)
-    return [
-        CellBlock(
-            rows=rows,
-            records=np.sort(np.concatenate([none, *(by_their_cell[cell] for cell in near)])),
-        )
-        for rows, near in zip(by_cell, touching, strict=True)
-    ]
-
-
 def links_by_cell(
-    primary_cells: Int64[np.ndarray, "rows key_dim"],
+    row_cells: Int64[np.ndarray, "rows key_dim"],
     record_cells: Int64[np.ndarray, "records other_dim"],
     k: int,
     *,
     width: int,
-    link: BlockLinker,
-) -> CellLinks:
-    """Link every row exactly, block by block.
+    link: PassLinker,
+) -> LinkTable:
+    """Link every row exactly, block by block, in two passes.
 
     Args:
-        primary_cells: From :func:`cells_of`, at the primary.
-        record_cells: From :func:`cells_of` at the secondary, of the same width.
+        row_cells: From :func:`cells_of`, of those who seek.
+        record_cells: From :func:`cells_of`, of the same width.
         k: Links a row, at most the number of records.
         width: Units of a cell.
-        link: Links a block; for Paillier and shares, the whole protocol.
+        link: Links the blocks of a pass; for Paillier and shares, the whole protocol.
 
     Returns:
-        The links of all pairs, ascending by (distance, record number).
+        The links of all pairs, ascending by (distance, record number); distances in units.
 
     Raises:
         ConfigError: If ``k`` or ``width`` is below 1.
         DataError: If a table is empty, the dimensions differ, or ``k`` exceeds the records.
 
     Reveals:
-        To whoever runs this: the cells, and which rows have fewer than K records within a width
-        (then within two, four, ...).
+        To whoever runs this: the cells, and every distance that ``link`` returns.
     """
     checks.at_least(1, width=width)
-    if 0 in primary_cells.shape or 0 in record_cells.shape:
+    if 0 in row_cells.shape or 0 in record_cells.shape:
         raise DataError("cells: a table is empty")
-    if primary_cells.shape[1] != record_cells.shape[1]:
+    if row_cells.shape[1] != record_cells.shape[1]:
         raise DataError(
-            f"cells: the primary's have {primary_cells.shape[1]} dimensions, the secondary's "
+            f"cells: the primary's have {row_cells.shape[1]} dimensions, the secondary's "
             f"{record_cells.shape[1]}"
         )
-    num_records = len(record_cells)
-    eligible_ids(num_records, k, None)
-    indices, distances = empty_links(len(primary_cells), k)
-    pending = np.arange(len(primary_cells))
-    pairs = passes = 0
-    while len(pending):
-        passes += 1
-        undecided = [np.empty(0, dtype=np.int64)]
-        for block in cell_blocks(primary_cells[pending], record_cells):
-            rows = pending[block.rows]
-            if len(block.records) < k:
-                undecided.append(rows)
-                continue
-            near = link(rows, block.records, k)
-            pairs += len(rows) * len(block.records)
-            # Records that were not tried are more than a width away.
-            done = (near.distances[:, -1] <= width) | (len(block.records) == num_records)
-            indices[rows[done]] = block.records[near.indices[done]]
-            distances[rows[done]] = near.distances[done]
-            undecided.append(rows[~done])
-        pending = np.sort(np.concatenate(undecided))
-        # Rounding down twice is rounding down once, so coarser cells need no more of the keys.
-        primary_cells, record_cells, width = primary_cells // 2, record_cells // 2, 2 * width
+    eligible_ids(len(record_cells), k, None)
+    seeking, members = _by_cell(row_cells)
+    grid = _Grid(record_cells, width=width)
+    indices, distances = empty_links(len(row_cells), k)
     links = LinkTable(indices=indices, distances=distances)
-    return CellLinks(links=links, pairs=pairs, passes=passes)
+    first = grid.nearest(seeking, k)
+    _compare(links, members, [grid.records_of(cells) for cells in first], link)
+    bounds = [float(links.distances[rows, -1].max()) for rows in members]
+    rest = [
+        np.setdiff1d(grid.within(cell, bound), tried)
+        for cell, bound, tried in zip(seeking, bounds, first, strict=True)
+    ]
+    _compare(links, members, [grid.records_of(cells) for cells in rest], link)
+    return links
 
 
-def _members(cell_of: Int64[np.ndarray, " own"]) -> list[Int64[np.ndarray, " members"]]:
-    """Return the members of each cell, ascending."""
-    order = np.argsort(cell_of, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(cell_of))[:-1])
+class _Grid:
+    """The cells that hold records."""
+
+    def __init__(self, record_cells: Int64[np.ndarray, "records key_dim"], *, width: int) -> None:
+        self._width = width
+        self._cells, self._members = _by_cell(record_cells)
+        self._sizes = np.array([len(records) for records in self._members])
+        self._tree = cKDTree(self._cells)
+
+    def nearest(self, cells: Int64[np.ndarray, "own key_dim"], k: int) -> list[np.ndarray]:
+        """Return, for each cell, so many of the nearest ones that they hold ``k`` records."""
+        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(cells)
+        pending, count = np.arange(len(cells)), 1
+        while len(pending):
+            count = min(2 * count, len(self._cells))
+            near = np.asarray(self._tree.query(cells[pending], k=np.arange(1, count + 1))[1])
+            held = np.cumsum(self._sizes[near], axis=1)
+            enough = held[:, -1] >= k
+            for place in np.flatnonzero(enough):
+                wanted = int(np.searchsorted(held[place], k)) + 1
+                found[pending[place]] = near[place, :wanted]
+            pending = pending[~enough]
+        return found
+
+    def within(self, cell: Int64[np.ndarray, " key_dim"], bound: float) -> Int64[np.ndarray, "_"]:
+        """Return the cells that may hold a record at most ``bound`` from a point of a cell."""
+        reach = bound / self._width + np.sqrt(len(cell)) + 1
+        near = np.array(self._tree.query_ball_point(cell, reach), dtype=np.int64)
+        # Points of cells that are d apart in one dimension are (d - 1) widths and a unit apart.
+        apart = np.maximum(np.abs(self._cells[near] - cell) - 1, -1)
+        gaps = np.where(apart >= 0, apart * self._width + 1, 0).astype(np.float64)
+        inside: Int64[np.ndarray, " _"] = near[np.sqrt((gaps**2).sum(axis=1)) <= bound]
+        return inside
+
+    def records_of(self, cells: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " records"]:
+        """Return the records of some cells, ascending."""
+        none = np.empty(0, dtype=np.int64)
+        return np.sort(np.concatenate([none, *(self._members[cell] for cell in cells)]))
+
+
+def _compare(
+    links: LinkTable,
+    members: Sequence[Int64[np.ndarray, " _"]],
+    tried: Sequence[Int64[np.ndarray, " _"]],
+    link: PassLinker,
+) -> None:
+    """Put the nearest of those that are tried now into the links, beside those found before."""
+    blocks = [
+        CellBlock(rows=rows, records=records)
+        for rows, records in zip(members, tried, strict=True)
+        if len(records)
+    ]
+    for block, near in zip(blocks, link(blocks, links.num_links), strict=True):
+        records = np.where(near.present, block.records[near.indices], near.indices)
+        indices = np.concatenate([links.indices[block.rows], records], axis=1)
+        distances = np.concatenate([links.distances[block.rows], near.distances], axis=1)
+        order = np.lexsort((indices, distances), axis=1)[:, : links.num_links]
+        links.indices[block.rows] = np.take_along_axis(indices, order, axis=1)
+        links.distances[block.rows] = np.take_along_axis(distances, order, axis=1)
+
+
+def _by_cell(
+    cells: Int64[np.ndarray, "own key_dim"],
+) -> tuple[Int64[np.ndarray, "different key_dim"], list[Int64[np.ndarray, " _"]]]:
+    """Return the different cells, and the members of each, ascending."""
+    different, cell_of = np.unique(cells, axis=0, return_inverse=True)
+    order = np.argsort(cell_of.ravel(), kind="stable")
+    return different, np.split(order, np.cumsum(np.bincount(cell_of.ravel()))[:-1])

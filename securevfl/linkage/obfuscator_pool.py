@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from securevfl.core import checks
-from securevfl.linkage.on_cores import Progress, on_cores
+from securevfl.linkage.on_cores import Apply, Progress
 from securevfl.linkage.paillier_distances import obfuscators
 
 _DIGIT_BITS: Final = 8
@@ -39,14 +39,14 @@ _GENERATOR_CHUNK: Final = 8
 
 
 def prepared_obfuscators(
-    modulus: int, count: int, *, workers: int = 1, progress: Progress | None = None
+    modulus: int, count: int, *, apply: Apply = map, progress: Progress | None = None
 ) -> list[int]:
     """Make obfuscators before they are needed; they depend on no data.
 
     Args:
         modulus: n, the public key.
         count: How many, >= 1: one for each ciphertext that will be sent.
-        workers: Processes; -1 takes every core.
+        apply: Does the work, perhaps on several cores.
         progress: Called a few times a second, also while generators are made.
 
     Returns:
@@ -59,18 +59,17 @@ def prepared_obfuscators(
     clock = _Clock(modulus, count, progress)
     # A product takes an eighth of the time of a generator, and no fewer generators will do.
     pooled = count > generators(modulus)
-    with on_cores(workers) as apply:
-        fresh: list[int] = []
-        wanted = generators(modulus) if pooled else count
-        for chunk in apply(_direct, [(modulus, size) for size in _sizes(wanted, _GENERATOR_CHUNK)]):
-            fresh += chunk
-            clock.report(0 if pooled else len(fresh), len(fresh))
-        if not pooled:
-            return fresh
-        bases, made = tuple(fresh), list[int]()
-        for chunk in apply(_products, [(modulus, bases, size) for size in _sizes(count, _CHUNK)]):
-            made += chunk
-            clock.report(len(made), wanted)
+    fresh: list[int] = []
+    wanted = generators(modulus) if pooled else count
+    for chunk in apply(_direct, [(modulus, size) for size in _sizes(wanted, _GENERATOR_CHUNK)]):
+        fresh += chunk
+        clock.report(0 if pooled else len(fresh), len(fresh))
+    if not pooled:
+        return fresh
+    bases, made = tuple(fresh), list[int]()
+    for chunk in apply(_products, [(modulus, bases, size) for size in _sizes(count, _CHUNK)]):
+        made += chunk
+        clock.report(len(made), wanted)
     return made
 
 

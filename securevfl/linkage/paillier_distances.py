@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.on_cores import Progress, on_cores
+from securevfl.linkage.on_cores import Apply, Progress
 from securevfl.linkage.quantised import LARGEST_UNIT
 
 _FEWEST_KEY_BITS: Final = 2048
@@ -35,8 +36,9 @@ _HIDING_BITS: Final = 40
 
 _WORD: Final = 2**64
 
-# Ciphertexts that are decrypted between two reports, about 0.2 s.
+# Ciphertexts of one task, about 0.2 s: encrypting takes three times as long as the other steps.
 _CIPHERTEXTS_A_TASK: Final = 32
+_ENCRYPTIONS_A_TASK: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +115,14 @@ class Keyholder:
         """n, the public key."""
         return int(self._public.n)
 
-    def encrypt(self, units: Int64[np.ndarray, "rows key_dim"]) -> PackedRows:
+    def encrypt(
+        self, units: Int64[np.ndarray, "rows key_dim"], *, apply: Apply = map
+    ) -> PackedRows:
         """Pack and encrypt quantised keys.
+
+        Args:
+            units: The keys.
+            apply: Does the work, perhaps on several cores.
 
         Raises:
             DataError: If keys are not quantised.
@@ -124,23 +132,22 @@ class Keyholder:
         """
         _require_units(units)
         lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
-        packs = []
-        for start in range(0, len(units), lanes.count):
-            chunk = units[start : start + lanes.count]
-            packs.append(
-                tuple(
-                    self._public.raw_encrypt(-2 * _pack(axis, lanes.width) % self.modulus)
-                    for axis in chunk.T.tolist()
-                )
-            )
-        return PackedRows(modulus=self.modulus, rows=len(units), packs=tuple(packs))
+        plain = [
+            -2 * _pack(axis, lanes.width) % self.modulus
+            for start in range(0, len(units), lanes.count)
+            for axis in units[start : start + lanes.count].T.tolist()
+        ]
+        tasks = [(self._public, part) for part in _parts(plain, _ENCRYPTIONS_A_TASK)]
+        ciphertexts = [one for part in apply(_encrypted, tasks) for one in part]
+        packs = tuple(map(tuple, _parts(ciphertexts, lanes.key_dim)))
+        return PackedRows(modulus=self.modulus, rows=len(units), packs=packs)
 
     def share(
         self,
         units: Int64[np.ndarray, "rows key_dim"],
         answers: list[list[int]],
         *,
-        workers: int = 1,
+        apply: Apply = map,
         progress: Progress | None = None,
     ) -> UInt64[np.ndarray, "rows records"]:
         """Decrypt the secondary's answers into the primary's share of all squared distances.
@@ -148,7 +155,7 @@ class Keyholder:
         Args:
             units: The keys that were encrypted.
             answers: From :func:`masked_distances`: for each pack, a ciphertext a record.
-            workers: Processes that decrypt; -1 takes every core.
+            apply: Does the work, perhaps on several cores.
             progress: Called every few ciphertexts.
 
         Reveals:
@@ -158,27 +165,22 @@ class Keyholder:
         lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
         records = len(answers[0])
         share = np.empty((len(units), records), dtype=np.uint64)
-        places = [
-            (pack, first)
-            for pack in range(len(answers))
-            for first in range(0, records, _CIPHERTEXTS_A_TASK)
-        ]
+        places = _places(len(answers), records)
         tasks = [
             (self._private, answers[pack][first : first + _CIPHERTEXTS_A_TASK], lanes.width)
             for pack, first in places
         ]
         begin = time.monotonic()
-        with on_cores(workers) as apply:
-            for done, ((pack, first), plain) in enumerate(
-                zip(places, apply(_decrypted, tasks), strict=True), 1
-            ):
-                start = pack * lanes.count
-                end = min(start + lanes.count, len(units))
-                for record, lane_values in enumerate(plain, first):
-                    share[start:end, record] = lane_values[: end - start]
-                if progress is not None:
-                    left = (time.monotonic() - begin) * (len(places) - done) / done
-                    progress(done, len(places), left)
+        for done, ((pack, first), plain) in enumerate(
+            zip(places, apply(_decrypted, tasks), strict=True), 1
+        ):
+            start = pack * lanes.count
+            end = min(start + lanes.count, len(units))
+            for record, lane_values in enumerate(plain, first):
+                share[start:end, record] = lane_values[: end - start]
+            if progress is not None:
+                left = (time.monotonic() - begin) * (len(places) - done) / done
+                progress(done, len(places), left)
         norms = (units.astype(np.uint64) ** 2).sum(axis=1)
         return share + norms[:, None] - np.uint64(lanes.offset)
 
@@ -200,6 +202,8 @@ def masked_distances(
     packed: PackedRows,
     units: Int64[np.ndarray, "records key_dim"],
     fresh: Iterator[int],
+    *,
+    apply: Apply = map,
 ) -> tuple[list[list[int]], UInt64[np.ndarray, "rows records"]]:
     """Compute on the primary's ciphertexts, as the secondary does.
 
@@ -207,6 +211,7 @@ def masked_distances(
         packed: The primary's encrypted keys.
         units: The secondary's quantised keys.
         fresh: From :func:`obfuscators`: one for each pack and record.
+        apply: Does the work, perhaps on several cores.
 
     Returns:
         The answers for the primary, and the secondary's share of all squared distances.
@@ -220,31 +225,63 @@ def masked_distances(
         :meth:`Keyholder.share`.
     """
     _require_units(units)
-    lanes, n = packed.lanes, packed.modulus
+    _phe()
+    lanes = packed.lanes
     if units.shape[1] != lanes.key_dim:
         raise DataError(
             f"keys: the primary's have {lanes.key_dim} dimensions, the secondary's {units.shape[1]}"
         )
-    powmod, square = _powmod(), n**2
-    norms = (units**2).sum(axis=1).tolist()
     share = np.empty((packed.rows, len(units)), dtype=np.uint64)
-    answers = []
-    for pack, ciphertexts in enumerate(packed.packs):
+    answers: list[list[int]] = [[] for _ in packed.packs]
+    places, tasks = _places(len(packed.packs), len(units)), []
+    for pack, first in places:
+        keys = units[first : first + _CIPHERTEXTS_A_TASK].tolist()
+        own = list(islice(fresh, len(keys)))
+        if len(own) < len(keys):
+            raise DataError("obfuscators ran out; every ciphertext needs one of its own")
+        filled = min(lanes.count, packed.rows - pack * lanes.count)
+        tasks.append((packed.modulus, packed.packs[pack], keys, own, filled))
+    for (pack, first), (part, masks) in zip(places, apply(_masked, tasks), strict=True):
+        answers[pack] += part
         start = pack * lanes.count
-        end = min(start + lanes.count, packed.rows)
-        row_answers = []
-        for record, (key, norm) in enumerate(zip(units.tolist(), norms, strict=True)):
-            masks = [secrets.randbits(lanes.mask_bits) for _ in range(end - start)]
-            added = _pack([mask + lanes.offset + norm for mask in masks], lanes.width)
-            answer = (1 + n * added) % square
-            for ciphertext, coordinate in zip(ciphertexts, key, strict=True):
-                answer = answer * int(powmod(ciphertext, coordinate, square)) % square
-            obfuscator = next(fresh, None)
-            if obfuscator is None:
-                raise DataError("obfuscators ran out; every ciphertext needs one of its own")
-            row_answers.append(answer * obfuscator % square)
-            share[start:end, record] = [-mask % _WORD for mask in masks]
-        answers.append(row_answers)
+        share[start : start + masks.shape[0], first : first + masks.shape[1]] = masks
+    return answers, share
+
+
+def _places(packs: int, records: int) -> list[tuple[int, int]]:
+    """Return the pack and the first record of every task."""
+    return [
+        (pack, first) for pack in range(packs) for first in range(0, records, _CIPHERTEXTS_A_TASK)
+    ]
+
+
+def _parts(values: list[Any], size: int) -> list[list[Any]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def _encrypted(task: tuple[Any, list[int]]) -> list[int]:
+    public, values = task
+    return [int(public.raw_encrypt(value)) for value in values]
+
+
+def _masked(
+    task: tuple[int, tuple[int, ...], list[list[int]], list[int], int],
+) -> tuple[list[int], UInt64[np.ndarray, "filled records"]]:
+    """Return the answers of a few records to one pack, and the secondary's shares of them."""
+    n, ciphertexts, keys, fresh, filled = task
+    lanes = Lanes(key_dim=len(ciphertexts), key_bits=n.bit_length())
+    powmod, square = _powmod(), n**2
+    share = np.empty((filled, len(keys)), dtype=np.uint64)
+    answers = []
+    for record, (key, obfuscator) in enumerate(zip(keys, fresh, strict=True)):
+        norm = sum(coordinate**2 for coordinate in key)
+        masks = [secrets.randbits(lanes.mask_bits) for _ in range(filled)]
+        added = _pack([mask + lanes.offset + norm for mask in masks], lanes.width)
+        answer = (1 + n * added) % square
+        for ciphertext, coordinate in zip(ciphertexts, key, strict=True):
+            answer = answer * int(powmod(ciphertext, coordinate, square)) % square
+        answers.append(answer * obfuscator % square)
+        share[:, record] = [-mask % _WORD for mask in masks]
     return answers, share
 
 

@@ -51,18 +51,22 @@ class ThreadDesk:
 def run_all(parties: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Run every party in a thread of its own; return what each returned or raised."""
     results: dict[str, Any] = {}
+    ended: Queue[bool] = Queue()
 
     def life(name: str, run: Callable[[], Any]) -> None:
         try:
             results[name] = run()
         except Exception as error:
             results[name] = error
+        ended.put(isinstance(results[name], Exception))
 
-    threads = [threading.Thread(target=life, args=item, daemon=True) for item in parties.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for item in parties.items():
+        threading.Thread(target=life, args=item, daemon=True).start()
+    failed = False
+    for _ in parties:
         # A party whose peer has failed waits in vain; its result is not looked at then.
-        failed = any(isinstance(result, Exception) for result in results.values())
-        thread.join(1 if failed else _DEADLINE_S)
+        try:
+            failed |= ended.get(timeout=1 if failed else _DEADLINE_S)
+        except Empty:
+            break
     return results

@@ -1,6 +1,7 @@
 """Ciphertexts as bytes of one width, and back; and Paillier's randomness as it is used up."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -9,13 +10,13 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.obfuscator_pool import prepared_obfuscators
-from securevfl.linkage.on_cores import Progress
-from securevfl.linkage.paillier_distances import Lanes, PackedRows
+from securevfl.linkage.on_cores import Apply, Progress
 
-# Obfuscators that are made together: their generators then cost a hundredth of them.
+# Obfuscators that are made together: their generators then cost a fifteenth of them.
 _BATCH: Final = 2**15
-# Fewer ciphertexts take less time than it takes to start a process on every core.
-_WORTH_ALL_CORES: Final = 2**10
+# Tasks of about 0.2 s that take less time than it takes to start a process on every core.
+IN_PLACE_TASKS: Final = 32
+"""How much of Paillier's work is done before processes are started for it."""
 
 
 def pack_numbers(rows: Sequence[Sequence[int]], modulus: int) -> UInt8[np.ndarray, "packs n width"]:
@@ -43,33 +44,47 @@ def cipher_bytes(modulus: int) -> int:
     return _width(modulus)
 
 
-def part_of(packed: PackedRows, start: int, end: int) -> PackedRows:
-    """Return the packs of the rows from a start, a multiple of the lanes, to an end."""
-    lanes: Lanes = packed.lanes
-    first = start // lanes.count
-    packs = packed.packs[first : first + -(-(end - start) // lanes.count)]
-    return PackedRows(modulus=packed.modulus, rows=end - start, packs=packs)
+class FreshObfuscators:
+    """Paillier's randomness of one key as it is used up, made a batch at a time.
 
+    Args:
+        modulus: n, the public key.
+        apply: Does the work, perhaps on several cores.
+        progress: Hears of every batch while it is made.
+    """
 
-def workers_for(ciphertexts: int) -> int:
-    """Return how many processes compute so many ciphertexts; -1 means every core."""
-    return -1 if ciphertexts >= _WORTH_ALL_CORES else 1
+    def __init__(self, modulus: int, apply: Apply, progress: Progress) -> None:
+        self._modulus = modulus
+        self._apply = apply
+        self._progress = progress
+        self._stock: deque[int] = deque()
+        self._made = 0
 
+    def take(self, count: int, *, due: int) -> Iterator[int]:
+        """Yield as many obfuscators as are wanted; nobody gets one of them again.
 
-def fresh_obfuscators(modulus: int, count: int, progress: Progress) -> Iterator[int]:
-    """Yield as many obfuscators as will be used, made a batch at a time on all cores."""
-    for done in range(0, count, _BATCH):
-        size, begin = min(_BATCH, count - done), time.monotonic()
+        Args:
+            count: How many.
+            due: How many will be wanted from now on, as far as is known.
+        """
+        if len(self._stock) < count:
+            # A large batch costs less each: its generators cost as much as 2,000 of them.
+            missing = max(count, due) - len(self._stock)
+            size = max(count - len(self._stock), min(missing, _BATCH))
+            self._stock += self._batch(size, missing)
+        return (self._stock.popleft() for _ in range(count))
 
-        def tell(
-            made: int, _size: int, left: float, *, done: int = done, begin: float = begin
-        ) -> None:
-            # The other batches take as long as this one, each in its size.
+    def _batch(self, size: int, missing: int) -> list[int]:
+        begin, before = time.monotonic(), self._made
+
+        def tell(made: int, _size: int, left: float) -> None:
+            # Later batches take as long as this one, each in its size.
             took = time.monotonic() - begin + left
-            later = count - min(done + _BATCH, count)
-            progress(done + made, count, left + took * later / min(_BATCH, count - done))
+            later = took * (missing - size) / size
+            self._progress(before + made, before + missing, left + later)
 
-        yield from prepared_obfuscators(modulus, size, workers=workers_for(size), progress=tell)
+        self._made += size
+        return prepared_obfuscators(self._modulus, size, apply=self._apply, progress=tell)
 
 
 def _width(modulus: int) -> int:

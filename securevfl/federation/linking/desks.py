@@ -18,6 +18,8 @@ _LINKING: Final = (
     MessageKind.SEALED,
     MessageKind.LINK_CODES,
     MessageKind.LINK_TURN,
+    MessageKind.LINK_CELLS,
+    MessageKind.LINK_BLOCK,
     MessageKind.LINK_DEALING,
     MessageKind.LINK_MASKED,
     MessageKind.LINK_SHARE,

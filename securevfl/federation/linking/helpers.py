@@ -1,15 +1,17 @@
 """The third parties of a protected linkage: the coordinator that ranks, the dealer of masks."""
 
+from functools import partial
+
 import numpy as np
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.linking.blocks import BlockRanker, row_blocks
 from securevfl.federation.linking.cache import LinkCache, links_key
 from securevfl.federation.linking.candidates import Candidates, find_candidates
 from securevfl.federation.linking.desks import Desk
 from securevfl.federation.linking.link_secondary import coordinate
 from securevfl.federation.linking.metrics import code_bytes
+from securevfl.federation.linking.search import Block, Search
 from securevfl.federation.linking.similarities import SimilarLinks
 from securevfl.federation.wire import Message, MessageKind
 from securevfl.linkage.metrics import CodeKeys
@@ -49,12 +51,13 @@ class Coordinator:
         """
         coded = self._config.linkage.protection == "bloom"
         mine = self._desk.receive(self._primary, MessageKind.LINK_CODES) if coded else None
+        rows = self._cells(self._primary, self._rows)
         figures: dict[str, dict[str, object]] = {}
         for party in self._config.secondaries:
             if mine is not None:
                 candidates, similar = self._by_codes(party.name, mine)
             else:
-                candidates, similar = self._by_shares(party.name)
+                candidates, similar = self._by_shares(party.name, rows)
             self._desk.send(party.name, _lists(candidates))
             if similar is not None:
                 figures[party.name] = similar.figures()
@@ -85,29 +88,63 @@ class Coordinator:
             key=links_key(self._config, rows, records),
         )
 
-    def _by_shares(self, name: str) -> tuple[Candidates, SimilarLinks | None]:
+    def _by_shares(
+        self, name: str, row_cells: np.ndarray | None
+    ) -> tuple[Candidates, SimilarLinks | None]:
         turn = self._desk.receive(self._primary, MessageKind.LINK_TURN)
         records = turn.figure("records", int)
         if records < self._config.model.neighbours:
             raise ProtocolError(f"{name}: has {records} records, fewer than model.neighbours")
         tags = turn.figure("tags", list)
-        ranker = BlockRanker(self._config, rows=self._rows, records=records)
-        for start, end in row_blocks(self._config, rows=self._rows, records=records):
-            shape = (end - start, records)
-            one, other = (
-                self._desk.receive(sender, MessageKind.LINK_SHARE)
-                .tensor("share", dtype=np.int64, shape=shape)
-                .view(np.uint64)
-                for sender in (self._primary, name)
-            )
-            ranker.add(start, one, other)
-            self._desk.send(self._primary, Message(kind=MessageKind.LINK_TURN))
-        return coordinate(
+        record_cells = self._cells(name, records)
+        cells = None if row_cells is None or record_cells is None else (row_cells, record_cells)
+        search = Search(
+            self._config, rows=self._rows, records=records, ask=partial(self._ask, name)
+        )
+        found = coordinate(
             self._config,
-            ranker.candidates,
+            lambda: search.run(cells).candidates,
             cache=self._cache,
             key=links_key(self._config, secret=" ".join(map(str, tags))),
         )
+        none = np.empty(0, dtype=np.int64)
+        self._desk.send(self._primary, _block_message(none, records=0, done=0, of=0))
+        return found
+
+    def _ask(self, name: str, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        rows, records = block.rows, block.records
+        self._desk.send(
+            self._primary,
+            _block_message(rows, records=len(records), done=block.done, of=block.of),
+        )
+        self._desk.send(
+            name,
+            Message(
+                kind=MessageKind.LINK_BLOCK,
+                meta={"rows": len(rows), "due": block.due},
+                tensors={"records": records},
+            ),
+        )
+        one, other = (
+            self._desk.receive(sender, MessageKind.LINK_SHARE)
+            .tensor("share", dtype=np.int64, shape=(len(rows), len(records)))
+            .view(np.uint64)
+            for sender in (self._primary, name)
+        )
+        return one, other
+
+    def _cells(self, name: str, count: int) -> np.ndarray | None:
+        """Return a data party's cells where the federation file has any."""
+        if self._config.linkage.cell is None:
+            return None
+        message = self._desk.receive(name, MessageKind.LINK_CELLS)
+        shape = (count, len(self._config.primary.key))
+        return message.tensor("cells", dtype=np.int64, shape=shape)
+
+
+def _block_message(rows: np.ndarray, *, records: int, done: int, of: int) -> Message:
+    meta = {"records": records, "done": done, "of": of}
+    return Message(kind=MessageKind.LINK_BLOCK, meta=meta, tensors={"rows": rows})
 
 
 def _lists(candidates: Candidates) -> Message:

@@ -56,6 +56,11 @@ class Linker:
         self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
 
     @property
+    def primary_keys(self) -> KeyTable:
+        """The primary's keys, as they were given."""
+        return self._keys
+
+    @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
         return LinkedPrimary(

@@ -11,20 +11,18 @@ class Pace:
 
     Args:
         observe: Hears of progress.
-        of: How much there is to do.
         event: What else each event says.
     """
 
-    def __init__(self, observe: Observer, *, of: int, **event: Any) -> None:
+    def __init__(self, observe: Observer, **event: Any) -> None:
         self._observe = observe
-        self._of = of
         self._event = event
         self._begin = time.monotonic()
 
-    def __call__(self, done: int) -> None:
-        """Tell that so much is done, at least 0."""
-        event = {**self._event, "done": done, "of": self._of}
+    def __call__(self, done: int, of: int) -> None:
+        """Tell that so much is done, at least 0, of as much as is known to be due."""
+        event = {**self._event, "done": done, "of": of}
         if done:
             took = time.monotonic() - self._begin
-            event["seconds_left"] = took * (self._of - done) / done
+            event["seconds_left"] = took * (of - done) / done
         self._observe(event)

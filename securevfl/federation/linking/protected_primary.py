@@ -7,14 +7,13 @@ from jaxtyping import Float32
 
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.linking.blocks import row_blocks
 from securevfl.federation.linking.cache import LinkCache, table_tag
+from securevfl.federation.linking.cells import fresh_shift, send_cells
 from securevfl.federation.linking.ciphertexts import (
+    IN_PLACE_TASKS,
     cipher_bytes,
     pack_numbers,
-    part_of,
     unpack_numbers,
-    workers_for,
 )
 from securevfl.federation.linking.desks import Desk
 from securevfl.federation.linking.in_process import stacked
@@ -23,10 +22,11 @@ from securevfl.federation.linking.link_secondary import wants_similarities
 from securevfl.federation.linking.linked import LinkedPrimary
 from securevfl.federation.linking.metrics import quantised
 from securevfl.federation.linking.pace import Pace
-from securevfl.federation.linking.read import read_similarities
+from securevfl.federation.linking.read import read_similarities, require_numbers
 from securevfl.federation.linking.third_parties import send_codes, third_parties
 from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
+from securevfl.linkage.on_cores import Apply, Progress, on_cores
 from securevfl.linkage.paillier_distances import Keyholder, PackedRows
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.shared_distances import Dealing, masked_keys, primary_share
@@ -67,8 +67,9 @@ class ProtectedPrimary:
             ProtocolError: If a party leaves the protocol or fails.
 
         Reveals:
-            To the coordinator: codes, or shares of squared distances. To each secondary: masked
-            keys or ciphertexts. To the dealer: numbers of rows and records.
+            To the coordinator: codes, or shares of squared distances and, with ``linkage.cell``,
+            grid cells. To each secondary: masked keys or ciphertexts. To the dealer: numbers of
+            rows and records.
         """
         if secret is not None:
             send_codes(self._config, self._keys, secret, session, self._desk)
@@ -92,41 +93,53 @@ class ProtectedPrimary:
     def _share_distances(self) -> None:
         units = quantised(self._config, self._keys)
         tag = table_tag(self._cache.folder, units)
-        holder, packed = None, None
-        if self._config.linkage.protection == "paillier":
-            holder = Keyholder(bits=self._config.linkage.key_bits)
-            packed = holder.encrypt(units)
-        for party in self._config.secondaries:
-            turn = self._desk.receive(party.name, MessageKind.LINK_TURN)
-            records = turn.figure("records", int)
-            self._desk.send(
-                self._coordinator,
-                Message(
-                    kind=MessageKind.LINK_TURN,
-                    meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
-                ),
-            )
-            pace = Pace(self._observe, of=len(units), event="links", name=party.name)
-            for start, end in row_blocks(self._config, rows=len(units), records=records):
-                if holder is None or packed is None:
-                    share = self._by_shares(party.name, units[start:end], records)
-                else:
-                    part = part_of(packed, start, end)
-                    answers = self._answers(party.name, part, records)
-                    share = holder.share(
-                        units[start:end],
-                        answers,
-                        workers=workers_for(len(answers) * records),
-                        progress=partial(_rows_done, pace, start, end),
-                    )
-                # The coordinator's answer ends the block, so that nothing piles up on the way.
+        if self._config.linkage.cell is not None:
+            self._send_cells(units)
+        paillier = self._config.linkage.protection == "paillier"
+        with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as apply:
+            cipher = _CipherRows(self._config, units, apply) if paillier else None
+            for party in self._config.secondaries:
+                turn = self._desk.receive(party.name, MessageKind.LINK_TURN)
+                records = turn.figure("records", int)
                 self._desk.send(
                     self._coordinator,
-                    Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+                    Message(
+                        kind=MessageKind.LINK_TURN,
+                        meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
+                    ),
                 )
-                self._desk.receive(self._coordinator, MessageKind.LINK_TURN)
-                pace(end)
-            self._finish(party.name)
+                self._compare_blocks(party.name, units, cipher)
+                self._finish(party.name)
+
+    def _send_cells(self, units: np.ndarray) -> None:
+        """Send the coordinator this party's cells, under a shift that it does not get."""
+        shift = fresh_shift(units.shape[1])
+        for party in self._config.secondaries:
+            message = Message(kind=MessageKind.LINK_CELLS, tensors={"shift": shift})
+            self._desk.send(party.name, message)
+        send_cells(self._config, units, shift, self._desk)
+
+    def _compare_blocks(self, name: str, units: np.ndarray, cipher: "_CipherRows | None") -> None:
+        pace = Pace(self._observe, event="links", name=name)
+        while True:
+            block = self._desk.receive(self._coordinator, MessageKind.LINK_BLOCK)
+            rows = block.tensor("rows", dtype=np.int64, shape=(None,))
+            if not len(rows):
+                return
+            require_numbers(block, rows, below=len(units))
+            records = block.figure("records", int)
+            seeking = len(rows) if self._config.privacy.links_per_record is None else records
+            tell = partial(_tell, pace, block.figure("done", int), seeking, block.figure("of", int))
+            if cipher is None:
+                share = self._by_shares(name, units[rows], records)
+                tell(1, 1, 0)
+            else:
+                answers = self._answers(name, cipher.packed(rows), records)
+                share = cipher.share(rows, answers, tell)
+            self._desk.send(
+                self._coordinator,
+                Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+            )
 
     def _by_shares(self, name: str, units: np.ndarray, records: int) -> np.ndarray:
         rank, shape = self._config.ranks[name], (len(units), units.shape[1])
@@ -171,6 +184,29 @@ class ProtectedPrimary:
         return unpack_numbers(answer, modulus)
 
 
-def _rows_done(pace: Pace, start: int, end: int, done: int, of: int, _left: float) -> None:
-    """Tell the share of a block's answers that is decrypted as rows of all."""
-    pace(start + (end - start) * done // of)
+def _tell(
+    pace: Pace, before: int, seeking: int, of: int, part: int, parts: int, _left: float
+) -> None:
+    """Tell the part of a block that is done as rows of all (as records, where those seek)."""
+    pace(before + seeking * part // parts, of)
+
+
+class _CipherRows:
+    """The primary's rows under its Paillier key."""
+
+    def __init__(self, config: FederationConfig, units: np.ndarray, apply: Apply) -> None:
+        self._holder = Keyholder(bits=config.linkage.key_bits)
+        self._units = units
+        self._apply = apply
+        self._packed: dict[bytes, PackedRows] = {}
+
+    def packed(self, rows: np.ndarray) -> PackedRows:
+        """Encrypt a block's rows, unless an earlier block had the same ones."""
+        name = rows.tobytes()
+        if name not in self._packed:
+            self._packed[name] = self._holder.encrypt(self._units[rows], apply=self._apply)
+        return self._packed[name]
+
+    def share(self, rows: np.ndarray, answers: list[list[int]], progress: Progress) -> np.ndarray:
+        """Decrypt a block's answers into the primary's share."""
+        return self._holder.share(self._units[rows], answers, apply=self._apply, progress=progress)

@@ -1,17 +1,16 @@
 """A secondary's part of a protected linkage."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from securevfl.core.errors import ProtocolError
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.linking.blocks import row_blocks
 from securevfl.federation.linking.cache import LinkCache, table_tag
+from securevfl.federation.linking.cells import send_cells
 from securevfl.federation.linking.ciphertexts import (
+    IN_PLACE_TASKS,
+    FreshObfuscators,
     cipher_bytes,
-    fresh_obfuscators,
     pack_numbers,
     unpack_numbers,
 )
@@ -20,11 +19,12 @@ from securevfl.federation.linking.keys import key_scaler
 from securevfl.federation.linking.link_secondary import link_from_candidates
 from securevfl.federation.linking.linked import LinkedSecondary
 from securevfl.federation.linking.metrics import quantised
-from securevfl.federation.linking.read import read_candidates
+from securevfl.federation.linking.read import read_candidates, require_numbers
 from securevfl.federation.linking.third_parties import send_codes, third_parties
 from securevfl.federation.primary import Observer
 from securevfl.federation.wire import Message, MessageKind
-from securevfl.linkage.paillier_distances import Lanes, PackedRows, masked_distances
+from securevfl.linkage.on_cores import Apply, on_cores
+from securevfl.linkage.paillier_distances import PackedRows, masked_distances
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.shared_distances import Dealing, masked_keys, secondary_share
 
@@ -54,7 +54,8 @@ class ProtectedSecondary:
         self._cache = cache
         self._observe = observe
         self._modulus = 0
-        self._fresh: Iterator[int] = iter(())
+        self._fresh: FreshObfuscators | None = None
+        self._apply: Apply = map
         self._config = config
         self._keys = keys
         self._rows = rows
@@ -69,14 +70,15 @@ class ProtectedSecondary:
             ProtocolError: If a party leaves the protocol or fails.
 
         Reveals:
-            To the coordinator: codes, or shares of squared distances. To the primary: how many
-            records there are, masked keys or masked distances, and that linkage is done.
+            To the coordinator: codes, or shares of squared distances and, with ``linkage.cell``,
+            grid cells. To the primary: how many records there are, masked keys or masked
+            distances, and that linkage is done.
         """
         if secret is not None:
             send_codes(self._config, self._keys, secret, session, self._desk)
+            lists = self._desk.receive(self._coordinator, MessageKind.LINK_LISTS)
         else:
-            self._share_distances()
-        lists = self._desk.receive(self._coordinator, MessageKind.LINK_LISTS)
+            lists = self._share_distances()
         candidates = read_candidates(
             self._config, lists, rows=self._rows, records=self._keys.num_rows
         )
@@ -90,24 +92,40 @@ class ProtectedSecondary:
         self._desk.send(self._config.primary.name, Message(kind=MessageKind.LINKED))
         return linked
 
-    def _share_distances(self) -> None:
+    def _share_distances(self) -> Message:
+        """Compare block by block until the coordinator has the lists, which come last."""
         units = quantised(self._config, self._keys)
-        primary, records = self._config.primary.name, len(units)
+        primary = self._config.primary.name
+        if self._config.linkage.cell is not None:
+            message = self._desk.receive(primary, MessageKind.LINK_CELLS)
+            shift = message.tensor("shift", dtype=np.int64, shape=(units.shape[1],))
+            send_cells(self._config, units, shift, self._desk)
         self._desk.send(
             primary,
             Message(
                 kind=MessageKind.LINK_TURN,
-                meta={"records": records, "tag": table_tag(self._cache.folder, units)},
+                meta={"records": len(units), "tag": table_tag(self._cache.folder, units)},
             ),
         )
         paillier = self._config.linkage.protection == "paillier"
-        for start, end in row_blocks(self._config, rows=self._rows, records=records):
-            step = self._by_ciphers if paillier else self._by_shares
-            share = step(units, end - start)
-            self._desk.send(
-                self._coordinator,
-                Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
-            )
+        with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as self._apply:
+            while True:
+                block = self._desk.receive(
+                    self._coordinator, MessageKind.LINK_BLOCK, MessageKind.LINK_LISTS
+                )
+                if block.kind is MessageKind.LINK_LISTS:
+                    return block
+                records = block.tensor("records", dtype=np.int64, shape=(None,))
+                require_numbers(block, records, below=len(units))
+                rows = block.figure("rows", int)
+                if paillier:
+                    share = self._by_ciphers(units[records], rows, due=block.figure("due", int))
+                else:
+                    share = self._by_shares(units[records], rows)
+                self._desk.send(
+                    self._coordinator,
+                    Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+                )
 
     def _by_shares(self, units: np.ndarray, rows: int) -> np.ndarray:
         primary = self._config.primary.name
@@ -125,17 +143,16 @@ class ProtectedSecondary:
         )
         return secondary_share(units, dealing, theirs.view(np.uint64))
 
-    def _by_ciphers(self, units: np.ndarray, rows: int) -> np.ndarray:
+    def _by_ciphers(self, units: np.ndarray, rows: int, *, due: int) -> np.ndarray:
         primary, bits = self._config.primary.name, self._config.linkage.key_bits
         message = self._desk.receive(primary, MessageKind.LINK_CIPHERS)
         raw = message.tensor("modulus", dtype=np.uint8, shape=(bits // 8,))
         modulus = int.from_bytes(raw.tobytes(), "big")
         if modulus.bit_length() != bits or modulus % 2 == 0:
             raise ProtocolError(f"the primary's key has not the agreed {bits} bits")
-        if not self._modulus:
-            # All blocks share one preparation: its generators cost as much as 2,000 ciphertexts.
+        if self._fresh is None:
             self._modulus = modulus
-            self._fresh = fresh_obfuscators(modulus, self._answers_due(units), self._tell)
+            self._fresh = FreshObfuscators(modulus, self._apply, self._tell)
         if modulus != self._modulus:
             raise ProtocolError("the primary's key changed while linking")
         packs = message.tensor(
@@ -145,7 +162,8 @@ class ProtectedSecondary:
         packed = PackedRows(modulus=modulus, rows=rows, packs=tuple(map(tuple, numbers)))
         if len(packed.packs) != -(-rows // packed.lanes.count):
             raise ProtocolError("the primary's ciphertexts do not hold the rows that are due")
-        answers, share = masked_distances(packed, units, self._fresh)
+        fresh = self._fresh.take(len(packed.packs) * len(units), due=due)
+        answers, share = masked_distances(packed, units, fresh, apply=self._apply)
         self._desk.send(
             primary,
             Message(
@@ -154,11 +172,7 @@ class ProtectedSecondary:
         )
         return share
 
-    def _answers_due(self, units: np.ndarray) -> int:
-        """Return how many ciphertexts this party will send: one a record for each pack of rows."""
-        lanes = Lanes(key_dim=units.shape[1], key_bits=self._config.linkage.key_bits)
-        blocks = row_blocks(self._config, rows=self._rows, records=len(units))
-        return len(units) * sum(-(-(end - start) // lanes.count) for start, end in blocks)
-
     def _tell(self, done: int, of: int, left: float) -> None:
-        self._observe({"event": "ciphertexts", "done": done, "of": of, "seconds_left": left})
+        name = self._keys.name
+        event = {"event": "ciphertexts", "name": name, "done": done, "of": of}
+        self._observe({**event, "seconds_left": left})

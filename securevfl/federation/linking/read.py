@@ -1,7 +1,7 @@
 """Received lists and similarities, checked before they are used."""
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.config import FederationConfig
@@ -46,15 +46,22 @@ def read_candidates(
         numbers = message.tensor("records", dtype=np.int64, shape=(None,))
         if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
             raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
-        _require_inside(message, numbers, lowest=0, records=records)
+        require_numbers(message, numbers, below=records)
         pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
         return Candidates(pairs=pairs).without_distances()
     length = ranked_length(config, records)
     indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
-    _require_inside(message, indices, lowest=-1, records=records)
+    require_numbers(message, indices, below=records, lowest=-1)
     return Candidates(ranked=places_of(indices))
 
 
-def _require_inside(message: Message, numbers: np.ndarray, *, lowest: int, records: int) -> None:
-    if numbers.size and not lowest <= numbers.min() <= numbers.max() < records:
-        raise ProtocolError(f"{message.sender}: named a record that there is not")
+def require_numbers(
+    message: Message, numbers: Int64[np.ndarray, "..."], *, below: int, lowest: int = 0
+) -> None:
+    """Check the numbers of rows or records that came in a message.
+
+    Raises:
+        ProtocolError: If there is no such row or record.
+    """
+    if numbers.size and not lowest <= numbers.min() <= numbers.max() < below:
+        raise ProtocolError(f"{message.sender}: named a row or record that there is not")

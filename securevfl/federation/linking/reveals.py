@@ -31,6 +31,15 @@ _PAILLIER: Final = {
     "order and without distances",
     "coordinator": _SHARES["coordinator"],
 }
+_CELLS: Final = {
+    "primary": "for the rows of each grid cell, how many of a secondary's records they are "
+    "compared with, first in the nearest cells, then within reach: how dense records are there, "
+    "and roughly how far the K-th is",
+    "secondary": "which of its records are near to cells that hold rows, and how many rows",
+    "coordinator": "the grid cell of every row and record under a shift that it does not know: a "
+    "map of both tables, to within a cell's width",
+    "dealer": "how many rows and records each block of neighbouring cells has",
+}
 _BY_PROTECTION: Final[Mapping[str, Mapping[str, str]]] = {
     "none": _SHOWN,
     "bloom": _CODES,
@@ -42,6 +51,8 @@ _BY_PROTECTION: Final[Mapping[str, Mapping[str, str]]] = {
 def reveals_of(config: FederationConfig, role: str) -> list[str]:
     """Return what a party of that role learns from linking, one sentence each."""
     learned = [_BY_PROTECTION[config.linkage.protection][role]]
+    if config.linkage.cell is not None:
+        learned.append(_CELLS[role])
     if config.family.needs_similarities(config.model) and role == "primary":
         learned.append(
             "for each of its rows and each secondary, K noised similarities in falling order, "

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -13,8 +13,8 @@ from securevfl.linkage.quantised import KeyRange
 Metric = Literal["euclidean", "great-circle", "levenshtein", "mixed", "bloom"]
 Protection = Literal["none", "bloom", "shares", "paillier"]
 
-# Distances of these protections are those of quantised numeric keys.
-_QUANTISED = ("shares", "paillier")
+QUANTISED: Final = ("shares", "paillier")
+"""Protections whose distances are those of quantised numeric keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +58,11 @@ class LinkageSettings:
 
     code_concentration: float | None = None
     """Share of a code's bits that are set; default 0.35 for texts and 0.25 for numbers."""
+
+    cell: float | None = None
+    """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit. Only rows and
+    records of near cells are compared; the links stay the same. The coordinator learns which cell
+    each row and record is in, the primary how many records are near its rows."""
 
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""
@@ -115,12 +120,12 @@ class LinkageSettings:
         self.field_list()
 
     def _check_protection(self) -> None:
-        if self.protection in _QUANTISED and self.metric != "euclidean":
+        if self.protection in QUANTISED and self.metric != "euclidean":
             raise ConfigError(
                 f"protection: {self.protection!r} computes Euclidean distances of numbers; "
                 f'metric = {self.metric!r} goes with "bloom" or "none"'
             )
-        if self.protection in _QUANTISED and self.ranges is None:
+        if self.protection in QUANTISED and self.ranges is None:
             raise ConfigError(
                 f"ranges: protection = {self.protection!r} needs the agreed [low, high] of every "
                 f"key column; values are rounded to 16 bits within it"
@@ -135,6 +140,10 @@ class LinkageSettings:
                 'ranges: protection = "bloom" needs the agreed [low, high] of every numeric key '
                 "column"
             )
+        if self.cell is not None:
+            checks.positive(cell=self.cell)
+            if self.protection not in QUANTISED:
+                raise ConfigError('cell: goes with protection = "shares" or "paillier" alone')
         if self.secret is not None and self.protection != "bloom":
             raise ConfigError('secret: goes with protection = "bloom", and only with it')
 
@@ -154,6 +163,11 @@ class LinkageSettings:
         assert self.ranges is not None, "checked with the federation file"
         low, high = zip(*self.ranges, strict=True)
         return KeyRange(low=low, high=high)
+
+    @property
+    def cell_units(self) -> int:
+        """Width of a grid cell in units of quantised keys; 0 without cells."""
+        return 0 if self.cell is None else max(1, round(self.cell / self.key_range().step))
 
     @property
     def compares_codes(self) -> bool:

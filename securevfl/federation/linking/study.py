@@ -16,10 +16,12 @@ from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.linking.cache import KeptLinks, LinkCache
 from securevfl.federation.linking.candidates import Candidates, find_candidates
+from securevfl.federation.linking.cells import comparing_cost
 from securevfl.federation.linking.in_process import Linker, stacked
 from securevfl.federation.linking.keys import read_keys
 from securevfl.federation.linking.link_secondary import blocking_figures, keep
 from securevfl.federation.linking.reveals import reveals_of
+from securevfl.federation.linking.settings import QUANTISED
 from securevfl.federation.primary import Observer
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable
@@ -31,6 +33,9 @@ _PART_PAIRS: Final = 2**24
 
 # Points of a curve: more can't be seen.
 _CURVE_POINTS: Final = 400
+
+# Kept beside links, for a second call that does not make them again.
+_COMPARING: Final = "comparing.json"
 
 _UNITS: Final = {
     "euclidean": "the keys' unit",
@@ -99,7 +104,7 @@ def study_links(
             "distance_unit": _unit(config),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(config, "secondary"),
-            **_blocking(config, folder / "parties" / party.name),
+            **_comparing(folder / "parties" / party.name),
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
@@ -153,9 +158,10 @@ def _link(
 
     def find() -> Candidates:
         metric = link.metric(own)
-        if config.linkage.blocking is not None:
-            folder_of_party = folder / "parties" / own.name
-            files.write_json(folder_of_party / "blocking.json", blocking_figures(metric))
+        figures = blocking_figures(metric)
+        if config.linkage.protection in QUANTISED:
+            figures = {"comparing": comparing_cost(config, link.primary_keys, own)}
+        files.write_json(folder / "parties" / own.name / _COMPARING, figures)
         if config.privacy.links_per_record is not None:
             return find_candidates(config, metric)
         return Candidates(ranked=_in_parts(metric, config.model.neighbours, own.name, observe))
@@ -219,10 +225,10 @@ def _curve(links: LinkTable) -> list[float]:
     return curve
 
 
-def _blocking(config: FederationConfig, folder: Path) -> dict[str, Any]:
-    if config.linkage.blocking is None or not (folder / "blocking.json").exists():
-        return {}
-    found: dict[str, Any] = json.loads((folder / "blocking.json").read_text(encoding="utf-8"))
+def _comparing(folder: Path) -> dict[str, Any]:
+    """Return what was told of pairs that were not compared, when these links were made."""
+    path = folder / _COMPARING
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.obfuscator_pool import generators, prepared_obfuscators
+from securevfl.linkage.on_cores import on_cores
 from securevfl.linkage.paillier_distances import Keyholder, masked_distances
 from securevfl.linkage.quantised import LARGEST_UNIT
 
@@ -25,7 +26,8 @@ def test_pools_encrypt_zero_and_never_repeat(
 ) -> None:
     """One by one where few are wanted, from generators where many are, here and elsewhere."""
     assert (count > generators(keyholder.modulus)) == (count == 200)
-    fresh = prepared_obfuscators(keyholder.modulus, count, workers=workers)
+    with on_cores(workers) as apply:
+        fresh = prepared_obfuscators(keyholder.modulus, count, apply=apply)
     units = np.array([[7]])
 
     assert len(set(fresh)) == count
@@ -82,8 +84,9 @@ def test_a_pool_is_as_large_as_its_argument_needs() -> None:
     assert generators(2**3071 + 1) == math.ceil((3072 + 128) / 8)
 
 
-@pytest.mark.parametrize(("count", "workers"), [(0, 1), (1, 0)])
-def test_impossible_pools_are_refused(count: int, workers: int) -> None:
+def test_impossible_pools_are_refused() -> None:
     """By the argument's name."""
-    with pytest.raises(ConfigError, match="must be at least 1"):
-        prepared_obfuscators(4007 * 5011, count, workers=workers)
+    with pytest.raises(ConfigError, match="count must be at least 1"):
+        prepared_obfuscators(4007 * 5011, 0)
+    with pytest.raises(ConfigError, match="workers must be at least 1"), on_cores(0):
+        pass

@@ -11,6 +11,7 @@ from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.on_cores import on_cores
 from securevfl.linkage.paillier_distances import Keyholder, Lanes, masked_distances, obfuscators
 from securevfl.linkage.quantised import LARGEST_UNIT
 from securevfl.linkage.shared_distances import links_from_shares
@@ -43,16 +44,20 @@ def test_links_equal_the_unprotected_ones(
     assert np.array_equal(links.distances, plain.distances)
 
 
-def test_answers_are_decrypted_on_several_cores(keyholder: Keyholder) -> None:
+def test_all_steps_run_on_several_cores(keyholder: Keyholder) -> None:
     """The same share as by one, with progress that ends."""
     rng = np.random.default_rng(3)
     rows, records = (rng.integers(0, LARGEST_UNIT + 1, (count, 2)) for count in (9, 40))
     packed = keyholder.encrypt(rows)
     fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
-    answers, _ = masked_distances(packed, records, fresh)
     told: list[tuple[int, int, float]] = []
-    share = keyholder.share(rows, answers, workers=2, progress=lambda *now: told.append(now))
+    with on_cores(2, after=1) as apply:
+        packed = keyholder.encrypt(rows, apply=apply)
+        answers, theirs = masked_distances(packed, records, fresh, apply=apply)
+        share = keyholder.share(rows, answers, apply=apply, progress=lambda *now: told.append(now))
+    squared = ((rows[:, None] - records[None]) ** 2).sum(axis=2)
 
+    assert np.array_equal(share + theirs, squared.astype(np.uint64))
     assert np.array_equal(share, keyholder.share(rows, answers))
     assert [done for done, _, _ in told] == list(range(1, len(told) + 1))
     assert told[-1] == (len(told), len(told), 0)

@@ -263,6 +263,14 @@ FILES = {
         change_section("linkage", metric="levenshtein"),
         ["model.family", "'fet'", "positions", "levenshtein"],
     ),
+    "cells without a protection that compares pair by pair": (
+        change_section("linkage", cell=0.1),
+        ["linkage.cell", '"shares"', '"paillier"'],
+    ),
+    "cells without a width": (
+        change_section("linkage", protection="shares", ranges=[[0.0, 9.0], [0.0, 9.0]], cell=0.0),
+        ["linkage.cell", "> 0", "0.0"],
+    ),
     "blocking without edits": (
         change_section("linkage", blocking=0.3),
         ["linkage.blocking", '"levenshtein"'],

@@ -14,9 +14,10 @@ from helpers.linking import key_table, linked_config, text_table
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
 from securevfl.data.tables import KeyTable
 from securevfl.federation.config import FederationConfig
-from securevfl.federation.linking import blocks, ciphertexts
+from securevfl.federation.linking import ciphertexts, protected_primary, protected_secondary, search
 from securevfl.federation.linking.cache import LinkCache
 from securevfl.federation.linking.candidates import Candidates
+from securevfl.federation.linking.cells import comparing_cost
 from securevfl.federation.linking.helpers import Coordinator, serve_as_dealer
 from securevfl.federation.linking.in_process import Linker
 from securevfl.federation.linking.protected_primary import ProtectedPrimary
@@ -25,7 +26,7 @@ from securevfl.federation.linking.reveals import reveals_of
 from securevfl.federation.linking.rules import require_helpers
 from securevfl.federation.linking.sealed import SealedLine
 from securevfl.federation.wire import Message, MessageKind
-from securevfl.linkage import obfuscator_pool, paillier_distances
+from securevfl.linkage import paillier_distances
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.models.registry import FAMILIES
@@ -116,8 +117,8 @@ def test_links_are_those_of_one_process(
     protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two secondaries, blocks smaller than the tables, with and without a record-side cap."""
-    monkeypatch.setattr(blocks, "_BLOCK_PAIRS", 700)
-    monkeypatch.setattr(blocks, "_BLOCK_ANSWERS", 1)
+    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
     limit = {} if cap is None else {"links_per_record": cap}
     config = federation(protection, privacy={"mechanism": "none", "encoder": "trained", **limit})
     keys = tables()
@@ -129,19 +130,117 @@ def test_links_are_those_of_one_process(
     assert found["agency"].similarities is None
 
 
+@pytest.mark.parametrize(
+    ("protection", "cap", "cell"),
+    [
+        ("shares", None, 0.4),
+        ("shares", None, 3.0),
+        ("shares", 3, 0.4),
+        ("shares", 3, 3.0),
+        ("paillier", None, 3.0),
+        ("paillier", 2, 0.4),
+    ],
+)
+def test_cells_leave_links_as_they_are(
+    protection: str, cap: int | None, cell: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few pairs in narrow cells, with wider ones to follow, and of many in wide ones."""
+    monkeypatch.setattr(search, "_BLOCK_PAIRS", 50)
+    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 4)
+    monkeypatch.setattr(protected_primary, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
+    limit = {} if cap is None else {"links_per_record": cap}
+    privacy = {"mechanism": "none", "encoder": "trained", **limit}
+    config = federation(protection, privacy=privacy, linkage={"cell": cell})
+    sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
+    keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
+    config = replace(config, parties=tuple(p for p in config.parties if p.name != "shop"))
+    found, wires = linked(config, keys)
+    shares = [m for a, b, m in wires.travelled if m.kind is MessageKind.LINK_SHARE and a == "bank"]
+    rows = np.arange(sizes["agency"])
+
+    wanted = in_process(config, keys)["bank"]
+    assert np.array_equal(found["bank"].source.link(rows).indices, wanted)
+    compared = sum(m.tensors["share"].size for m in shares)
+    assert comparing_cost(config, keys["agency"], keys["bank"])["pairs"] == compared
+    assert protection == "paillier" or compared < 0.7 * 60 * 40
+
+
+def test_cells_do_not_say_where() -> None:
+    """The coordinator gets them under a shift of the session that data parties alone know."""
+    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
+    seen = []
+    for _ in range(2):
+        _, wires = linked(config, keys)
+        sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is MessageKind.LINK_CELLS]
+        assert {b for _, b, m in sent if "shift" in m.tensors} == {"bank", "shop"}
+        cells = {a: m.tensors["cells"] for a, b, m in sent if b == "coordinator"}
+        assert set(cells) == set(keys)
+        seen.append(cells)
+    moved = {name: seen[1][name] - seen[0][name] for name in keys}
+    steps = np.concatenate(list(moved.values()))
+
+    assert (np.abs(steps).max(axis=0) > 2**16).all()  # fails by chance once in 10^6 runs
+    assert (np.ptp(steps, axis=0) <= 1).all()  # one shift for all parties, but for rounding
+
+
+def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
+    """Where links are kept, a coordinator that knows both tables' tags asks for no block."""
+    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
+    first, _ = linked(config, keys, cache=tmp_path)
+    again, wires = linked(config, keys, cache=tmp_path)
+
+    assert not any(m.kind is MessageKind.LINK_SHARE for _, _, m in wires.travelled)
+    rows = np.arange(60)
+    links = [found["bank"].source.link(rows).indices for found in (first, again)]
+    assert np.array_equal(*links)
+
+
+def test_a_family_s_own_limit_holds_under_shares() -> None:
+    """``exact`` takes records of the very same place, and none otherwise."""
+    config, keys = federation("shares"), tables()
+    config = replace(config, family=replace(FAMILIES["fet"], max_distance=0.0))
+    keys["bank"].columns["lon"][:20] = keys["agency"].columns["lon"][:20]
+    keys["bank"].columns["lat"][:20] = keys["agency"].columns["lat"][:20]
+    found, _ = linked(config, keys)
+    links = found["bank"].source.link(np.arange(60))
+
+    assert links.indices[:20, 0].tolist() == list(range(20))
+    assert not links.present[20:].any()
+
+
+@pytest.mark.parametrize("number", [60, -1])
+def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
+    """By the primary, before anything of it is sent."""
+    wires = Wires()
+    config, keys = federation("shares"), tables()
+    turn = Message(kind=MessageKind.LINK_TURN, meta={"records": 40, "tag": "x"})
+    wires.desk("bank").send("agency", turn)
+    block = Message(
+        kind=MessageKind.LINK_BLOCK,
+        meta={"records": 40, "done": 0, "of": 60},
+        tensors={"rows": np.array([3, number])},
+    )
+    wires.desk("coordinator").send("agency", block)
+    one = ProtectedPrimary(
+        config, keys["agency"], wires.desk("agency"), LinkCache(None), lambda _event: None
+    )
+    with pytest.raises(ProtocolError, match="coordinator: named a row or record"):
+        one.link(None, SESSION)
+
+
 def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
-    monkeypatch.setattr(blocks, "_BLOCK_ANSWERS", 1)
+    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
     monkeypatch.setattr(ciphertexts, "_BATCH", 8)
-    monkeypatch.setattr(ciphertexts, "_WORTH_ALL_CORES", 2)
-    asked: list[int] = []
+    monkeypatch.setattr(paillier_distances, "_CIPHERTEXTS_A_TASK", 2)
+    asked: list[tuple[int, int]] = []
 
     @contextmanager
-    def in_place(workers: int) -> Iterator[Any]:
-        asked.append(workers)
+    def in_place(workers: int, *, after: int) -> Iterator[Any]:
+        asked.append((workers, after))
         yield map
 
-    for module in (obfuscator_pool, paillier_distances):
+    for module in (protected_primary, protected_secondary):
         monkeypatch.setattr(module, "on_cores", in_place)
     config = federation("paillier")
     told: list[Mapping[str, Any]] = []
@@ -151,8 +250,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
     answers = [m for a, b, m in wires.travelled if (a, b) == ("bank", "agency") and m.tensors]
 
     assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
-    assert set(asked) == {-1}
-    assert ciphertexts.workers_for(1) == 1
+    assert asked == 3 * [(-1, ciphertexts.IN_PLACE_TASKS)]
     for name, of in (("bank", 60), ("shop", 60)):
         rows = [e for e in told if e["event"] == "links" and e["name"] == name]
         done = [event["done"] for event in rows]
@@ -161,7 +259,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         assert len(done) > 3  # also while a block is decrypted
         assert rows[-1]["seconds_left"] == 0
     due = sum(m.tensors["answers"].shape[0] * 6 for m in answers)
-    own = [e for e in told if e["event"] == "ciphertexts" and e["of"] == due]
+    own = [e for e in told if e["event"] == "ciphertexts" and e["name"] == "bank"]
     assert [event["done"] for event in own] == sorted(event["done"] for event in own)
     assert (own[-1]["done"], own[-1]["seconds_left"]) == (due, 0)
 
@@ -187,14 +285,14 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
         wires.desk("agency").send("bank", sent)
 
     units = np.array([[1, 2], [3, 4]])
-    one._by_ciphers(units, 5)
+    one._by_ciphers(units, 5, due=2)
     with pytest.raises(ProtocolError, match="changed"):
-        one._by_ciphers(units, 5)
+        one._by_ciphers(units, 5, due=2)
 
 
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a rate below 1 the coordinator ranks more, and only the secondary knows the sample."""
-    monkeypatch.setattr(blocks, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
     privacy = {"mechanism": "none", "encoder": "trained", "sampling_rate": 0.5}
     config = federation("shares", privacy=privacy)
     found, wires = linked(config, tables())
@@ -211,7 +309,8 @@ def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
 def test_nothing_plain_travels(protection: str) -> None:
     """No message to anybody holds a key, a quantised key or a distance."""
-    config, keys = federation(protection), tables()
+    cell = {"cell": 4.0} if protection == "shares" else {}
+    config, keys = federation(protection, linkage=cell), tables()
     _, wires = linked(config, keys)
     plain = [numbers for table in keys.values() for numbers in table.columns.values()]
     units = [np.rint(column / 10 * 65535).astype(np.int64) for column in plain]
@@ -306,7 +405,9 @@ def test_every_role_has_a_statement() -> None:
     for protection in ("bloom", "shares", "paillier"):
         for role in ("primary", "secondary", "coordinator"):
             assert reveals_of(federation(protection), role)
-    assert reveals_of(federation("shares"), "dealer")
+    plain, cells = federation("shares"), federation("shares", linkage={"cell": 1.0})
+    for role in ("primary", "secondary", "coordinator", "dealer"):
+        assert len(reveals_of(cells, role)) == len(reveals_of(plain, role)) + 1
 
 
 class TestSealedLine:
