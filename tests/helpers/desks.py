@@ -17,8 +17,14 @@ class Wires:
     """All messages on their way, by sender and receiver; what travelled stays to be looked at."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
+        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
+        self._lock = threading.Lock()
         self.travelled: list[tuple[str, str, Message]] = []
+
+    def queue(self, sender: str, receiver: str) -> Queue[Message]:
+        """Return one line; two threads that use it first at the same time get the same one."""
+        with self._lock:
+            return self._queues[sender, receiver]
 
     def desk(self, own: str) -> "ThreadDesk":
         """Return one party's end."""
@@ -36,11 +42,11 @@ class ThreadDesk:
         tensors = {key: value.copy() for key, value in message.tensors.items()}
         sent = replace(message, tensors=tensors, sender=self._own)
         self._wires.travelled.append((self._own, name, sent))
-        self._wires.queues[self._own, name].put(sent)
+        self._wires.queue(self._own, name).put(sent)
 
     def receive(self, name: str, *kinds: MessageKind) -> Message:
         try:
-            message = self._wires.queues[name, self._own].get(timeout=_DEADLINE_S)
+            message = self._wires.queue(name, self._own).get(timeout=_DEADLINE_S)
         except Empty:
             raise ProtocolError(f"{name}: sent nothing") from None
         if message.kind not in kinds:
