@@ -27,8 +27,14 @@ from securevfl.models.baselines.config import BaselineConfig
 
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"
 SPLIT_SEED = 0
-# The paper's ablations: each gate off, or replaced by what the paper replaces it with.
+# The paper's own gates, and its ablations: each gate off, or replaced by what it replaces it with.
 VARIANTS: dict[str, dict[str, Any]] = {
+    "fedsim-paper": {
+        "family": "fedsim",
+        "weight": "learned",
+        "merge": "convolution",
+        "dropout": 0.2,
+    },
     "fedsim-no-weight": {"family": "fedsim", "weight": "similarity"},
     "fedsim-no-sort": {"family": "fedsim", "sort": "none"},
     "fedsim-mlp": {"family": "fedsim", "merge": "perceptron"},

@@ -10,7 +10,13 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
-from securevfl.models.fedsim.merge import CheapDropout, ConvolutionMerge, PerceptronMerge
+from securevfl.models.fedsim.merge import (
+    CheapDropout,
+    ConvolutionMerge,
+    PerceptronMerge,
+    ResidualMerge,
+    merged_width,
+)
 from securevfl.models.fedsim.top import FedSimTop
 from securevfl.models.initial import initialise
 from securevfl.models.pair_settings import ManyLinksSettings
@@ -67,14 +73,16 @@ def test_keys_are_inputs_only_if_asked_for() -> None:
         assert torch.equal(moved, model(features, keys, aggregate)) is not asked
 
 
-def test_similarity_model_is_one_hidden_layer_from_one_number_to_one() -> None:
+@pytest.mark.parametrize("weights", [1, 3])
+def test_similarity_model_is_one_hidden_layer_from_one_number(weights: int) -> None:
     """Written out; weights start near one, so that an untrained gate lets everything through."""
-    gate = SimilarityModel(5)
+    gate = SimilarityModel(5, weights=weights)
     s = torch.tensor([[-2.0, 0.3]])
     into, out = gate.layers[0], gate.layers[2]
     hidden = torch.tanh(s[..., None] * into.weight[:, 0] + into.bias)
 
-    torch.testing.assert_close(gate(s), 1 + hidden @ out.weight[0] + out.bias)
+    assert gate(s).shape == (1, 2, weights)
+    torch.testing.assert_close(gate(s), 1 + hidden @ out.weight.T + out.bias)
 
 
 def test_sort_gate_orders_by_similarity_or_weight_and_keeps_ties() -> None:
@@ -137,6 +145,38 @@ def test_perceptron_gate_has_about_as_many_weights() -> None:
     ]
 
     assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+
+
+def test_residual_gate_starts_from_the_mean_of_predictions() -> None:
+    """Without its linear part an untrained gate is AvgSim's: its convolution starts silent."""
+    gate = ResidualMerge(SMALL, outputs=2)
+    initialise(gate, seed=3, positions_seed=3)
+    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    gate.linear.weight.data.zero_()
+
+    torch.testing.assert_close(gate(pairs), pairs[:, :, :2].mean(dim=1))
+
+
+def test_residual_gate_can_hold_on_to_one_place() -> None:
+    """An output whose first place has all the weight is Top1Sim's, whatever the others do."""
+    gate = ResidualMerge(SMALL, outputs=2)
+    initialise(gate, seed=3, positions_seed=3)
+    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    gate.linear.weight.data.zero_()
+    gate.places.data[0, 0] = 100.0
+    expected = torch.stack([pairs[:, 0, 0], pairs[:, :, 1].mean(dim=1)], dim=1)
+
+    torch.testing.assert_close(gate(pairs), expected)
+
+
+def test_correction_of_the_residual_gate_is_the_papers_convolution_of_its_own_outputs() -> None:
+    """Predictions go around the convolution; the l_m further outputs go through both parts."""
+    gate = ResidualMerge(SMALL, outputs=2).eval()
+    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    even = pairs.mean(dim=1)
+    expected = even[:, :2] + gate.linear(even[:, 2:]) + gate.correction(pairs[:, :, 2:])
+
+    torch.testing.assert_close(gate(pairs), expected)
 
 
 def test_average_gate_is_the_weighted_mean_of_predictions() -> None:
@@ -205,10 +245,12 @@ def test_scale_of_the_aggregate_does_not_matter() -> None:
     "ablation",
     [
         {},
+        {"weight": "learned"},
         {"weight": "similarity"},
         {"weight": "none"},
         {"sort": "weight"},
         {"sort": "none"},
+        {"weight": "learned", "merge": "convolution"},
         {"merge": "perceptron"},
         {"merge": "average"},
     ],
@@ -276,7 +318,7 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
     [
         ({"neighbours": 4}, "model.kernel must be at most neighbours=4, got 5"),
         ({"weight": "none", "sort": "weight"}, 'sort: "weight" needs weights'),
-        ({"merge": "cnn"}, "model.merge: must be one of 'convolution', 'perceptron', 'average'"),
+        ({"merge": "cnn"}, "model.merge: must be one of 'residual', 'convolution', 'perceptron'"),
         ({"sort": "distance"}, "model.sort: must be one of 'similarity', 'weight', 'none'"),
         ({"channels": 0}, "model.channels must be at least 1"),
         ({"dropout": 1.0}, r"model.dropout must lie in \[0, 1\)"),

@@ -16,8 +16,9 @@ class FedSimConfig(ManyLinksSettings):
         [FedSim] section 4.2 and appendix E.
     """
 
-    weight: Literal["learned", "similarity", "none"] = "learned"
-    """Weight gate: the similarity model's weights, similarities themselves, or none."""
+    weight: Literal["per-output", "learned", "similarity", "none"] = "per-output"
+    """Weight gate: the similarity model's weights, one for each output of a pair, or one for all of
+    them as in the paper (``learned``); similarities themselves; or none."""
 
     similarity_width: int = 10
     """Units of the similarity model's hidden layer."""
@@ -28,12 +29,14 @@ class FedSimConfig(ManyLinksSettings):
     Links arrive nearest first; without the gate a merge gate must not see that order.
     """
 
-    merge: Literal["convolution", "perceptron", "average"] = "convolution"
-    """Merge gate: a convolution over neighbouring links, a perceptron of as many weights over all
-    of them, or their mean."""
+    merge: Literal["residual", "convolution", "perceptron", "average"] = "residual"
+    """Merge gate: a mean over places of the sorted links with the paper's convolution as its
+    correction; the paper's convolution over neighbouring links alone; a perceptron of as many
+    weights over all of them; or their mean."""
 
     pair_outputs: int = 5
-    """l_m, outputs of the split network for one pair; ``average`` takes the task's own number."""
+    """l_m, outputs of the split network for one pair; ``residual`` adds the task's own number to
+    it, and ``average`` takes that number alone."""
 
     kernel: int = 5
     """k_conv, links that one step of the convolution sees."""
@@ -44,7 +47,7 @@ class FedSimConfig(ManyLinksSettings):
     merge_width: int = 100
     """Units of the merge gate's hidden layer."""
 
-    dropout: float = 0.2
+    dropout: float = 0.3
     """Share of units dropped in training, inside the merge gate."""
 
     def __post_init__(self) -> None:
@@ -56,10 +59,10 @@ class FedSimConfig(ManyLinksSettings):
         checks.whole(**sizes)
         checks.at_least(1, **sizes)
         checks.fraction(dropout=self.dropout)
-        checks.one_of(("learned", "similarity", "none"), weight=self.weight)
+        checks.one_of(("per-output", "learned", "similarity", "none"), weight=self.weight)
         checks.one_of(("similarity", "weight", "none"), sort=self.sort)
-        checks.one_of(("convolution", "perceptron", "average"), merge=self.merge)
-        if self.merge == "convolution" and self.kernel > self.neighbours:
+        checks.one_of(("residual", "convolution", "perceptron", "average"), merge=self.merge)
+        if self.merge in ("residual", "convolution") and self.kernel > self.neighbours:
             raise ConfigError(
                 f"kernel must be at most neighbours={self.neighbours}, got {self.kernel}"
             )

@@ -14,13 +14,15 @@ def similarity_curve(
 ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
     """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
 
+    Where each output of a pair has a weight of its own, their mean is returned.
+
     References:
         [FedSim] appendix F.5, the similarity model's plot.
     """
     device = next(gate.parameters()).device
     similarities = torch.linspace(low, high, points, device=device)
     with torch.no_grad():
-        return similarities, gate(similarities)
+        return similarities, gate(similarities).mean(dim=-1)
 
 
 def merge_importance(

@@ -13,19 +13,22 @@ _EVALUATION_SEED: Final = 0
 
 
 class SimilarityModel(nn.Module):
-    """Map a similarity to the weight of its pair: a perceptron from one number to one.
+    """Map a similarity to the weights of its pair's outputs: a perceptron from one number.
+
+    The paper has one weight for all outputs of a pair. With one each, some outputs can speak for
+    near links and others for far ones.
 
     References:
         [FedSim] section 4.2, "Weight Gate": one hidden layer.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, weights: int = 1) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1))
+        self.layers = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, weights))
 
-    def forward(self, similarities: Float[Tensor, "*links"]) -> Float[Tensor, "*links"]:
-        """Return one weight for each similarity."""
-        weights: Tensor = self.layers(similarities.unsqueeze(-1)).squeeze(-1)
+    def forward(self, similarities: Float[Tensor, "*links"]) -> Float[Tensor, "*links weights"]:
+        """Return the weights of each similarity."""
+        weights: Tensor = self.layers(similarities.unsqueeze(-1))
         return 1 + weights
 
 

@@ -3,6 +3,9 @@
 B = rows of a batch, K = links, P = outputs of a pair, C = channels, O = outputs of the task.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Final
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -39,7 +42,9 @@ class ConvolutionMerge(nn.Module):
         [FedSim] section 4.2, "Merge Gate", and section 6.1, "Training".
     """
 
-    def __init__(self, config: FedSimConfig, *, outputs: int) -> None:
+    def __init__(
+        self, config: FedSimConfig, *, outputs: int, last: type[nn.Linear] = nn.Linear
+    ) -> None:
         super().__init__()
         self.kernel = config.kernel
         # A linear layer over windows is the convolution; it is as fast, for one input channel.
@@ -49,7 +54,7 @@ class ConvolutionMerge(nn.Module):
             CheapDropout(config.dropout),
             nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),
             nn.ReLU(),
-            nn.Linear(config.merge_width, outputs),
+            last(config.merge_width, outputs),
         )
 
     def forward(
@@ -60,6 +65,54 @@ class ConvolutionMerge(nn.Module):
         channels_BWPC: Tensor = self.convolution(windows_BWPk).relu_()
         out: Tensor = self.perceptron(channels_BWPC.flatten(1))
         return out
+
+
+class ResidualMerge(nn.Module):
+    """A mean over the places of the sorted links, and the convolution as its correction.
+
+    A pair has O outputs that are its prediction and P for the convolution. Every output has its
+    own weights over places, a softmax that starts even: one that holds on to the first place is
+    Top1Sim, an even one AvgSim. The convolution's last layer starts at zero, so that training
+    starts from the mean of the pairs' predictions, and goes as far from it as that helps. The
+    convolution alone has to learn the mean too, and over-fits to small tables on the way.
+
+    References:
+        [FedSim] section 4.2, "Merge Gate": an average where a linear aggregation is enough, a
+        convolution where it is not. Their sum is ours.
+    """
+
+    def __init__(self, config: FedSimConfig, *, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.places = nn.Parameter(
+            torch.zeros(config.neighbours, merged_width(config, outputs=outputs))
+        )
+        self.linear = nn.Linear(config.pair_outputs, outputs, bias=False)
+        self.correction = ConvolutionMerge(config, outputs=outputs, last=SilentLinear)
+
+    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+        """Make all places alike."""
+        with torch.no_grad():
+            self.places.zero_()
+
+    def forward(
+        self, pairs: Float[Tensor, "batch links pair_outputs"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the task's outputs."""
+        mean = (pairs * self.places.softmax(dim=0)).sum(dim=1)
+        linear = mean[:, : self.outputs] + self.linear(mean[:, self.outputs :])
+        out: Tensor = linear + self.correction(pairs[:, :, self.outputs :])
+        return out
+
+
+class SilentLinear(nn.Linear):
+    """A linear layer that starts at zero."""
+
+    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+        """Set all weights to zero."""
+        with torch.no_grad():
+            for weights in self.parameters():
+                weights.zero_()
 
 
 class PerceptronMerge(nn.Module):
@@ -99,9 +152,22 @@ class AverageMerge(nn.Module):
         return pairs.mean(dim=1)
 
 
+_KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "residual": ResidualMerge,
+    "convolution": ConvolutionMerge,
+    "perceptron": PerceptronMerge,
+}
+
+
 def build_merge(config: FedSimConfig, *, outputs: int) -> nn.Module:
-    """Return the merge gate that the settings name."""
+    """Return the merge gate that the settings name, for a task of so many outputs."""
     if config.merge == "average":
         return AverageMerge()
-    kind = ConvolutionMerge if config.merge == "convolution" else PerceptronMerge
-    return kind(config, outputs=outputs)
+    return _KINDS[config.merge](config, outputs=outputs)
+
+
+def merged_width(config: FedSimConfig, *, outputs: int) -> int:
+    """Return how many outputs of each pair the merge gate of these settings reads."""
+    if config.merge == "average":
+        return outputs
+    return config.pair_outputs + (outputs if config.merge == "residual" else 0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance, similarity_curve
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
-from securevfl.models.fedsim.merge import build_merge
+from securevfl.models.fedsim.merge import build_merge, merged_width
 from securevfl.models.pairs import PairModel
 from securevfl.models.similarities import mean_similarities
 
@@ -27,14 +27,11 @@ class FedSimTop(nn.Module):
         super().__init__()
         self.weight = config.weight
         self.positions = nn.Identity()
-        self.pairs = PairModel(
-            config,
-            num_features=num_features,
-            key_dim=key_dim,
-            outputs=outputs if config.merge == "average" else config.pair_outputs,
-        )
+        width = merged_width(config, outputs=outputs)
+        self.pairs = PairModel(config, num_features=num_features, key_dim=key_dim, outputs=width)
+        weights = {"per-output": width, "learned": 1}.get(config.weight)
         self.similarity_model = (
-            SimilarityModel(config.similarity_width) if config.weight == "learned" else None
+            SimilarityModel(config.similarity_width, weights=weights) if weights else None
         )
         self.sort = SortGate(config.sort)
         self.merge = build_merge(config, outputs=outputs)
@@ -60,9 +57,11 @@ class FedSimTop(nn.Module):
         """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
-        weights = self._weights(similarity) * present
-        pairs = self.pairs(features, keys, aggregate) * weights.unsqueeze(-1)
-        out: Tensor = self.sort(pairs, similarities=similarity, weights=weights, present=present)
+        weights = self._weights(similarity) * present.unsqueeze(-1)
+        pairs = self.pairs(features, keys, aggregate) * weights
+        out: Tensor = self.sort(
+            pairs, similarities=similarity, weights=weights.mean(dim=2), present=present
+        )
         return out
 
     def explain(
@@ -84,8 +83,12 @@ class FedSimTop(nn.Module):
             shown["similarity"], shown["weight"] = (values.tolist() for values in curve)
         return shown
 
-    def _weights(self, similarity: Float[Tensor, "batch links"]) -> Float[Tensor, "batch links"]:
+    def _weights(
+        self, similarity: Float[Tensor, "batch links"]
+    ) -> Float[Tensor, "batch links weights"]:
         if self.similarity_model is not None:
             weights: Tensor = self.similarity_model(similarity)
             return weights
-        return similarity if self.weight == "similarity" else similarity.new_ones(similarity.shape)
+        if self.weight == "none":
+            similarity = torch.ones_like(similarity)
+        return similarity.unsqueeze(-1)
