@@ -25,8 +25,21 @@ def represent_distinct(
         index: Record of each link; anything valid where there is none.
         present: Which links there are.
     """
-    records, place = index.unique(return_inverse=True)
+    records, place = _distinct(index, len(features))
     alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
     vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
     gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
     return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
+
+
+def _distinct(
+    index: Int64[Tensor, "batch links"], num_records: int
+) -> tuple[Int64[Tensor, " records"], Int64[Tensor, "batch links"]]:
+    """Return the records in rising order, and the place of each link's record among them."""
+    if num_records > 4 * index.numel():
+        return index.unique(return_inverse=True)
+    # Marking the records of a table that is not much larger is cheaper than sorting the links.
+    seen = torch.zeros(num_records, dtype=torch.bool, device=index.device)
+    seen[index.flatten()] = True
+    place = seen.cumsum(0).sub_(1)
+    return seen.nonzero().squeeze(1), place[index]

@@ -57,7 +57,9 @@ class FedSimTop(nn.Module):
         """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
-        weights = self._weights(similarity) * present.unsqueeze(-1)
+        weights = self._weights(similarity)
+        if not bool(present.all()):
+            weights = weights * present.unsqueeze(-1)
         pairs = self.pairs(features, keys, aggregate) * weights
         out: Tensor = self.sort(
             pairs, similarities=similarity, weights=weights.mean(dim=2), present=present

@@ -1,5 +1,6 @@
 """Each record once gives what each link by itself gives."""
 
+import pytest
 import torch
 
 from securevfl.federation.distinct import represent_distinct
@@ -7,12 +8,13 @@ from securevfl.models.pair_settings import ManyLinksSettings
 from securevfl.models.pairs import RecordBottom
 
 
-def test_vectors_and_gradients_are_those_of_every_link() -> None:
+@pytest.mark.parametrize("records", [7, 500], ids=["few records", "many records"])
+def test_vectors_and_gradients_are_those_of_every_link(records: int) -> None:
     """Repeated and absent links included; gradients add up over the links to a record."""
     torch.manual_seed(1)
     bottom = RecordBottom(ManyLinksSettings(hidden=4), num_features=3, key_dim=2)
-    features, keys = torch.randn(7, 3), torch.randn(7, 2)
-    index = torch.randint(0, 7, (5, 6))
+    features, keys = torch.randn(records, 3), torch.randn(records, 2)
+    index = torch.randint(0, 7, (5, 6)) * (records // 7)
     present = torch.rand(5, 6) < 0.8
     weigh = torch.randn(5, 6, 4)
     results = []
