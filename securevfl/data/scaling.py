@@ -9,7 +9,7 @@ apart.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -17,7 +17,10 @@ from jaxtyping import Float32, Float64
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 
-Scaling = Literal["standard", "bounds", "none"]
+Scaling = Literal["standard", "clamped", "bounds", "none"]
+
+DEVIATIONS: Final = 5.0
+"""Where ``clamped`` scaling ends, in standard deviations from the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,8 +40,16 @@ class FeatureScaler:
     """False if centre and width were fitted to a table, and so depend on its every record."""
 
     @classmethod
-    def standard(cls, features: Float32[np.ndarray, "rows features"]) -> "FeatureScaler":
-        """Fit mean and standard deviation; a constant feature becomes 0. Not data-independent."""
+    def standard(
+        cls, features: Float32[np.ndarray, "rows features"], *, limit: float | None = None
+    ) -> "FeatureScaler":
+        """Fit mean and standard deviation; a constant feature becomes 0. Not data-independent.
+
+        Args:
+            features: What they are fitted to.
+            limit: Largest absolute scaled value, in deviations. Without one, the one-hot column of
+                a word that one record in 20,000 has is 141 there, and decides whatever reads it.
+        """
         values = features.astype(np.float64)
         deviation = values.std(axis=0)
         # A constant column's deviation is rounding error, and dividing by it makes noise of it.
@@ -46,7 +57,7 @@ class FeatureScaler:
         return cls(
             centre=values.mean(axis=0),
             width=np.where(constant, 1.0, deviation),
-            limit=None,
+            limit=limit,
             data_independent=False,
         )
 
@@ -187,13 +198,14 @@ def feature_scaler(
     Raises:
         ConfigError: If ``bounds`` are missing, superfluous or impossible.
     """
-    checks.one_of(("standard", "bounds", "none"), scaling=scaling)
+    checks.one_of(("standard", "clamped", "bounds", "none"), scaling=scaling)
     if (scaling == "bounds") != (bounds is not None):
         raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
     if bounds is not None:
         return FeatureScaler.bounded(feature_names, bounds)
-    if scaling == "standard":
-        return FeatureScaler.standard(features)
+    if scaling in ("standard", "clamped"):
+        limit = DEVIATIONS if scaling == "clamped" else None
+        return FeatureScaler.standard(features, limit=limit)
     return FeatureScaler.unscaled(len(feature_names))
 
 

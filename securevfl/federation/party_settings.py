@@ -35,8 +35,10 @@ class PartySettings:
     identity: str | None = None
     """``ed25519:…``, the party's long-term public key (``securevfl provision``)."""
 
-    scaling: Literal["standard", "bounds", "none"] = "standard"
-    """``standard``: own mean and deviation; ``bounds``: declared ranges, the same for any data."""
+    scaling: Literal["standard", "clamped", "bounds", "none"] = "standard"
+    """``standard``: own mean and deviation; ``clamped``: the same, and no value further than five
+    deviations from the mean, for tables with rare words or outliers; ``bounds``: declared ranges,
+    the same for any data."""
 
     bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
     """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""

@@ -35,10 +35,11 @@ def require_covered_channels(config: FederationConfig) -> None:
         )
     if encoder != "trained":
         for party in config.secondaries:
-            if party.scaling == "standard":
+            if party.scaling in ("standard", "clamped"):
                 raise PrivacyError(
-                    f'party {party.name!r}: scaling = "standard" fits statistics to the table, so '
-                    f"one record moves every row and a {encoder} encoder's epsilon would not hold; "
+                    f'party {party.name!r}: scaling = "{party.scaling}" fits statistics to the '
+                    f"table, so one record moves every row and a {encoder} encoder's epsilon would "
+                    f"not hold; "
                     f'use scaling = "bounds" with declared bounds, or "none"'
                 )
 

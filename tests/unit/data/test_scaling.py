@@ -22,6 +22,19 @@ def test_standard_scaling_has_mean_0_and_deviation_1() -> None:
     assert not scaler.data_independent
 
 
+def test_clamped_scaling_is_standard_scaling_within_five_deviations() -> None:
+    """A word that one record of 500 has is 22 deviations off, and 5 after the clamp."""
+    features = np.zeros((500, 2), dtype=np.float32)
+    features[7, 0] = 1
+    features[:, 1] = np.arange(500)
+    standard = feature_scaler(features, NAMES[:2], scaling="standard").apply(features)
+    scaler = feature_scaler(features, NAMES[:2], scaling="clamped")
+
+    assert standard[7, 0] == pytest.approx(499**0.5)
+    assert np.array_equal(scaler.apply(features), standard.clip(-5, 5))
+    assert not scaler.data_independent
+
+
 def test_a_constant_that_float32_can_not_hold_stays_constant() -> None:
     """The rounding error of a constant's deviation is not blown up."""
     features = np.full((1000, 1), 0.1, dtype=np.float32)

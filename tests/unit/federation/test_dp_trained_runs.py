@@ -1,6 +1,7 @@
 """Whole simulated runs with dp-trained encoders: what they promise, book, refuse and resume."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,11 @@ def test_what_no_accounting_makes_true_is_refused(
     assert not list(tmp_path.glob("run/**/ledger.jsonl"))
 
 
-def test_scaling_by_the_tables_own_statistics_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaling", ["standard", "clamped"])
+def test_scaling_by_the_tables_own_statistics_is_refused(tmp_path: Path, scaling: str) -> None:
     """One record would move every row's features, whatever is noised."""
-    path = write_federation(tmp_path, rows=ROWS, privacy=PRIVACY)
-    with pytest.raises(PrivacyError, match=r'scaling = "standard".*dp-trained encoder'):
+    source = tomllib.loads(write_federation(tmp_path, rows=ROWS, privacy=PRIVACY).read_text())
+    source["party"][1]["scaling"] = scaling
+    path = save(tmp_path, source)
+    with pytest.raises(PrivacyError, match=rf'scaling = "{scaling}".*dp-trained encoder'):
         run(path, tmp_path / "run")
