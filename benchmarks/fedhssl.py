@@ -23,7 +23,7 @@ from typing import Any
 
 import fedhssl_methods as methods
 import torch
-from fedhssl_tables import plot, print_tables
+from fedhssl_tables import plot, print_gains, print_measures, print_tables
 
 from securevfl.data.aligned.avazu import load_avazu
 from securevfl.data.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
@@ -57,7 +57,7 @@ AVAZU = methods.Setting(
 IMAGES = methods.Setting(
     model={"encoder": "resnet18", "image": (3, 32, 32)},
     pretraining={**_PAPER, "iterations": 40},
-    images=True,
+    images={},
 )
 
 LABELS = (20, 50, 200, 500, 1000)
@@ -70,6 +70,7 @@ SETS: dict[str, tuple[Load, methods.Setting]] = {
     "digits": (lambda _: digits_halves(2).standardised(), SMALL),
     "digits3": (lambda _: digits_halves(3).standardised(), SMALL),
     "mnist": (lambda _: mnist_halves(2, rows=4000), SMALL),
+    "mnist20k": (lambda _: mnist_halves(2, rows=20_000), SMALL),
     "fate_vehicle": (lambda _: folder_views("fate_vehicle").standardised(), SMALL),
     "fate_breast": (lambda _: folder_views("fate_breast").standardised(), SMALL),
     "nuswide": (lambda folder: load_nuswide(_given(folder)), NUSWIDE),
@@ -133,8 +134,9 @@ def run(args: argparse.Namespace) -> None:
         # Boosting, FedSplitNN and local learning know of no alignment beyond the labelled rows.
         if "boosting" in args.method and not (data.images and name in PAPER_SETS):
             plain(results, prepared, setting, "boosting", cell, most, labels)
-        if "fedsplitnn" in args.method:
-            plain(results, prepared, setting, "fedsplitnn", cell, most, labels)
+        for method in ("fedsplitnn", "untrained"):
+            if method in args.method:
+                plain(results, prepared, setting, method, cell, most, labels)
         for algorithm in args.algorithm:
             own = {**cell, "algorithm": algorithm}
             if "fedlocalssl" in args.method:
@@ -266,7 +268,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def tables(args: argparse.Namespace) -> None:
-    print_tables(read(args))
+    {"methods": print_tables, "gains": print_gains, "measures": print_measures}[args.of](read(args))
 
 
 def draw(args: argparse.Namespace) -> None:
@@ -293,12 +295,13 @@ def main() -> None:
     running.add_argument(
         "--method",
         nargs="+",
-        default=["boosting", "fedsplitnn", "fedcvt", "fedlocalssl", "fedgssl", "fedhssl"],
-        help="fedgssl measures fedcssl as well",
+        default=[*methods.SUPERVISED, "fedlocalssl", "fedgssl", "fedhssl"],
+        help="fedgssl measures fedcssl as well; untrained is fedhssl's network without pretraining",
     )
     updating.add_argument("--labelled", type=int, default=50)
     for command in (showing, drawing):
         command.add_argument("--labelled", nargs="+", type=int, help="leave other numbers out")
+    showing.add_argument("--of", choices=("methods", "gains", "measures"), default="methods")
     drawing.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.function(args)

@@ -44,7 +44,7 @@ from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
-SUPERVISED = ("boosting", "fedsplitnn", "fedcvt")
+SUPERVISED = ("boosting", "fedsplitnn", "untrained", "fedcvt")
 
 Encoders = dict[str, dict[str, Tensor]]
 Measured = dict[str, float]
@@ -60,8 +60,8 @@ class Setting:
     steps: int = 100
     epochs: int = 20
     batch_size: int = 128
-    images: bool = False
-    """Whether pretraining sees image augmentations instead of corrupted features."""
+    images: Mapping[str, float] | None = None
+    """Settings of image augmentations, for sets of images; None corrupts features instead."""
     cvt: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -167,8 +167,8 @@ def family_config(method: str, setting: Setting) -> FedHSSLConfig:
 
 
 def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:
-    if setting.images:
-        return AugmentedImages(image=prepared.data.images[party])
+    if setting.images is not None:
+        return AugmentedImages(image=prepared.data.images[party], **setting.images)
     index = torch.as_tensor(own, device=prepared.views[party].device)
     return CorruptedFeatures(
         prepared.views[party][index],
@@ -275,6 +275,8 @@ def supervised(
     """Train a method that does not pretrain, and measure it on the test rows."""
     if method == "fedsplitnn":
         return fine_tune(prepared, setting, method, None, rows.labelled, seed)
+    if method == "untrained":
+        return fine_tune(prepared, setting, "fedhssl", None, rows.labelled, seed)
     labelled = torch.as_tensor(rows.labelled)
     test = torch.as_tensor(prepared.data.test)
     if method == "boosting":

@@ -1,5 +1,6 @@
 """Tables and plot of benchmarks/fedhssl.py."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,8 +11,22 @@ from scipy.stats import t
 
 Line = dict[str, Any]
 
-ORDER = ("boosting", "fedsplitnn", "fedcvt", "fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
+ORDER = (
+    "boosting", "fedsplitnn", "untrained", "fedcvt", "fedlocalssl", "fedcssl", "fedgssl", "fedhssl",
+)  # fmt: skip
 ALGORITHMS = (None, "simsiam", "byol", "moco")
+
+STEPS = (
+    ("width alone", "untrained", "fedsplitnn"),
+    ("local learning", "fedlocalssl", "fedsplitnn"),
+    ("cross-party learning", "fedcssl", "fedsplitnn"),
+    ("cross-party after local", "fedgssl", "fedlocalssl"),
+    ("local after cross-party", "fedgssl", "fedcssl"),
+    ("aggregation", "fedhssl", "fedgssl"),
+    ("all of it", "fedhssl", "fedsplitnn"),
+    ("all of it, at equal width", "fedhssl", "untrained"),
+)
+"""What a step gains: one method minus another."""
 
 
 def print_tables(lines: Sequence[Line]) -> None:
@@ -64,14 +79,72 @@ def _cell(lines: list[Line], base: dict[tuple[int, int], float], *, seeds: int) 
     ]
     if len(gains) < 3 or is_base(lines[0]):
         return text
-    mean, error = statistics.mean(gains), _deviation(gains) / math.sqrt(len(gains))
-    if abs(mean) <= t.ppf(0.975, len(gains) - 1) * error:
+    mean = statistics.mean(gains)
+    if abs(mean) <= _half_interval(gains):
         return text
     return text + (" (better)" if mean > 0 else " (worse)")
 
 
 def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def print_gains(lines: Sequence[Line]) -> None:
+    """Print what each step gains, in points, by set and number of labels."""
+    plain = [line for line in lines if line.get("updates") is None]
+    for name in dict.fromkeys(line["set"] for line in plain):
+        own = [line for line in plain if line["set"] == name]
+        share = max(line["aligned"] for line in own if line.get("aligned"))
+        own = [line for line in own if line.get("aligned") in (None, share)]
+        numbers = sorted({line["labelled"] for line in own})
+        print(f"\n**{name}**, {share:.0%} aligned, points of {own[0]['metric']}:\n")
+        print("| step | " + " | ".join(f"{number} labels" for number in numbers) + " |")
+        print("| --- |" + " --- |" * len(numbers))
+        for algorithm in ALGORITHMS[1:]:
+            for step, method, than in STEPS:
+                cells = [_gain(own, method, than, algorithm, number) for number in numbers]
+                if any(cells) and (algorithm == ALGORITHMS[1] or method != "untrained"):
+                    label = step if method == "untrained" else f"{step}, {algorithm}"
+                    print(f"| {label} | " + " | ".join(cells) + " |")
+
+
+def _gain(lines: list[Line], method: str, than: str, algorithm: str, number: int) -> str:
+    one, other = (
+        {
+            li["seed"]: li["value"] for li in lines
+            if li["method"] == name and li["labelled"] == number
+            and li.get("algorithm") in (None, algorithm)
+        }
+        for name in (method, than)
+    )  # fmt: skip
+    gains = [100 * (one[seed] - other[seed]) for seed in sorted(one.keys() & other.keys())]
+    if len(gains) < 3:
+        return ""
+    return f"{statistics.mean(gains):+.1f} ± {_half_interval(gains):.1f}"
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Return half of the 95 % t interval of the mean."""
+    return float(t.ppf(0.975, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
+
+
+def print_measures(lines: Sequence[Line]) -> None:
+    """Print accuracy, F1 and AUC of the first algorithm's methods, by set and number of labels."""
+    print("| set | labels | method | accuracy | F1 | AUC |\n| --- |" + " --- |" * 5)
+    plain = [line for line in lines if line.get("updates") is None and "f1" in line]
+    cells = sorted({(line["set"], line["labelled"]) for line in plain})
+    for (name, number), method in itertools.product(cells, ORDER):
+        own = [
+            li for li in plain
+            if (li["set"], li["labelled"], li["method"]) == (name, number, method)
+            and li.get("algorithm") in (None, "simsiam") and li.get("aligned") in (None, 0.4)
+        ]  # fmt: skip
+        if own:
+            means = [
+                statistics.mean(li[which] for li in own) for which in ("accuracy", "f1", "auc")
+            ]
+            row = " | ".join(f"{mean:.3f}" for mean in means)
+            print(f"| {name} | {number} | {method} | {row} |")
 
 
 def _print_updates(lines: Sequence[Line]) -> None:
@@ -106,24 +179,29 @@ def plot(lines: Sequence[Line], out: Path) -> None:
 
     plain = [line for line in lines if line.get("updates") is None]
     names = list(dict.fromkeys(line["set"] for line in plain))
-    figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3.4), squeeze=False)
+    wide = min(4, len(names))
+    high = -(-len(names) // wide)
+    figure, axes = plt.subplots(high, wide, figsize=(3.4 * wide, 3.2 * high), squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
     styles = {
         "boosting": ("tab:gray", ":"),
         "fedsplitnn": ("black", "-"),
+        "untrained": ("tab:gray", "--"),
         "fedcvt": ("tab:olive", "-."),
         "fedlocalssl": ("tab:blue", "--"),
         "fedcssl": ("tab:green", "--"),
         "fedgssl": ("tab:orange", "--"),
         "fedhssl": ("tab:red", "-"),
     }
-    for axis, name in zip(axes[0], names, strict=True):
+    for axis, name in zip(axes.flat, names, strict=False):
         own = [line for line in plain if line["set"] == name]
         share = max(line["aligned"] for line in own if line.get("aligned"))
         for method, (colour, style) in styles.items():
             chosen = [
                 li for li in own
                 if li["method"] == method and li.get("aligned") in (None, share)
-                and li.get("algorithm") in (None, "moco")
+                and li.get("algorithm") in (None, "simsiam")
             ]  # fmt: skip
             numbers = sorted({li["labelled"] for li in chosen})
             values = [[li["value"] for li in chosen if li["labelled"] == n] for n in numbers]
@@ -137,7 +215,7 @@ def plot(lines: Sequence[Line], out: Path) -> None:
                 linestyle=style,
                 marker=".",
                 capsize=2,
-                label=method if chosen[0].get("algorithm") is None else f"{method} (MoCo)",
+                label=method if chosen[0].get("algorithm") is None else f"{method} (SimSiam)",
             )
         axis.set_xscale("log")
         axis.set_title(f"{name}, {share:.0%} aligned")
