@@ -277,7 +277,12 @@ def draw(args: argparse.Namespace) -> None:
 
 def read(args: argparse.Namespace) -> list[dict[str, Any]]:
     lines = [line for path in args.results for line in Results(path).lines]
-    return [line for line in lines if not args.labelled or line["labelled"] in args.labelled]
+    return [
+        line
+        for line in lines
+        if (not args.labelled or line["labelled"] in args.labelled)
+        and (not args.algorithm or line.get("algorithm") in (None, *args.algorithm))
+    ]
 
 
 def main() -> None:
@@ -301,6 +306,7 @@ def main() -> None:
     updating.add_argument("--labelled", type=int, default=50)
     for command in (showing, drawing):
         command.add_argument("--labelled", nargs="+", type=int, help="leave other numbers out")
+        command.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, help="and other ones")
     showing.add_argument("--of", choices=("methods", "gains", "measures"), default="methods")
     drawing.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

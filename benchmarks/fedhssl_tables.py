@@ -90,22 +90,20 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def print_gains(lines: Sequence[Line]) -> None:
-    """Print what each step gains, in points, by set and number of labels."""
+    """Print what each step gains, in points, one table an algorithm, at the largest share."""
     plain = [line for line in lines if line.get("updates") is None]
-    for name in dict.fromkeys(line["set"] for line in plain):
-        own = [line for line in plain if line["set"] == name]
-        share = max(line["aligned"] for line in own if line.get("aligned"))
-        own = [line for line in own if line.get("aligned") in (None, share)]
-        numbers = sorted({line["labelled"] for line in own})
-        print(f"\n**{name}**, {share:.0%} aligned, points of {own[0]['metric']}:\n")
-        print("| step | " + " | ".join(f"{number} labels" for number in numbers) + " |")
-        print("| --- |" + " --- |" * len(numbers))
-        for algorithm in ALGORITHMS[1:]:
-            for step, method, than in STEPS:
-                cells = [_gain(own, method, than, algorithm, number) for number in numbers]
-                if any(cells) and (algorithm == ALGORITHMS[1] or method != "untrained"):
-                    label = step if method == "untrained" else f"{step}, {algorithm}"
-                    print(f"| {label} | " + " | ".join(cells) + " |")
+    for algorithm in dict.fromkeys(li["algorithm"] for li in plain if li.get("algorithm")):
+        print(f"\n**{algorithm}**, points with half of their 95 % interval:\n")
+        print("| set | labels | " + " | ".join(step for step, *_ in STEPS) + " |")
+        print("| --- | --- |" + " --- |" * len(STEPS))
+        for name in dict.fromkeys(line["set"] for line in plain):
+            own = [line for line in plain if line["set"] == name]
+            share = max(line["aligned"] for line in own if line.get("aligned"))
+            own = [line for line in own if line.get("aligned") in (None, share)]
+            for number in sorted({line["labelled"] for line in own}):
+                gains = [_gain(own, one, than, algorithm, number) for _, one, than in STEPS]
+                if any(gains[1:]):
+                    print(f"| {name} | {number} | " + " | ".join(gains) + " |")
 
 
 def _gain(lines: list[Line], method: str, than: str, algorithm: str, number: int) -> str:

@@ -1,0 +1,72 @@
+"""The benchmark of FedHSSL: it resumes, and its tables say what its results do."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
+
+
+def tables() -> Any:
+    spec = importlib.util.spec_from_file_location("tables", SCRIPTS / "fedhssl_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(method: str, *values: float, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"set": "made", "method": method, "labelled": 20, "metric": "accuracy", "seed": seed}
+        | {"value": value, **more}
+        for seed, value in enumerate(values)
+    ]
+
+
+RESULTS = [
+    *lines("fedsplitnn", 0.50, 0.60, 0.70),
+    *lines("fedhssl", 0.54, 0.65, 0.76, algorithm="simsiam", aligned=0.4),
+    *lines("fedgssl", 0.55, 0.65, algorithm="simsiam", aligned=0.4),
+]
+
+
+def test_gains_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Gains of 4, 5 and 6 points: mean 5, and 4.303 / sqrt(3) = 2.5 by Student's t (2 degrees)."""
+    tables().print_gains(RESULTS)
+    shown = capsys.readouterr().out
+    names, _, row = (line.split(" | ") for line in shown.strip().splitlines()[-3:])
+    cells = dict(zip(names, row, strict=True))
+    assert cells["all of it"] == "+5.0 ± 2.5"
+    # Two pairs are too few to say anything of.
+    assert cells["aggregation"] == ""
+
+
+def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    tables().print_tables(RESULTS)
+    shown = capsys.readouterr().out
+    assert "| fedsplitnn | 0.600 ± 0.100 |" in shown
+    assert "| fedhssl, simsiam | 0.650 ± 0.110 (better) |" in shown
+    assert "| fedgssl, simsiam | 0.600 ± 0.071, n=2 |" in shown
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    """Accuracy, F1 and AUC of the test rows, once a cell."""
+    results = tmp_path / "results.jsonl"
+    command = [sys.executable, str(SCRIPTS / "fedhssl.py"), "run", "--set", "digits"]
+    command += ["--seeds", "1", "--labelled", "20", "--results", str(results)]
+    command += ["--method", "fedsplitnn", "boosting"]
+    for _ in range(2):
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    found = {line["method"]: line for line in map(json.loads, results.read_text().splitlines())}
+    assert found.keys() == {"fedsplitnn", "boosting"}
+    assert len(results.read_text().splitlines()) == 2
+    for line in found.values():
+        assert line["value"] == line["accuracy"] > 0.2
+        assert 0.2 < line["f1"] < 1
+        assert 0.5 < line["auc"] < 1
