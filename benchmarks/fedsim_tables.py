@@ -33,7 +33,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "family": "fedsim",
         "weight": "learned",
         "merge": "convolution",
-        "dropout": 0.2,
     },
     "fedsim-no-weight": {"family": "fedsim", "weight": "similarity"},
     "fedsim-no-sort": {"family": "fedsim", "sort": "none"},

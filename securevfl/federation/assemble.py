@@ -295,6 +295,7 @@ def build_top(
             key_dim=key_dim,
             feature_names=feature_names,
             outputs=outputs,
+            classes=config.federation.task != "regression",
         ),
     )
 

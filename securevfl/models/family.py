@@ -47,8 +47,18 @@ class BuildTop(Protocol):
         key_dim: int,
         feature_names: Sequence[str] = (),
         outputs: int,
+        classes: bool = False,
     ) -> nn.Module:
-        """Return a :class:`securevfl.models.split.Top`, ready to be initialised."""
+        """Return a :class:`securevfl.models.split.Top`, ready to be initialised.
+
+        Args:
+            config: The family's settings.
+            num_features: Feature columns of the primary's table.
+            key_dim: Key columns.
+            feature_names: What the feature columns are called; ``column=value`` marks words.
+            outputs: Numbers that the task asks for.
+            classes: Whether they are logits of classes, rather than a regression's number.
+        """
         ...
 
 

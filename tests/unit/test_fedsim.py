@@ -125,9 +125,22 @@ def test_cheap_dropout_drops_and_scales_like_torchs() -> None:
     assert torch.equal(layer.eval()(dropped), dropped)
 
 
+@pytest.mark.parametrize(("given", "regression", "classes"), [(None, 0.3, 0.7), (0.1, 0.1, 0.1)])
+def test_dropout_depends_on_the_task_unless_it_is_set(
+    given: float | None, regression: float, classes: float
+) -> None:
+    """More of it for classes, as the published code has it; what a file says holds for both."""
+    for kind, share in ((False, regression), (True, classes)):
+        top = FedSimTop(
+            FedSimConfig(dropout=given), num_features=F, key_dim=D, outputs=1, classes=kind
+        )
+        dropout = top.merge.correction.perceptron[0]
+        assert dropout.dropped == round(256 * share)
+
+
 def test_convolution_is_torchs_own() -> None:
     """A k_conv x 1 kernel over a K x P image, one input channel."""
-    gate = ConvolutionMerge(SMALL, outputs=2).eval()
+    gate = ConvolutionMerge(SMALL, outputs=2, dropout=0.0).eval()
     pairs = torch.randn(B, K, SMALL.pair_outputs)
     weight = gate.convolution.weight.view(SMALL.channels, 1, SMALL.kernel, 1)
     image = nn.functional.conv2d(pairs.unsqueeze(1), weight, gate.convolution.bias).relu()
@@ -140,7 +153,7 @@ def test_perceptron_gate_has_about_as_many_weights() -> None:
     """The ablation changes what the gate sees, not how much it can hold: within five percent."""
     config = FedSimConfig()
     sizes = [
-        sum(weights.numel() for weights in kind(config, outputs=1).parameters())
+        sum(weights.numel() for weights in kind(config, outputs=1, dropout=0.0).parameters())
         for kind in (ConvolutionMerge, PerceptronMerge)
     ]
 
@@ -149,7 +162,7 @@ def test_perceptron_gate_has_about_as_many_weights() -> None:
 
 def test_residual_gate_starts_from_the_mean_of_predictions() -> None:
     """Without its linear part an untrained gate is AvgSim's: its convolution starts silent."""
-    gate = ResidualMerge(SMALL, outputs=2)
+    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0)
     initialise(gate, seed=3, positions_seed=3)
     pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
     gate.linear.weight.data.zero_()
@@ -159,7 +172,7 @@ def test_residual_gate_starts_from_the_mean_of_predictions() -> None:
 
 def test_residual_gate_can_hold_on_to_one_place() -> None:
     """An output whose first place has all the weight is Top1Sim's, whatever the others do."""
-    gate = ResidualMerge(SMALL, outputs=2)
+    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0)
     initialise(gate, seed=3, positions_seed=3)
     pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
     gate.linear.weight.data.zero_()
@@ -171,7 +184,7 @@ def test_residual_gate_can_hold_on_to_one_place() -> None:
 
 def test_correction_of_the_residual_gate_is_the_papers_convolution_of_its_own_outputs() -> None:
     """Predictions go around the convolution; the l_m further outputs go through both parts."""
-    gate = ResidualMerge(SMALL, outputs=2).eval()
+    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0).eval()
     pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
     even = pairs.mean(dim=1)
     expected = even[:, :2] + gate.linear(even[:, 2:]) + gate.correction(pairs[:, :, 2:])
@@ -342,7 +355,7 @@ def test_importance_of_a_linear_merge_is_its_weight_times_its_input() -> None:
 
 def test_importance_adds_up_for_one_row() -> None:
     """[IG] Proposition 1, completeness, for a gate whose attributions all have one sign."""
-    gate = ConvolutionMerge(SMALL, outputs=1).eval()
+    gate = ConvolutionMerge(SMALL, outputs=1, dropout=0.0).eval()
     with torch.no_grad():
         for weights in gate.parameters():
             weights.abs_()

@@ -70,6 +70,7 @@ def _build_top(
     key_dim: int,
     feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
     outputs: int,
+    classes: bool = False,  # noqa: ARG001
 ) -> nn.Module:
     return AverageTop(
         config,

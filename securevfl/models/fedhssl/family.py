@@ -34,6 +34,7 @@ def _build_top(
     key_dim: int,  # noqa: ARG001 - a BuildTop
     feature_names: Sequence[str] = (),
     outputs: int,
+    classes: bool = False,  # noqa: ARG001
 ) -> nn.Module:
     columns = config.columns(feature_names)
     return FedHSSLTop(config, num_features=num_features, columns=columns, outputs=outputs)

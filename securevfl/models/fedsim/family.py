@@ -17,8 +17,11 @@ def _build_top(
     key_dim: int,
     feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
     outputs: int,
+    classes: bool = False,
 ) -> nn.Module:
-    return FedSimTop(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
+    return FedSimTop(
+        config, num_features=num_features, key_dim=key_dim, outputs=outputs, classes=classes
+    )
 
 
 def _cut_shape(config: FedSimConfig) -> tuple[int, int]:

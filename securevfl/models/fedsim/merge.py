@@ -43,7 +43,12 @@ class ConvolutionMerge(nn.Module):
     """
 
     def __init__(
-        self, config: FedSimConfig, *, outputs: int, last: type[nn.Linear] = nn.Linear
+        self,
+        config: FedSimConfig,
+        *,
+        outputs: int,
+        dropout: float,
+        last: type[nn.Linear] = nn.Linear,
     ) -> None:
         super().__init__()
         self.kernel = config.kernel
@@ -51,7 +56,7 @@ class ConvolutionMerge(nn.Module):
         self.convolution = nn.Linear(config.kernel, config.channels)
         places = config.neighbours - config.kernel + 1
         self.perceptron = nn.Sequential(
-            CheapDropout(config.dropout),
+            CheapDropout(dropout),
             nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),
             nn.ReLU(),
             last(config.merge_width, outputs),
@@ -81,14 +86,16 @@ class ResidualMerge(nn.Module):
         convolution where it is not. Their sum is ours.
     """
 
-    def __init__(self, config: FedSimConfig, *, outputs: int) -> None:
+    def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
         super().__init__()
         self.outputs = outputs
         self.places = nn.Parameter(
             torch.zeros(config.neighbours, merged_width(config, outputs=outputs))
         )
         self.linear = nn.Linear(config.pair_outputs, outputs, bias=False)
-        self.correction = ConvolutionMerge(config, outputs=outputs, last=SilentLinear)
+        self.correction = ConvolutionMerge(
+            config, outputs=outputs, dropout=dropout, last=SilentLinear
+        )
 
     def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
         """Make all places alike."""
@@ -122,13 +129,14 @@ class PerceptronMerge(nn.Module):
         [FedSim] section 6.1, "FedSim-MLP".
     """
 
-    def __init__(self, config: FedSimConfig, *, outputs: int) -> None:
+    def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
         super().__init__()
         inputs = config.neighbours * config.pair_outputs
-        weights = sum(p.numel() for p in ConvolutionMerge(config, outputs=outputs).parameters())
+        convolution = ConvolutionMerge(config, outputs=outputs, dropout=dropout)
+        weights = sum(p.numel() for p in convolution.parameters())
         width = max(1, round((weights - outputs) / (inputs + 1 + outputs)))
         self.perceptron = nn.Sequential(
-            CheapDropout(config.dropout),
+            CheapDropout(dropout),
             nn.Linear(inputs, width),
             nn.ReLU(),
             nn.Linear(width, outputs),
@@ -159,11 +167,12 @@ _KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 }
 
 
-def build_merge(config: FedSimConfig, *, outputs: int) -> nn.Module:
+def build_merge(config: FedSimConfig, *, outputs: int, classes: bool) -> nn.Module:
     """Return the merge gate that the settings name, for a task of so many outputs."""
     if config.merge == "average":
         return AverageMerge()
-    return _KINDS[config.merge](config, outputs=outputs)
+    dropout = config.dropped(classes=classes)
+    return _KINDS[config.merge](config, outputs=outputs, dropout=dropout)
 
 
 def merged_width(config: FedSimConfig, *, outputs: int) -> int:

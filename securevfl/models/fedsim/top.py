@@ -22,7 +22,13 @@ class FedSimTop(nn.Module):
     """
 
     def __init__(
-        self, config: FedSimConfig, *, num_features: int, key_dim: int, outputs: int
+        self,
+        config: FedSimConfig,
+        *,
+        num_features: int,
+        key_dim: int,
+        outputs: int,
+        classes: bool = False,
     ) -> None:
         super().__init__()
         self.weight = config.weight
@@ -34,7 +40,7 @@ class FedSimTop(nn.Module):
             SimilarityModel(config.similarity_width, weights=weights) if weights else None
         )
         self.sort = SortGate(config.sort)
-        self.merge = build_merge(config, outputs=outputs)
+        self.merge = build_merge(config, outputs=outputs, classes=classes)
 
     def forward(
         self,

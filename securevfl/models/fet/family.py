@@ -31,6 +31,7 @@ def _build_top(
     key_dim: int,
     feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
     outputs: int,
+    classes: bool = False,  # noqa: ARG001
 ) -> nn.Module:
     kind = AdditiveTop if config.top == "additive" else FeTTop
     return kind(config, num_features=num_features, key_dim=key_dim, outputs=outputs)
