@@ -89,6 +89,10 @@ def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+TEN_CLASSES = ("digits", "mfeat", "mfeat3", "mnist", "mnist20k")
+"""Sets of digits, whose mean is taken seed by seed: one line that tells more than five."""
+
+
 def print_gains(lines: Sequence[Line]) -> None:
     """Print what each step gains, in points, one table an algorithm, at the largest share."""
     plain = [line for line in lines if line.get("updates") is None]
@@ -96,17 +100,32 @@ def print_gains(lines: Sequence[Line]) -> None:
         print(f"\n**{algorithm}**, points with half of their 95 % interval:\n")
         print("| set | labels | " + " | ".join(step for step, *_ in STEPS) + " |")
         print("| --- | --- |" + " --- |" * len(STEPS))
+        found: dict[tuple[str, int], list[dict[int, float]]] = {}
         for name in dict.fromkeys(line["set"] for line in plain):
             own = [line for line in plain if line["set"] == name]
-            share = max(line["aligned"] for line in own if line.get("aligned"))
+            share = max((line["aligned"] for line in own if line.get("aligned")), default=None)
             own = [line for line in own if line.get("aligned") in (None, share)]
             for number in sorted({line["labelled"] for line in own}):
-                gains = [_gain(own, one, than, algorithm, number) for _, one, than in STEPS]
-                if any(gains[1:]):
-                    print(f"| {name} | {number} | " + " | ".join(gains) + " |")
+                found[name, number] = [
+                    _gains(own, one, than, algorithm, number) for _, one, than in STEPS
+                ]
+        rows = [(name, number, steps) for (name, number), steps in found.items() if any(steps[1:])]
+        pooled = [row for row in rows if row[0] in TEN_CLASSES]
+        for number in sorted({number for _, number, _ in pooled}):
+            own_steps = [steps for _, other, steps in pooled if other == number]
+            if len(own_steps) > 1:
+                of_step = [_mean_by_seed(gains) for gains in zip(*own_steps, strict=True)]
+                rows.append((f"mean of {len(own_steps)} sets of digits", number, of_step))
+        for name, number, steps in rows:
+            cells = [_with_interval(list(gains.values())) for gains in steps]
+            if any(cells):
+                print(f"| {name} | {number} | " + " | ".join(cells) + " |")
 
 
-def _gain(lines: list[Line], method: str, than: str, algorithm: str, number: int) -> str:
+def _gains(
+    lines: list[Line], method: str, than: str, algorithm: str, number: int
+) -> dict[int, float]:
+    """Return the points that one method has more than another, by seed."""
     one, other = (
         {
             li["seed"]: li["value"] for li in lines
@@ -115,7 +134,15 @@ def _gain(lines: list[Line], method: str, than: str, algorithm: str, number: int
         }
         for name in (method, than)
     )  # fmt: skip
-    gains = [100 * (one[seed] - other[seed]) for seed in sorted(one.keys() & other.keys())]
+    return {seed: 100 * (one[seed] - other[seed]) for seed in sorted(one.keys() & other.keys())}
+
+
+def _mean_by_seed(gains: Sequence[dict[int, float]]) -> dict[int, float]:
+    seeds = sorted({seed for one in gains for seed in one})
+    return {seed: statistics.mean(one[seed] for one in gains if seed in one) for seed in seeds}
+
+
+def _with_interval(gains: list[float]) -> str:
     if len(gains) < 3:
         return ""
     return f"{statistics.mean(gains):+.1f} ± {_half_interval(gains):.1f}"
