@@ -195,7 +195,7 @@ def _print_updates(lines: Sequence[Line]) -> None:
 
 
 def plot(lines: Sequence[Line], out: Path) -> None:
-    """Draw the metric against the number of labels, one panel a set, at its largest share."""
+    """Draw what methods gain over FedSplitNN by the number of labels, one panel a set."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -210,43 +210,45 @@ def plot(lines: Sequence[Line], out: Path) -> None:
     for axis in axes.flat[len(names) :]:
         axis.remove()
     styles = {
-        "boosting": ("tab:gray", ":"),
-        "fedsplitnn": ("black", "-"),
-        "untrained": ("tab:gray", "--"),
-        "fedcvt": ("tab:olive", "-."),
-        "fedlocalssl": ("tab:blue", "--"),
-        "fedcssl": ("tab:green", "--"),
-        "fedgssl": ("tab:orange", "--"),
-        "fedhssl": ("tab:red", "-"),
+        "untrained": ("tab:gray", "o"),
+        "fedcvt": ("tab:olive", "s"),
+        "fedlocalssl": ("tab:blue", "^"),
+        "fedcssl": ("tab:green", "v"),
+        "fedhssl": ("tab:red", "D"),
     }
     for axis, name in zip(axes.flat, names, strict=False):
         own = [line for line in plain if line["set"] == name]
         share = max(line["aligned"] for line in own if line.get("aligned"))
-        for method, (colour, style) in styles.items():
-            chosen = [
-                li for li in own
-                if li["method"] == method and li.get("aligned") in (None, share)
-                and li.get("algorithm") in (None, "simsiam")
-            ]  # fmt: skip
-            numbers = sorted({li["labelled"] for li in chosen})
-            values = [[li["value"] for li in chosen if li["labelled"] == n] for n in numbers]
-            if not numbers:
-                continue
+        own = [line for line in own if line.get("aligned") in (None, share)]
+        numbers = sorted({line["labelled"] for line in own if line.get("algorithm")})
+        for place, (method, (colour, marker)) in enumerate(styles.items()):
+            gains = [
+                list(_gains(own, method, "fedsplitnn", "simsiam", number).values())
+                for number in numbers
+            ]
+            # Side by side within each number of labels: intervals would hide one another.
+            shown = [
+                (at + (place - len(styles) / 2) * 0.12, values)
+                for at, values in enumerate(gains)
+                if len(values) >= 3
+            ]
             axis.errorbar(
-                numbers,
-                [statistics.mean(own) for own in values],
-                yerr=[_deviation(own) for own in values],
+                [at for at, _ in shown],
+                [statistics.mean(values) for _, values in shown],
+                yerr=[_half_interval(values) for _, values in shown],
                 color=colour,
-                linestyle=style,
-                marker=".",
+                marker=marker,
+                markersize=4,
+                linestyle="",
                 capsize=2,
-                label=method if chosen[0].get("algorithm") is None else f"{method} (SimSiam)",
+                label=method,
             )
-        axis.set_xscale("log")
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(numbers)), [str(number) for number in numbers])
         axis.set_title(f"{name}, {share:.0%} aligned")
         axis.set_xlabel("labelled rows")
-        axis.set_ylabel(own[0]["metric"])
-        axis.grid(alpha=0.3)
+        axis.set_ylabel(f"points of {own[0]['metric']} over fedsplitnn", fontsize=8)
+        axis.grid(alpha=0.3, axis="y")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})

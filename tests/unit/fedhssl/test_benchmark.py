@@ -55,6 +55,14 @@ def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixtur
     assert "| fedgssl, simsiam | 0.600 ± 0.071, n=2 |" in shown
 
 
+def test_the_plot_is_drawn_from_the_same_results(tmp_path: Path) -> None:
+    """And is the same every time: it lies in the repository."""
+    for name in ("one.svg", "other.svg"):
+        tables().plot(RESULTS, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+    assert b"fedhssl" in (tmp_path / "one.svg").read_bytes()
+
+
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     """Accuracy, F1 and AUC of the test rows, once a cell."""
     results = tmp_path / "results.jsonl"
