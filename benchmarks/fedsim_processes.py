@@ -1,0 +1,123 @@
+"""FedSim on hdb between processes, with and without noise, beside the simulator.
+
+    SECUREVFL_DATA=DIR python benchmarks/fedsim_processes.py [--rows 20000] [--epochs 8]
+        [--noise 0.0002] [--json FILE]
+
+With two parties (flats and schools) and with four (the schools' columns dealt out to three). Noise
+is on by its multiplier, in a mode whose honest epsilon is far too large to promise anything: the
+question here is whether secure averages and their noise work between processes, not what they
+protect. The test RMSE of each run, its difference to the simulator's without noise, bytes of a
+secondary, and time.
+"""
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fedsim_tables import places, write_table
+
+from securevfl.federation.config import FederationConfig, parse_federation
+from securevfl.federation.launching import train_in_processes
+from securevfl.federation.simulation import read_tables, simulate_federation
+
+
+def federation(secondaries: int, privacy: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """Return the federation file of flats and that many owners of schools' columns."""
+    keys = ["key_lon", "key_lat"]
+    names = ["flats", *(f"schools-{number + 1}" for number in range(secondaries))]
+    parties = [
+        {"name": name, "role": "secondary", "data": f"{name}.csv", "key": keys, "scaling": "none"}
+        for name in names
+    ]
+    parties[0] |= {"role": "primary", "label": "y", "address": "127.0.0.1:0"}
+    return {
+        "federation": {"name": "hdb", "task": "regression", "seed": 0},
+        "model": {"family": "fedsim", "neighbours": 50, "keys_as_features": False},
+        "training": {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-3},
+        "privacy": privacy,
+        "linkage": {"protection": "none"},
+        "party": parties,
+    }
+
+
+def write_tables(folder: Path, secondaries: int, rows: int) -> None:
+    """Write flats, and schools with their columns dealt out."""
+    flats, schools = places("hdb", rows=rows, key_noise=0).parties
+    write_table(folder, "flats", flats)
+    dealt = np.array_split(np.arange(schools.features.shape[1]), secondaries)
+    for number, columns in enumerate(dealt):
+        part = dataclasses.replace(
+            schools,
+            features=schools.features[:, columns],
+            feature_names=tuple(schools.feature_names[column] for column in columns),
+        )
+        write_table(folder, f"schools-{number + 1}", part)
+
+
+def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict[str, Any]:
+    """Train with every party its own process."""
+    begin = time.monotonic()
+    metrics, _ = train_in_processes(
+        config, out, data_root=folder, resume=False, device="cpu", observe=lambda _event: None
+    )
+    traffic = metrics["bytes"]["schools-1"]
+    return {
+        "test": metrics["test"],
+        "solo_test": metrics["solo_test"],
+        "sent_megabytes": traffic["sent"] / 1e6,
+        "received_megabytes": traffic["received"] / 1e6,
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--noise", type=float, default=0.0002, help="noise multiplier")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    privacies = {
+        "no noise": {"mechanism": "none", "encoder": "trained"},
+        "noise": {
+            "mechanism": "gaussian",
+            "noise_multiplier": options.noise,
+            "delta": 1e-5,
+            "unit": "linked-row",
+            "encoder": "trained",
+        },
+    }
+    found: dict[str, Any] = {}
+    for secondaries in (1, 3):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_tables(folder, secondaries, options.rows)
+            quiet = None
+            for label, privacy in privacies.items():
+                source = federation(secondaries, privacy, options.epochs)
+                config = parse_federation(source, file="fedsim between processes")
+                if quiet is None:
+                    simulated = simulate_federation(
+                        config,
+                        read_tables(config, folder),
+                        folder / "simulated",
+                        device=torch.device("cpu"),
+                    )
+                    quiet = simulated.metrics["test"]
+                one = between_processes(config, folder, folder / label)
+                one |= {"simulated": quiet, "apart_percent": 100 * (one["test"] / quiet - 1)}
+                found[f"{secondaries + 1} parties, {label}"] = one
+                print(f"{secondaries + 1} parties, {label}: {json.dumps(one)}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
