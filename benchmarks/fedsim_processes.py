@@ -7,7 +7,7 @@ With two parties (flats and schools) and with four (the schools' columns dealt o
 is on by its multiplier, in a mode whose honest epsilon is far too large to promise anything: the
 question here is whether secure averages and their noise work between processes, not what they
 protect. The test RMSE of each run, its difference to the simulator's without noise, bytes of a
-secondary, and time.
+secondary, and time; and, for the spread that fresh noise alone makes, the simulator's with it.
 """
 
 import argparse
@@ -76,11 +76,20 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
     }
 
 
+def simulated(config: FederationConfig, folder: Path, out: Path) -> float:
+    """Train in one process and return the test RMSE."""
+    tables = read_tables(config, folder)
+    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_solo=False)
+    return float(result.metrics["test"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0002, help="noise multiplier")
+    parser.add_argument("--parties", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--repeats", type=int, default=3, help="simulations with fresh noise")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,26 +104,24 @@ def main() -> None:
         },
     }
     found: dict[str, Any] = {}
-    for secondaries in (1, 3):
+    for count in options.parties:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write_tables(folder, secondaries, options.rows)
-            quiet = None
+            write_tables(folder, count - 1, options.rows)
+            quiet = 0.0
             for label, privacy in privacies.items():
-                source = federation(secondaries, privacy, options.epochs)
+                source = federation(count - 1, privacy, options.epochs)
                 config = parse_federation(source, file="fedsim between processes")
-                if quiet is None:
-                    simulated = simulate_federation(
-                        config,
-                        read_tables(config, folder),
-                        folder / "simulated",
-                        device=torch.device("cpu"),
-                    )
-                    quiet = simulated.metrics["test"]
+                repeats = options.repeats if label == "noise" else 1
+                in_one = [
+                    simulated(config, folder, folder / f"{label} {number}")
+                    for number in range(repeats)
+                ]
+                quiet = quiet or in_one[0]
                 one = between_processes(config, folder, folder / label)
-                one |= {"simulated": quiet, "apart_percent": 100 * (one["test"] / quiet - 1)}
-                found[f"{secondaries + 1} parties, {label}"] = one
-                print(f"{secondaries + 1} parties, {label}: {json.dumps(one)}", flush=True)
+                one |= {"simulated": in_one, "apart_percent": 100 * (one["test"] / quiet - 1)}
+                found[f"{count} parties, {label}"] = one
+                print(f"{count} parties, {label}: {json.dumps(one)}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
