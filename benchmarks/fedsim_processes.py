@@ -32,7 +32,13 @@ def federation(secondaries: int, privacy: dict[str, Any], epochs: int) -> dict[s
     keys = ["key_lon", "key_lat"]
     names = ["flats", *(f"schools-{number + 1}" for number in range(secondaries))]
     parties = [
-        {"name": name, "role": "secondary", "data": f"{name}.csv", "key": keys, "scaling": "none"}
+        {
+            "name": name,
+            "role": "secondary",
+            "data": f"{name}.csv",
+            "key": keys,
+            "scaling": "clamped",
+        }
         for name in names
     ]
     parties[0] |= {"role": "primary", "label": "y", "address": "127.0.0.1:0"}
