@@ -12,12 +12,12 @@ def test_long_steps_of_linking_tell_the_time_left(
     """Of the step that is on, and of nothing else; without an estimate there is no line."""
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     with RunProgress(metric="rmse") as show:
-        show({"event": "ciphertexts", "done": 0, "of": 90, "seconds_left": 3700.4})
+        show({"event": "ciphertexts", "name": "lab", "done": 0, "of": 90, "seconds_left": 3700.4})
         show({"event": "links", "name": "bank", "done": 0, "of": 60})
         show({"event": "links", "name": "bank", "done": 30, "of": 60, "seconds_left": 61.0})
         show({"event": "epoch", "epoch": 1, "epochs": 2, "loss": 0.5, "validation": 0.25})
     assert capsys.readouterr().err.splitlines() == [
-        "preparing ciphertexts 0/90: 1:01:40 left",
+        "lab prepares ciphertexts 0/90: 1:01:40 left",
         "linking bank 30/60: 0:01:01 left",
         "epoch 1/2: loss 0.5000  validation rmse 0.2500",
     ]

@@ -64,6 +64,7 @@ def test_kind_codes_never_change():
         "MEAN": 13, "EPOCH": 14, "DONE": 15, "READY": 16,
         "SEALED": 20, "LINK_CODES": 21, "LINK_TURN": 22, "LINK_DEALING": 23, "LINK_MASKED": 24,
         "LINK_SHARE": 25, "LINK_CIPHERS": 26, "LINK_LISTS": 27, "SIMILARITIES": 28,
+            "LINK_CELLS": 29, "LINK_BLOCK": 30,
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37,
     }  # fmt: skip
