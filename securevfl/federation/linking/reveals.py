@@ -21,8 +21,9 @@ _SHARES: Final = {
     "primary": "uniformly random numbers, and how many records each secondary has",
     "secondary": "uniformly random numbers; for each primary row, which of its own records are "
     "nearest, in order and without distances",
-    "coordinator": "the distance of every primary row to every record, rounded to 16 bits: both "
-    "tables' shape up to rotation and shift, and with a few known rows all keys",
+    "coordinator": "the distance of every primary row to every record (with linkage.cell: to those "
+    "it is compared with), rounded to 16 bits: both tables' shape up to rotation and shift, and "
+    "with a few known rows all keys",
     "dealer": "how many rows and records there are",
 }
 _PAILLIER: Final = {
