@@ -34,9 +34,6 @@ _PART_PAIRS: Final = 2**24
 # Points of a curve: more can't be seen.
 _CURVE_POINTS: Final = 400
 
-# Kept beside links, for a second call that does not make them again.
-_COMPARING: Final = "comparing.json"
-
 _UNITS: Final = {
     "euclidean": "the keys' unit",
     "great-circle": "metres",
@@ -90,7 +87,7 @@ def study_links(
     curves, values = {}, []
     for party in config.secondaries:
         own = _read(config, party, data_root)
-        kept, seconds, cached = _link(link, config, own, folder, observe)
+        kept, told, seconds, cached = _link(link, config, own, folder, observe)
         quality = link_quality(
             kept.links,
             num_records=own.num_rows,
@@ -104,7 +101,7 @@ def study_links(
             "distance_unit": _unit(config),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(config, "secondary"),
-            **_comparing(folder / "parties" / party.name),
+            **told,
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
@@ -147,7 +144,7 @@ def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> Ke
 
 def _link(
     link: Linker, config: FederationConfig, own: KeyTable, folder: Path, observe: Observer
-) -> tuple[KeptLinks, float, bool]:
+) -> tuple[KeptLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe({"event": "stage", "text": f"linking {own.name}", "of": 1})
     cache = LinkCache(folder / "parties" / own.name)
@@ -155,19 +152,22 @@ def _link(
         cache = link.cache(own)
     key = link.key(own)
     cached = cache.has(key)
+    # What was compared is kept beside the links, for a call that does not make them again.
+    told = folder / "parties" / own.name / f"comparing-{key[:16]}.json"
 
     def find() -> Candidates:
         metric = link.metric(own)
         figures = blocking_figures(metric)
         if config.linkage.protection in QUANTISED:
             figures = {"comparing": comparing_cost(config, link.primary_keys, own)}
-        files.write_json(folder / "parties" / own.name / _COMPARING, figures)
+        files.write_json(told, figures)
         if config.privacy.links_per_record is not None:
             return find_candidates(config, metric)
         return Candidates(ranked=_in_parts(metric, config.model.neighbours, own.name, observe))
 
     kept = cache.get(key, lambda: keep(config, find))
-    return kept, round(time.monotonic() - started, 3), cached
+    comparing = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    return kept, comparing, round(time.monotonic() - started, 3), cached
 
 
 def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTable:
@@ -223,13 +223,6 @@ def _curve(links: LinkTable) -> list[float]:
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve
-
-
-def _comparing(folder: Path) -> dict[str, Any]:
-    """Return what was told of pairs that were not compared, when these links were made."""
-    path = folder / _COMPARING
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
 
 
 def _unit(config: FederationConfig) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import save
+from helpers.federations import save, write_federation
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ["ann", "bob", "cleopatra", "dietrich", "eve", "ferdinand", "gwendolyn", "heinz"]
@@ -90,6 +90,22 @@ def test_what_blocking_loses_is_told(tmp_path: Path, capfd: Capture) -> None:
         lost = json.loads(ended.out)["secondaries"]["registry"]["blocking"]
         assert lost["recall_at_1"] > 0.9
         assert 0 < lost["reduction_ratio"] < 1
+
+
+def test_what_cells_spare_is_told_of_these_links(tmp_path: Path, capfd: Capture) -> None:
+    """Also when links of an earlier file are read again: its figures, not the last file's."""
+    ranges, told = [[-1.0, 11.0], [-1.0, 11.0]], []
+    for cell in (0.5, 4.0, 0.5, None):
+        linkage: dict[str, Any] = {"protection": "shares", "ranges": ranges, "cell": cell}
+        if cell is None:
+            linkage = {"protection": "none"}
+        path = write_federation(tmp_path, rows=120, secondaries=1, linkage=linkage)
+        ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
+        told.append(json.loads(ended.out)["secondaries"]["bank-1"].get("comparing"))
+
+    assert told[0] == told[2] != told[1]
+    assert 0 < told[0]["share_of_pairs"] < told[1]["share_of_pairs"] <= 1
+    assert told[3] is None
 
 
 def test_equal_keys_are_ties(tmp_path: Path, capfd: Capture) -> None:
