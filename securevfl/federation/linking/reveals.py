@@ -41,6 +41,12 @@ _CELLS: Final = {
     "map of both tables, to within a cell's width",
     "dealer": "how many rows and records each block of neighbouring cells has",
 }
+_CELLS_CAPPED: Final = {
+    **_CELLS,
+    "primary": "for each grid cell that holds a secondary's records, how many these are and which "
+    "of its own rows are near: roughly where the records lie",
+    "secondary": "how many rows are near to the records of each of its cells",
+}
 _BY_PROTECTION: Final[Mapping[str, Mapping[str, str]]] = {
     "none": _SHOWN,
     "bloom": _CODES,
@@ -53,7 +59,9 @@ def reveals_of(config: FederationConfig, role: str) -> list[str]:
     """Return what a party of that role learns from linking, one sentence each."""
     learned = [_BY_PROTECTION[config.linkage.protection][role]]
     if config.linkage.cell is not None:
-        learned.append(_CELLS[role])
+        # Under a cap the records seek rows, and blocks follow the cells of the records.
+        capped = config.privacy.links_per_record is not None
+        learned.append((_CELLS_CAPPED if capped else _CELLS)[role])
     if config.family.needs_similarities(config.model) and role == "primary":
         learned.append(
             "for each of its rows and each secondary, K noised similarities in falling order, "

@@ -62,7 +62,8 @@ class LinkageSettings:
     cell: float | None = None
     """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit. Only rows and
     records of near cells are compared; the links stay the same. The coordinator learns which cell
-    each row and record is in, the primary how many records are near its rows."""
+    each row and record is in, the primary how many records are near its rows; under
+    ``privacy.links_per_record``, also how many are in each cell, and which rows are near it."""
 
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""

@@ -408,6 +408,10 @@ def test_every_role_has_a_statement() -> None:
     plain, cells = federation("shares"), federation("shares", linkage={"cell": 1.0})
     for role in ("primary", "secondary", "coordinator", "dealer"):
         assert len(reveals_of(cells, role)) == len(reveals_of(plain, role)) + 1
+    privacy = {"mechanism": "none", "encoder": "trained", "links_per_record": 2}
+    capped = federation("shares", linkage={"cell": 1.0}, privacy=privacy)
+    assert "where the records lie" in reveals_of(capped, "primary")[-1]
+    assert "where the records lie" not in reveals_of(cells, "primary")[-1]
 
 
 class TestSealedLine:
