@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from securevfl.cli.demo import combined_test
-from securevfl.federation.config import parse_federation
-from securevfl.federation.digits import demo_federation, digits_tables
-from securevfl.federation.simulation import simulate_federation
+from securevfl.config.reading import parse_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.studies.digits import demo_federation, digits_tables
 
 
 def run(epsilon: float | None, seed: int) -> dict[str, float]:

@@ -19,15 +19,9 @@ from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
 from securevfl.data.aligned.views import AlignedViews, ScarceRows
-from securevfl.federation.pretraining.exchange import SimulatedPretraining
-from securevfl.federation.pretraining.guest import Guest
-from securevfl.federation.pretraining.member import Member
-from securevfl.federation.pretraining.rows import PretrainingRows
-from securevfl.federation.pretraining.run import PretrainingRun
-from securevfl.federation.pretraining.sending import sending
 from securevfl.federation.rounds import RoundCounter
-from securevfl.federation.secondary import FixedLinks
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.sources import FixedLinks
 from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
 from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
@@ -42,6 +36,12 @@ from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
+from securevfl.pretraining.exchange import SimulatedPretraining
+from securevfl.pretraining.learner_with_records import LearnerWithRecords
+from securevfl.pretraining.rows import PretrainingRows
+from securevfl.pretraining.run import PretrainingRun
+from securevfl.pretraining.secondary import PretrainingSecondary
+from securevfl.pretraining.sending import sending
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained", "fedcvt")
@@ -107,7 +107,7 @@ def pretrain(
         )
     )
 
-    def member(party: int, own: np.ndarray) -> Member:
+    def learning(party: int, own: np.ndarray) -> LearnerWithRecords:
         view = prepared.views[party]
         learner = PartyLearner(
             config,
@@ -120,24 +120,24 @@ def pretrain(
             seed=seed,
             device=view.device,
         )
-        return Member(learner, view, own, name=f"party-{party}", seed=seed)
+        return LearnerWithRecords(learner, view, own, name=f"party-{party}", seed=seed)
 
-    def guest(party: int) -> Guest:
-        return Guest(
+    def secondary(party: int) -> PretrainingSecondary:
+        return PretrainingSecondary(
             f"party-{party}",
             links=links,
             records=len(everything),
             primary_rows=len(everything),
-            build=lambda own: member(party, own),
+            build=lambda own: learning(party, own),
             save=nothing,
             observe=nothing,
             start=None,
         )
 
-    guests = [guest(party) for party in range(1, len(prepared.views))]
+    secondaries = [secondary(party) for party in range(1, len(prepared.views))]
     run = PretrainingRun(
-        member(0, np.sort(rows.local)),
-        SimulatedPretraining(guests, plain=settings.exchange == "plain"),
+        learning(0, np.sort(rows.local)),
+        SimulatedPretraining(secondaries, plain=settings.exchange == "plain"),
         PretrainingRows(
             aligned=np.sort(rows.aligned),
             own=np.sort(rows.local),
@@ -154,7 +154,7 @@ def pretrain(
         observe=nothing,
     )
     run.run()
-    learners = [run.member.learner, *(one.member.learner for one in guests)]
+    learners = [run.learning.learner, *(one.learning.learner for one in secondaries)]
     return [learner.encoders() for learner in learners], run.history
 
 

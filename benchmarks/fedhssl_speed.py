@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from securevfl.data.builtin import load_full
-from securevfl.federation.pretraining.rows import even_batches
 from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.config import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.losses import simsiam_loss, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.pretraining.rows import even_batches
 
 CORRUPTION = 0.3
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.linking.study import study_links
+from securevfl.config.reading import read_federation_file
+from securevfl.studies.links import study_links
 
 SIMPLER = ("top1sim", "avgsim", "exact")
 

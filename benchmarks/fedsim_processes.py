@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from fedsim_tables import places, write_table
 
-from securevfl.federation.config import FederationConfig, parse_federation
-from securevfl.federation.launching import train_in_processes
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 
 def federation(secondaries: int, privacy: dict[str, Any], epochs: int) -> dict[str, Any]:

@@ -25,11 +25,11 @@ import torch
 from matplotlib.figure import Figure
 
 from securevfl.cli.demo import combined_test
+from securevfl.config.reading import parse_federation
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
-from securevfl.federation.config import parse_federation
-from securevfl.federation.simulation import simulate_federation
+from securevfl.runtime.simulation import simulate_federation
 
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
 EPSILONS = ("0.01", "1", "2", "4", "8", "none")

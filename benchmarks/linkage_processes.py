@@ -24,9 +24,10 @@ import pandas as pd
 import torch
 from protected_linkage import FAMILIES, RANGES, federation
 
-from securevfl.federation.config import parse_federation
-from securevfl.federation.launching import train_in_processes
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.config.reading import parse_federation
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"protection": "none"},

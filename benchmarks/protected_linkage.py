@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.federation.config import parse_federation
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 # Agreed ranges of one width, round numbers about Seattle and Singapore.
 RANGES = {

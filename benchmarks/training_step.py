@@ -28,12 +28,13 @@ import pandas as pd
 import tomli_w
 import torch
 
+from securevfl.config.reading import read_federation_file
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.party import PartyJob, run_party
-from securevfl.federation.provision import provision
-from securevfl.federation.simulation import read_tables, simulate_federation
 from securevfl.launch.ports import free_port
+from securevfl.runtime.party import PartyJob, run_party
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+from securevfl.transport.provision import provision
 
 KEYS = ["lon", "lat"]
 FEATURES = 16

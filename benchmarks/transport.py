@@ -37,12 +37,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.identity import Identity, public_text
-from securevfl.federation.provision import provision
-from securevfl.federation.tls import tls_context
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
-from securevfl.federation.wire import Message, MessageKind
 from securevfl.launch.ports import free_port
+from securevfl.transport.identity import Identity, public_text
+from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.provision import provision
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.transport.tls import tls_context
 
 WAIT_S = 60.0
 ROWS = np.arange(128, dtype=np.int64)

@@ -10,10 +10,11 @@ from securevfl.version import __version__
 
 if TYPE_CHECKING:
     from securevfl import data, dp, linkage, models
+    from securevfl.config.linkage import LinkageSettings
+    from securevfl.config.sections import TrainingSettings
     from securevfl.core.errors import SecureVflError
-    from securevfl.federation.api import simulate
-    from securevfl.federation.config import LinkageSettings, TrainingSettings
     from securevfl.models.fedhssl.settings import PretrainingSettings
+    from securevfl.runtime.in_memory import simulate
 
 __all__ = [
     "LinkageSettings",
@@ -29,11 +30,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "LinkageSettings": "securevfl.federation.config",
+    "LinkageSettings": "securevfl.config.linkage",
     "PretrainingSettings": "securevfl.models.fedhssl.settings",
     "SecureVflError": "securevfl.core.errors",
-    "TrainingSettings": "securevfl.federation.config",
-    "simulate": "securevfl.federation.api",
+    "TrainingSettings": "securevfl.config.sections",
+    "simulate": "securevfl.runtime.in_memory",
 }
 _PACKAGES = ("data", "dp", "linkage", "models")
 

@@ -15,10 +15,10 @@ from securevfl.bench.variants import CLIP_NORM, DEADLINE_S, Bench, crypten
 from securevfl.core.files import write_json
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.seeds import derive_seed
-from securevfl.federation.connection import TransportLimits
-from securevfl.federation.identity import Identity
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
 from securevfl.mpc.sum_to import PRIMARY
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 
 def bounded_rows(rank: int, *, rows: int, width: int) -> torch.Tensor:

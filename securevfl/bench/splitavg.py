@@ -18,7 +18,7 @@ from typing import Any, Final
 from securevfl.core import checks
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError
 from securevfl.core.files import write_json
-from securevfl.federation.provision import provision
+from securevfl.transport.provision import provision
 
 # Width of one row: L = 50 positions of H = 100, the cut of FeT.
 _ROW_WIDTH: Final = 5000

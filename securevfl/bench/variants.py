@@ -13,16 +13,16 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.federated import PrimaryWire
-from securevfl.federation.serve import SecondaryWire
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport
-from securevfl.federation.wire import Message, MessageKind
+from securevfl.federation.exchange_over_star import PrimaryWire
+from securevfl.federation.star_secondary import SecondaryWire
 from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms, to_float
 from securevfl.mpc.compat import import_crypten
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo
+from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 crypten = import_crypten()
 

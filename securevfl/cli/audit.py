@@ -35,7 +35,7 @@ def mechanism(
     Exit code 0 if every test passes, 4 if one fails.
     """
     # Loaded here, so that other commands, and whoever mistypes this one, need not wait for torch.
-    from securevfl.federation.audit_settings import AuditSettings
+    from securevfl.studies.audit.settings import AuditSettings
 
     settings = AuditSettings(
         secondaries=secondaries,
@@ -44,7 +44,7 @@ def mechanism(
         rounds=rounds,
         timeout_s=timeout,
     )
-    from securevfl.federation.audit import audit_in_processes
+    from securevfl.studies.audit.report import audit_in_processes
 
     report = audit_in_processes(settings)
     if as_json:

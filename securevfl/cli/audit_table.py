@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securevfl.dp.audit_power import AGAINST, FALSE_FAILURE
-from securevfl.federation.audit import AuditReport
+from securevfl.studies.audit.report import AuditReport
 
 _RELEASES: Final = {
     "sequence": "rows clipped whole, released again in every round",

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from securevfl.cli.compare_progress import CompareProgress
+from securevfl.config.reading import read_federation_file
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.comparison import Comparison, compare_methods
-from securevfl.federation.comparison_table import summary, table_rows, write_comparison
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.preflight import warnings_about
+from securevfl.runtime.preflight import warnings_about
+from securevfl.studies.compare.comparison import Comparison, compare_methods
+from securevfl.studies.compare.table import summary, table_rows, write_comparison
 
 
 def run_compare(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from securevfl.cli.progress import bars
-from securevfl.federation.comparison_run import MethodRun
+from securevfl.studies.compare.run import MethodRun
 
 
 class CompareProgress:

@@ -9,21 +9,18 @@ import torch
 
 from securevfl.cli.results import print_results
 from securevfl.cli.run import run_folder_for, train_and_report
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assemble import (
-    features_of,
-    primary_data,
-    run_facts,
-    task_head,
-)
-from securevfl.federation.config import FederationConfig, parse_federation
-from securevfl.federation.digits import demo_federation, digits_tables, write_tables
-from securevfl.federation.linking.keys import keys_of
-from securevfl.federation.linking.shown import linked_primary, shown_keys
-from securevfl.federation.local import train_combined
-from securevfl.federation.simulation import simulate_federation
+from securevfl.federation.build import features_of, primary_data, task_head
+from securevfl.federation.run_plan import run_facts
+from securevfl.linking.keys import keys_of
+from securevfl.linking.shown import linked_primary, shown_keys
 from securevfl.report.page import write_report
+from securevfl.runtime.baselines import train_combined
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.studies.digits import demo_federation, digits_tables, write_tables
 
 
 def run_demo(*, out: Path | None, fast: bool, seed: int, as_json: bool) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.run import run_folder_for
+from securevfl.config.reading import read_federation_file
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.linking.study import study_links
+from securevfl.studies.links import study_links
 
 
 def run_link(

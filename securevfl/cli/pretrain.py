@@ -5,13 +5,14 @@ from pathlib import Path
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining
 from securevfl.cli.run import run_folder_for
+from securevfl.config.reading import read_federation_file
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.device import device_named
-from securevfl.federation.launching import train_in_processes
-from securevfl.federation.pretraining.stage import nothing_to_pretrain, wants_pretraining
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.pretraining.stage import nothing_to_pretrain, wants_pretraining
+from securevfl.runtime.device import device_named
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 
 def run_pretrain(

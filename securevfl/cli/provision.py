@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from securevfl.config.parties import parse_address
+from securevfl.config.reading import read_federation_file
 from securevfl.core import checks, files
-from securevfl.federation.config import parse_address, read_federation_file
-from securevfl.federation.provision import provision, provision_one, trust
+from securevfl.transport.provision import provision, provision_one, trust
 
 
 def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:

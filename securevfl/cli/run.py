@@ -10,17 +10,19 @@ from typing import Any
 
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining, print_results
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation_file
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
-from securevfl.federation.config import FederationConfig, read_federation_file
-from securevfl.federation.device import device_named
-from securevfl.federation.launching import train_in_processes
-from securevfl.federation.preflight import warnings_about
-from securevfl.federation.simulation import read_tables, simulate_federation
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
+from securevfl.runtime.device import device_named
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.preflight import warnings_about
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
@@ -130,8 +132,8 @@ def run_party(
     end_with_launcher()
     keep_freed_memory()
     # Loaded here: a simulation needs neither CrypTen nor certificates.
-    from securevfl.federation.party import PartyJob
-    from securevfl.federation.party import run_party as run_one_party
+    from securevfl.runtime.party import PartyJob
+    from securevfl.runtime.party import run_party as run_one_party
 
     try:
         config = read_federation_file(path)

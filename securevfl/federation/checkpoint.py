@@ -12,9 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.federation.config import FederationConfig
 
 _KEPT = 2
 

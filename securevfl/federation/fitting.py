@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float32
 from torch import nn
 
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import PartySettings
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
 from securevfl.dp.moments import noised_moments
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.config import FederationConfig, PartySettings
 from securevfl.federation.fitting_autoencoder import pretrain
 from securevfl.federation.ledger import Ledger
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder

@@ -6,36 +6,16 @@ from typing import Final
 
 import numpy as np
 
+from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
-from securevfl.federation.config import FederationConfig
-from securevfl.federation.identity import Identity, verify
-from securevfl.federation.wire import Message, MessageKind
+from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES, KeyOffer, SessionKey
+from securevfl.transport.identity import Identity, verify
+from securevfl.transport.message import Message, MessageKind
 
 PROTOCOL_VERSION: Final = 1
 
 _SIGNATURE_BYTES: Final = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunFacts:
-    """What every party must know to do its own accounting before anything is released."""
-
-    rows: int
-    """The primary's rows; ids run from 0."""
-
-    train_rows: int
-    validation_rows: int
-    test_rows: int
-
-    unlabelled_rows: int = 0
-    """Training rows whose labels are missing or not used."""
-
-    resume_pretraining: int = 0
-    """Iterations of pretraining that are done already."""
-
-    resume_epoch: int = 0
-    """Epoch to go on from; 0 starts afresh."""
 
 
 def _signed_text(config: FederationConfig, offer: KeyOffer) -> bytes:

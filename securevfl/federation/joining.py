@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import parse_address
 from securevfl.federation import handshake
-from securevfl.federation.config import FederationConfig, parse_address
-from securevfl.federation.connection import TransportLimits
-from securevfl.federation.handshake import RunFacts
-from securevfl.federation.identity import Identity
-from securevfl.federation.transport import SecondaryTransport
-from securevfl.federation.wire import MessageKind
+from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity
+from securevfl.transport.message import MessageKind
+from securevfl.transport.star import SecondaryTransport
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from securevfl.dp.events import Release
 from securevfl.dp.fitting import fitting_from
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.ledger_file import ChainedFile
+from securevfl.federation.chained_file import ChainedFile
 
 _VERSION: Final = 2
 

@@ -11,19 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.config.sections import TrainingSettings
+from securevfl.core.progress import Observer
 from securevfl.core.seeds import stream
 from securevfl.data.rows import RowSplit, consecutive_batches, training_batches
-from securevfl.federation.config import TrainingSettings
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import require_finite
 from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundCounter, RoundPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
 from securevfl.models.split import Explained
 from securevfl.models.tasks import TaskHead
-
-Observer = Callable[[Mapping[str, object]], None]
-"""Hears of progress: plain figures and words, one mapping an event."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 
 # Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
 _MOST_NUMBERS: Final = 2**23

@@ -12,8 +12,9 @@ import pytest
 import tomli_w
 import torch
 
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.config.reading import read_federation_file
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.simulated import SimulatedExchange
 
 
 class SameForAllRows:

@@ -8,7 +8,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.wire import Message, MessageKind
+from securevfl.transport.message import Message, MessageKind
 
 _DEADLINE_S = 60
 

@@ -1,7 +1,7 @@
 """Frames as bytes, and a reader to feed them to, for tests of the wire format."""
 
-from securevfl.federation.framing import FrameReader, encode
-from securevfl.federation.wire import Message
+from securevfl.transport.framing import FrameReader, encode
+from securevfl.transport.message import Message
 
 SESSION = bytes(range(16))
 

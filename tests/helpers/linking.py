@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
 from securevfl.data.tables import KeyTable
-from securevfl.federation.config import FederationConfig, parse_federation
 from securevfl.models.registry import FAMILIES
 
 

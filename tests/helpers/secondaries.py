@@ -5,10 +5,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import Charge, Contribution
-from securevfl.federation.secondary import FixedLinks, Secondary
+from securevfl.federation.secondary import Secondary
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.sources import FixedLinks
 from securevfl.mpc.ring_format import RingFormat
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4

@@ -9,15 +9,15 @@ import torch
 from ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.federated import PrimaryWire
-from securevfl.federation.identity import Identity
-from securevfl.federation.serve import SecondaryWire
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.federation.exchange_over_star import PrimaryWire
+from securevfl.federation.star_secondary import SecondaryWire
 from securevfl.mpc.codec import decode_sum, encode, quantise
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import CrypTenSumTo
+from securevfl.transport.identity import Identity
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 WAIT_S = 60.0
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from securevfl.federation.connection import TransportLimits
-from securevfl.federation.identity import Identity
-from securevfl.federation.provision import provision
-from securevfl.federation.transport import (
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity
+from securevfl.transport.provision import provision
+from securevfl.transport.star import (
     PrimaryTransport,
     SecondaryTransport,
     new_session,

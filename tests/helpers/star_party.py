@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from securevfl.core.errors import SecureVflError
-from securevfl.federation.connection import TransportLimits
-from securevfl.federation.identity import Identity, public_text
-from securevfl.federation.transport import PrimaryTransport, SecondaryTransport, new_session
-from securevfl.federation.wire import Message, MessageKind
 from securevfl.launch import child
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity, public_text
+from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 RANKS = {"agency": 0, "rental": 1, "bank": 2}
 LIMITS = TransportLimits(silence_timeout_s=2.0, farewell_timeout_s=1.0)

@@ -12,9 +12,9 @@ from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.provision import provision
 from securevfl.mpc import reference
 from securevfl.mpc.ring_format import RingFormat
+from securevfl.transport.provision import provision
 
 TIMEOUT_S = 90
 PARTIES = 3

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.federation.release import Contribution
-from securevfl.federation.secondary import PickedLinks
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics import EuclideanKeys
+from securevfl.linkage.sources import PickedLinks
 from securevfl.mpc.ring_format import RingFormat
 
 CLIP = 1.0

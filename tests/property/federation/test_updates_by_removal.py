@@ -15,7 +15,7 @@ from torch import nn
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity, sum_sensitivity
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
 from securevfl.linkage.sampling import SampledLinker
 from securevfl.models.fet.bottom import FeTBottom

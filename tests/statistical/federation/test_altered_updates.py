@@ -12,7 +12,7 @@ from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
 
 FALSE_ALARM = 1e-6

@@ -11,7 +11,7 @@ import torch
 from helpers.command_line import Ended, securevfl
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.federation.config import read_federation_file
+from securevfl.config.reading import read_federation_file
 
 Capture = pytest.CaptureFixture[str]
 

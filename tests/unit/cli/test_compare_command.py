@@ -11,7 +11,7 @@ from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
 from securevfl.cli.compare_progress import CompareProgress
-from securevfl.federation.comparison_run import MethodRun
+from securevfl.studies.compare.run import MethodRun
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {

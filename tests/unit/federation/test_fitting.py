@@ -9,15 +9,16 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation_file
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
 from securevfl.federation import fitting
-from securevfl.federation.assemble import release_plan
-from securevfl.federation.config import FederationConfig, read_federation_file
-from securevfl.federation.handshake import RunFacts
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundPlan
+from securevfl.federation.run_plan import RunFacts, release_plan
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.simulation import read_tables, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
 
 MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
 FITTED = {"method": "principal", "share": 0.1}

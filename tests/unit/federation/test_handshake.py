@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from helpers.federations import write_federation
 
+from securevfl.config.reading import read_federation_file
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation import handshake
-from securevfl.federation.config import read_federation_file
-from securevfl.federation.handshake import RunFacts
-from securevfl.federation.identity import Identity
-from securevfl.federation.wire import Message
+from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
+from securevfl.transport.identity import Identity
+from securevfl.transport.message import Message
 
 SESSION = bytes(range(16))
 FACTS = RunFacts(rows=10, train_rows=6, validation_rows=2, test_rows=2)

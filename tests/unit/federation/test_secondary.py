@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
+from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.rounds import Purpose, RoundPlan
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.simulated import SimulatedExchange
 from securevfl.federation.splitavg import split_average
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation import updates
-from securevfl.federation.randomness import DropoutStream
+from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.updates import (
     GradientNoise,

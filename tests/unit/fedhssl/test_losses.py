@@ -5,11 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.federation.pretraining.exchange import (
-    projection_mean,
-    projection_ring,
-    projection_words,
-)
 from securevfl.models.fedhssl.losses import (
     NegativeQueue,
     Objective,
@@ -19,6 +14,11 @@ from securevfl.models.fedhssl.losses import (
     unit,
 )
 from securevfl.mpc.sum_to import InProcessSum
+from securevfl.pretraining.exchange import (
+    projection_mean,
+    projection_ring,
+    projection_words,
+)
 
 
 def vectors(rows: int, width: int, seed: int) -> torch.Tensor:

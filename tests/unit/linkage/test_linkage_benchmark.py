@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("phe", reason="phe is an optional dependency")
 pytest.importorskip("faiss", reason="faiss is an optional dependency")
 
-from securevfl.federation.config import parse_federation
+from securevfl.config.reading import parse_federation
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 

@@ -1,0 +1,1 @@
+"""The federation file: what it may say, and which of its parts go together."""

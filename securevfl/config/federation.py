@@ -1,0 +1,102 @@
+"""The federation file: the TOML file that all parties of a federation agree on (DESIGN 5.2)."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from securevfl.config.encoder import EncoderSettings
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.parties import PartySettings
+from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+from securevfl.core.errors import ConfigError
+from securevfl.dp.privacy import Privacy
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.registry import Family
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationConfig:
+    """A whole federation file, checked."""
+
+    federation: FederationSettings
+    training: TrainingSettings
+    privacy: Privacy
+    linkage: LinkageSettings
+    runtime: RuntimeSettings
+    parties: tuple[PartySettings, ...]
+    family: Family
+    model: Any
+    """The family's own settings, an instance of ``family.config_class``."""
+    pretraining: PretrainingSettings
+    """How families with pretraining pretrain; others read nothing of it."""
+    encoder: EncoderSettings | None
+    """How frozen encoders are made; None leaves that to the family."""
+    source: Mapping[str, Any] = field(repr=False)
+    """The parsed file, for the hash that parties compare."""
+
+    @property
+    def primary(self) -> PartySettings:
+        """The party that holds the labels."""
+        return next(party for party in self.parties if party.role == "primary")
+
+    @property
+    def secondaries(self) -> tuple[PartySettings, ...]:
+        """The other parties, in the order of the file; the first has rank 1."""
+        return tuple(party for party in self.parties if party.role == "secondary")
+
+    @property
+    def table_parties(self) -> tuple[PartySettings, ...]:
+        """The parties that hold a table, in the order of the file."""
+        return tuple(party for party in self.parties if not party.is_helper)
+
+    @property
+    def callers(self) -> tuple[PartySettings, ...]:
+        """Everybody who dials the primary: the secondaries by rank, then those who help to link."""
+        helpers = (party for party in self.parties if party.is_helper)
+        return (*self.secondaries, *helpers)
+
+    def helper(self, role: Literal["coordinator", "dealer"]) -> PartySettings | None:
+        """Return the party that only helps to link in a certain way, if there is one."""
+        return next((party for party in self.parties if party.role == role), None)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
+        return {
+            self.primary.name: 0,
+            **{party.name: rank for rank, party in enumerate(self.callers, 1)},
+        }
+
+    def party(self, name: str) -> PartySettings:
+        """Return the settings of one party.
+
+        Raises:
+            ConfigError: If no party has that name.
+        """
+        for party in self.parties:
+            if party.name == name:
+                return party
+        names = ", ".join(party.name for party in self.parties)
+        raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file's content (not its spelling), hex; parties compare it."""
+        return _digest(self.source)
+
+    @property
+    def settings_digest(self) -> str:
+        """Like :attr:`digest`, without addresses and identities, which a restart may change."""
+        source = dict(self.source)
+        source["party"] = [
+            {key: value for key, value in party.items() if key not in ("address", "identity")}
+            for party in source["party"]
+        ]
+        return _digest(source)
+
+
+def _digest(source: Mapping[str, Any]) -> str:
+    text = json.dumps(source, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

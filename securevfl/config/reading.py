@@ -1,0 +1,138 @@
+"""Read a federation file, and refuse what does not go together."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from securevfl.config import rules
+from securevfl.config.encoder import EncoderSettings
+from securevfl.config.federation import FederationConfig
+from securevfl.config.linkage import parse_linkage
+from securevfl.config.methods import (
+    IN_ONE_PLACE,
+    baseline_settings,
+    method_family,
+    method_source,
+)
+from securevfl.config.parties import parse_parties
+from securevfl.config.rules import require_encodable
+from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.dp.privacy import Privacy
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.registry import family_named
+
+
+def read_federation_file(path: Path, *, only_linkage: bool = False) -> FederationConfig:
+    """Read and check a federation file.
+
+    Args:
+        path: The file.
+        only_linkage: Whether nothing will be trained, so that no label is needed.
+
+    Raises:
+        ConfigError: Naming the file, the field, the rule and the value.
+        PrivacyError: If the privacy settings contradict one another.
+    """
+    try:
+        source = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"federation file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
+    return parse_federation(source, file=str(path), only_linkage=only_linkage)
+
+
+def parse_federation(
+    source: Mapping[str, Any], *, file: str, only_linkage: bool = False
+) -> FederationConfig:
+    """Check a parsed federation file; see :func:`read_federation_file`."""
+    sections = {
+        "federation",
+        "model",
+        "encoder",
+        "training",
+        "privacy",
+        "linkage",
+        "runtime",
+        "party",
+        "methods",
+        "pretraining",
+    }
+    unknown = sorted(set(source) - sections)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], sections, n=1)
+        hint = f"did you mean [{close[0]}]? " if close else ""
+        raise ConfigError(
+            f"{file}: [{unknown[0]}]: no such section; {hint}Allowed: {', '.join(sorted(sections))}"
+        )
+    try:
+        config = _parse_sections(source)
+        if not only_linkage:
+            rules.require_trainable(config)
+        for name in source.get("methods", {}):
+            method_config(config, name)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return config
+
+
+def method_config(config: FederationConfig, name: str) -> FederationConfig:
+    """Return the federation as one method of a comparison trains it.
+
+    Raises:
+        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
+        PrivacyError: If the privacy settings do not go with it.
+    """
+    fields = frozenset(one.name for one in dataclasses.fields(TrainingSettings))
+    source = method_source(config.source, name, training_fields=fields)
+    if method_family(config.source, name) in IN_ONE_PLACE:
+        baseline_settings(config.source, name)
+    try:
+        trained = _parse_sections(source)
+        rules.require_trainable(trained)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+    return trained
+
+
+def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
+    for required in ("federation", "model", "privacy", "linkage"):
+        if required not in source:
+            raise ConfigError(f"[{required}]: this section is missing")
+    for name, table in source.items():
+        if name != "party" and not isinstance(table, Mapping):
+            raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
+    model = dict(source["model"])
+    family = family_named(model.pop("family", None))
+    config = FederationConfig(
+        federation=read_settings(FederationSettings, source["federation"], where="federation"),
+        training=read_settings(TrainingSettings, source.get("training", {}), where="training"),
+        privacy=read_settings(Privacy, source["privacy"], where="privacy"),
+        linkage=parse_linkage(source["linkage"]),
+        runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
+        parties=parse_parties(source.get("party", [])),
+        family=family,
+        model=read_settings(family.config_class, model, where="model"),
+        pretraining=read_settings(
+            PretrainingSettings, source.get("pretraining", {}), where="pretraining"
+        ),
+        encoder=read_settings(EncoderSettings, source["encoder"], where="encoder")
+        if "encoder" in source
+        else None,
+        source=source,
+    )
+    rules.require_linkable(config)
+    if config.encoder is not None:
+        frozen = config.privacy.encoder == "frozen"
+        require_encodable(
+            config.encoder,
+            pooled=frozen and family.pooled(config.model, frozen=frozen),
+            width=family.cut_shape(config.model)[1],
+            secondaries=len(config.secondaries),
+        )
+    return config

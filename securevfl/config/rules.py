@@ -1,0 +1,215 @@
+"""What of a federation file must go together so that keys can be linked, and models trained."""
+
+from collections.abc import Mapping
+
+from securevfl.config.encoder import EncoderSettings
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.data.key_tables import KeyKind
+
+
+def key_kinds(config: FederationConfig) -> Mapping[str, KeyKind]:
+    """Return what each key column holds, by the primary's column names, in order."""
+    linkage, names = config.linkage, config.primary.key
+    if linkage.fields is not None:
+        kinds = {field.name: field.kind for field in linkage.field_list()}
+        return {name: "number" if kinds.get(name) == "number" else "text" for name in names}
+    texts = linkage.metric == "levenshtein" or (linkage.metric == "bloom" and not linkage.ranges)
+    return dict.fromkeys(names, "text" if texts else "number")
+
+
+def keys_are_numbers(config: FederationConfig) -> bool:
+    """Whether keys are numbers without gaps, so that a model may take them as inputs."""
+    return config.linkage.fields is None and set(key_kinds(config).values()) == {"number"}
+
+
+def require_linkable(config: FederationConfig) -> None:
+    """Check that linkage, keys and roles go together.
+
+    Raises:
+        ConfigError: Naming the field, the rule and the value.
+    """
+    linkage, names = config.linkage, config.primary.key
+    if linkage.metric == "great-circle" and len(names) != 2:
+        raise ConfigError(
+            'linkage.metric: "great-circle" takes two key columns, longitude and latitude in '
+            f"degrees, in this order; party.key names {len(names)}"
+        )
+    if linkage.fields is not None and set(linkage.fields) != set(names):
+        wrong = min(set(linkage.fields) ^ set(names))
+        raise ConfigError(
+            f"linkage.fields: {wrong!r} is {'no' if wrong in linkage.fields else 'a'} key column "
+            f"of {config.primary.name!r}, whose columns need a field each: {', '.join(names)}"
+        )
+    if linkage.ranges is not None:
+        numbers = sum(kind == "number" for kind in key_kinds(config).values())
+        if len(linkage.ranges) != numbers:
+            raise ConfigError(
+                f"linkage.ranges: must have one [low, high] for each of the {numbers} numeric key "
+                f"columns, got {len(linkage.ranges)}"
+            )
+    elif linkage.compares_codes and "number" in key_kinds(config).values():
+        raise ConfigError(
+            "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
+        )
+    _require_roles(config)
+    frozen = config.privacy.encoder == "frozen"
+    if linkage.choose == "records" and not (
+        frozen
+        and config.family.pooled(config.model, frozen=frozen)
+        and config.privacy.links_per_record
+    ):
+        raise ConfigError(
+            'linkage.choose: "records" needs privacy.encoder = "frozen", '
+            'model.release = "pooled" and privacy.links_per_record'
+        )
+
+
+def _require_roles(config: FederationConfig) -> None:
+    linkage = config.linkage
+    if config.helper("coordinator") is not None and not linkage.needs_coordinator:
+        raise ConfigError(
+            'party.role: a "coordinator" links in place of the parties; with '
+            'linkage.protection = "none" there is nothing for it to do'
+        )
+    if config.helper("dealer") is not None and linkage.protection != "shares":
+        raise ConfigError('party.role: a "dealer" goes with linkage.protection = "shares" alone')
+
+
+def require_helpers(config: FederationConfig) -> None:
+    """Check that the third parties that a protection rests on take part.
+
+    In one process everything is in one place anyway; between parties they are needed.
+
+    Raises:
+        ConfigError: Naming the role that is missing.
+    """
+    linkage = config.linkage
+    wanted = ["coordinator"] if linkage.needs_coordinator else []
+    if linkage.protection == "shares":
+        wanted.append("dealer")
+    there = {party.role for party in config.parties}
+    for role in wanted:
+        if role not in there:
+            raise ConfigError(
+                f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
+                f'add [[party]] name = "{role}", role = "{role}"'
+            )
+    if linkage.protection == "bloom" and linkage.secret is None:
+        raise ConfigError(
+            "linkage.secret: is missing; it names the file, on every data party's machine, that "
+            "holds the linkage secret (for example made by: openssl rand -hex 32)"
+        )
+
+
+def require_trainable(config: FederationConfig) -> None:
+    """Check that the model can be trained on what linkage gives.
+
+    Raises:
+        ConfigError: Naming the field, the rule and the value.
+    """
+    if config.primary.label is None:
+        raise ConfigError("party.label: the primary must name its label column")
+    reads_keys = config.family.reads_keys or getattr(config.model, "keys_as_features", False)
+    if reads_keys and not keys_are_numbers(config):
+        raise ConfigError(
+            f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
+            f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "
+            f"choose a family that links by keys alone (fedsim, top1sim, avgsim, featuresim)"
+        )
+    if not config.family.needs_similarities(config.model):
+        return
+    fresh = config.privacy.sampling_rate < 1
+    if fresh and (config.privacy.encoder != "frozen" or config.linkage.needs_coordinator):
+        raise ConfigError(
+            f"privacy.sampling_rate: {config.family.name!r} reads similarities, which are noised "
+            f"once and sent once, so links can't change from round to round; set it to 1"
+        )
+    if config.linkage.choose == "records":
+        raise ConfigError(
+            f'linkage.choose: {config.family.name!r} reads K similarities a row; "records" gives '
+            f'rows of different lengths; use "rows"'
+        )
+
+
+def require_encodable(
+    encoder: EncoderSettings, *, pooled: bool, width: int, secondaries: int
+) -> None:
+    """Refuse an ``[encoder]`` table that the rest of the federation file does not go with.
+
+    Args:
+        encoder: The table.
+        pooled: Whether encoders are frozen, and rows of the sum pooled from records' vectors.
+        width: H of the aggregate.
+        secondaries: Their number.
+
+    Raises:
+        ConfigError: Naming what it needs.
+    """
+    if not pooled:
+        raise ConfigError(
+            "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
+            '"frozen" and model.release = "pooled"'
+        )
+    if encoder.layout == "blocks" and width % secondaries:
+        raise ConfigError(
+            f"model.hidden: {secondaries} secondaries must share it equally for encoder.layout = "
+            f'"blocks", got {width}'
+        )
+
+
+def require_covered_channels(config: FederationConfig) -> None:
+    """Refuse a run whose promise another channel would break.
+
+    Raises:
+        PrivacyError: Saying which channel, and what would make the promise hold.
+    """
+    if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
+        return
+    _require_covered_pretraining(config)
+    if config.privacy.sampling_rate < 1 and config.family.needs_similarities(config.model):
+        raise PrivacyError(
+            f"privacy.sampling_rate: {config.family.name!r} shows the primary how near its links "
+            f"are, so it can tell which records were sampled, and a sample that is not secret "
+            f"amplifies nothing; set it to 1"
+        )
+    encoder = config.privacy.encoder
+    if encoder == "trained" and config.model.average_positions_every:
+        raise PrivacyError(
+            "model.average_positions_every: positional encodings are trained on private records, "
+            "and their average is not noised, so epsilon would not cover it; set it to 0 or use "
+            'privacy.encoder = "dp-trained", whose weights are covered (or, '
+            'without any guarantee, privacy.accounting = "as-published" or mechanism = "none")'
+        )
+    if encoder != "trained":
+        for party in config.secondaries:
+            if party.scaling in ("standard", "clamped"):
+                raise PrivacyError(
+                    f'party {party.name!r}: scaling = "{party.scaling}" fits statistics to the '
+                    f"table, so one record moves every row and a {encoder} encoder's epsilon would "
+                    f"not hold; "
+                    f'use scaling = "bounds" with declared bounds, or "none"'
+                )
+
+
+def _require_covered_pretraining(config: FederationConfig) -> None:
+    if getattr(config.model, "norm", "none") == "batch":
+        raise PrivacyError(
+            'model.norm: "batch" lets one record move the representations of a whole batch, so '
+            'epsilon would not hold; use norm = "layer"'
+        )
+    steps = config.family.pretraining
+    if steps and config.privacy.encoder != "trained":
+        raise PrivacyError(
+            f"model.family: {config.family.name!r} pretrains encoders on private records without "
+            f"noise, so they are not {config.privacy.encoder} in the sense of the promise; use "
+            f'encoder = "trained", or "fedsplitnn"'
+        )
+    exchanged = {"cross": "averages of projections", "aggregate": "means of weights"}
+    for step in steps:
+        if step in exchanged:
+            raise PrivacyError(
+                f"model.family: {config.family.name!r} exchanges {exchanged[step]} in pretraining, "
+                f"which carry no noise, so epsilon would not cover them; use "
+                f'family = "fedlocalssl", which exchanges nothing, or mechanism = "none"'
+            )

@@ -1,0 +1,99 @@
+"""The ``[federation]``, ``[training]`` and ``[runtime]`` tables."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+
+Task = Literal["regression", "binary", "multiclass"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FederationSettings:
+    """The ``[federation]`` table."""
+
+    name: str
+    """What the federation is called in reports and logs."""
+
+    task: Task
+    """What the label is."""
+
+    seed: int = 0
+    """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(0, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSettings:
+    """The ``[training]`` table."""
+
+    epochs: int = 20
+    """Passes over the primary's training rows, at most."""
+
+    batch_size: int = 128
+    """Primary rows a round."""
+
+    learning_rate: float = 1e-3
+    """Step size of every party's optimizer."""
+
+    optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
+    """Every party's optimizer."""
+
+    weight_decay: float = 0.0
+    """Decoupled weight decay of every party's optimizer."""
+
+    patience: int = 10
+    """Epochs without a better validation metric before training stops."""
+
+    validation_fraction: float = 0.1
+    """Share of the primary's rows that choose the best epoch."""
+
+    test_fraction: float = 0.2
+    """Share of the primary's rows that are held out to the end."""
+
+    labelled_rows: int | None = None
+    """How many training rows keep their labels; default: all. Pretraining uses the others too."""
+
+    empty_labels: Literal["refuse", "unlabelled"] = "refuse"
+    """What an empty label cell is: a mistake, or a training row without a label, for pretraining.
+    Validation and test rows are drawn from those that have one."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        checks.positive(learning_rate=self.learning_rate)
+        checks.non_negative(weight_decay=self.weight_decay)
+        checks.open_unit(
+            validation_fraction=self.validation_fraction, test_fraction=self.test_fraction
+        )
+        if not self.validation_fraction + self.test_fraction < 1:
+            raise ConfigError("test_fraction plus validation_fraction must be below 1")
+        if self.labelled_rows is not None:
+            checks.at_least(1, labelled_rows=self.labelled_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeSettings:
+    """The ``[runtime]`` table: how long a party waits before it gives another one up."""
+
+    join_timeout_s: float = 120.0
+    """Until every party has joined."""
+
+    round_timeout_s: float = 120.0
+    """For the next message of a round."""
+
+    idle_timeout_s: float = 3600.0
+    """For the primary's next round, while heartbeats say that it is alive."""
+
+    silence_timeout_s: float = 10.0
+    """Without a heartbeat, after which a party counts as lost."""
+
+    def __post_init__(self) -> None:
+        checks.positive(
+            join_timeout_s=self.join_timeout_s,
+            round_timeout_s=self.round_timeout_s,
+            idle_timeout_s=self.idle_timeout_s,
+            silence_timeout_s=self.silence_timeout_s,
+        )

@@ -1,0 +1,234 @@
+"""Build one party from the federation file and its own table: the same way in every runner."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import nn
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import PartySettings
+from securevfl.core.errors import DataError, PrivacyError
+from securevfl.core.seeds import derive_seed
+from securevfl.data.rows import RowSplit
+from securevfl.data.scaling import LabelScaler, feature_scaler
+from securevfl.data.tables import PartyTable
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.fitting import Fitting, build_direction_bottom
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.release import Contribution
+from securevfl.federation.run_plan import is_frozen, slots
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.updates import GradientNoise, require_separate_rows
+from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.models.directions import DirectionBottom
+from securevfl.models.initial import initialise
+from securevfl.models.optimisers import build_optimizer
+from securevfl.models.tasks import TaskHead
+from securevfl.mpc.ring_format import RingFormat
+
+
+def require_enough_records(config: FederationConfig, table: PartyTable) -> None:
+    """Refuse a secondary's table that has fewer records than links of one row.
+
+    Raises:
+        DataError: Naming the table and both numbers.
+    """
+    if table.num_rows < config.model.neighbours:
+        raise DataError(
+            f"table of {table.name!r}: has {table.num_rows} records, fewer than "
+            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
+        )
+
+
+def build_secondary(
+    config: FederationConfig,
+    party: PartySettings,
+    table: PartyTable,
+    linked: LinkedSecondary,
+    *,
+    plan: ReleasePlan,
+    ring: RingFormat,
+    ledger: Ledger,
+    device: torch.device,
+) -> Secondary:
+    """Initialise and protect one linked secondary.
+
+    Raises:
+        DataError: If its table has too few records.
+        PrivacyError: If its features were made in a way that the promise does not allow.
+    """
+    frozen = is_frozen(config)
+    require_enough_records(config, table)
+    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
+        _require_declared_features(table, encoder=config.privacy.encoder)
+    features = features_of(party, table)
+    bottom = _initialised(
+        config,
+        party.name,
+        lambda: (
+            build_direction_bottom(config, party, num_features=table.num_features)
+            if config.encoder
+            else config.family.build_bottom(
+                config.model,
+                num_features=table.num_features,
+                key_dim=table.key_dim,
+                feature_names=table.feature_names,
+                frozen=frozen,
+            )
+        ),
+    )
+    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
+        require_separate_rows(bottom, encoder=config.privacy.encoder)
+    # The plan speaks of rows that are means over K slots; what leaves is their sum.
+    noise_std = plan.noise_share_std() * slots(config, plan)
+    return Secondary(
+        name=party.name,
+        features=torch.from_numpy(features).to(device),
+        keys=torch.from_numpy(linked.keys).to(device),
+        links=linked.source,
+        primary_rows=linked.primary_rows,
+        bottom=bottom.to(device),
+        prepare=Fitting(config, party.name, bottom, features, plan=plan, ledger=ledger)
+        if isinstance(bottom, DirectionBottom) and plan.fitting
+        else None,
+        optimizer=None
+        if frozen
+        else build_optimizer(
+            config.training.optimizer,
+            bottom.parameters(),
+            learning_rate=config.training.learning_rate,
+            weight_decay=config.training.weight_decay,
+        ),
+        contribution=Contribution(
+            clip_norm=config.privacy.clip_norm,
+            pooled=plan.pooled,
+            slots=slots(config, plan),
+            ring=ring,
+            noise=NoiseBuffer(ExactDiscreteGaussian(noise_std / ring.granularity))
+            if noise_std > 0
+            else None,
+            ledger=ledger,
+            release_once=frozen,
+        ),
+        dropout=DropoutStream(config.federation.seed, party.name, device=device),
+        gradient_noise=_gradient_noise(config, plan),
+    )
+
+
+def _gradient_noise(config: FederationConfig, plan: ReleasePlan) -> GradientNoise | None:
+    if config.privacy.encoder != "dp-trained":
+        return None
+    return GradientNoise(
+        clip_norm=config.privacy.update_clip_norm,
+        noise_std=plan.gradient_noise_std(plan.noise_share_std()),
+    )
+
+
+def features_of(party: PartySettings, table: PartyTable) -> Float32[np.ndarray, "rows features"]:
+    """Return a party's features, scaled as the federation file says."""
+    scaler = feature_scaler(
+        table.features, table.feature_names, scaling=party.scaling, bounds=party.bounds
+    )
+    return scaler.apply(table.features)
+
+
+def _require_declared_features(table: PartyTable, *, encoder: str) -> None:
+    if table.inferred_columns:
+        column = table.inferred_columns[0]
+        raise PrivacyError(
+            f"table of {table.name!r}: column {column!r} holds words, and which words there are "
+            f"depends on the records, so a {encoder} encoder's epsilon would not hold; list them "
+            f'as party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
+        )
+
+
+def build_top(
+    config: FederationConfig,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str],
+    outputs: int,
+) -> nn.Module:
+    """Return the primary's top model with its initial weights."""
+    return _initialised(
+        config,
+        config.primary.name,
+        lambda: config.family.build_top(
+            config.model,
+            num_features=num_features,
+            key_dim=key_dim,
+            feature_names=feature_names,
+            outputs=outputs,
+            classes=config.federation.task != "regression",
+        ),
+    )
+
+
+def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model from its party's stream, and its positional encoding from a common one.
+
+    Common initial encodings cost nothing and are aligned from the first round; averaging keeps
+    them so ([FeT] section 5.1, "Positional Encoding Averaging").
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = build()
+    initialise(
+        model,
+        seed=derive_seed(config.federation.seed, "init", party),
+        positions_seed=derive_seed(config.federation.seed, "init", "positions"),
+    )
+    return model
+
+
+def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> TaskHead:
+    """Return the task with the numbers of the primary's training labels.
+
+    Raises:
+        DataError: If the labels are constant in the training rows.
+    """
+    assert table.labels is not None, "the primary's table has labels"
+    if config.federation.task == "regression":
+        scaler = LabelScaler.fit(table.labels[split.train])
+        return TaskHead(task="regression", label_deviation=scaler.deviation)
+    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
+    return TaskHead(task=config.federation.task, num_classes=classes)
+
+
+def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tensor:
+    """Return the labels as losses take them; regression labels are standardised."""
+    assert table.labels is not None, "the primary's table has labels"
+    labels = table.labels
+    if head.task == "regression":
+        labels = LabelScaler.fit(labels[split.train]).apply(labels)
+    targets = torch.from_numpy(labels)
+    return targets if head.task == "multiclass" else targets.to(torch.float32)
+
+
+def primary_data(
+    config: FederationConfig,
+    table: PartyTable,
+    split: RowSplit,
+    linked: LinkedPrimary,
+    head: TaskHead,
+    device: torch.device,
+) -> PrimaryData:
+    """Return the primary's table as tensors.
+
+    Its scaler is fitted to all of its rows, which are its own affair: no promise is made about
+    them. Regression labels are standardised by training rows alone.
+    """
+    return PrimaryData(
+        features=torch.from_numpy(features_of(config.primary, table)).to(device),
+        keys=torch.from_numpy(linked.keys).to(device),
+        targets=targets_of(table, split, head).to(device),
+        split=split,
+        similarities=None
+        if linked.similarities is None
+        else torch.from_numpy(linked.similarities).to(device),
+    )

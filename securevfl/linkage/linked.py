@@ -1,0 +1,41 @@
+"""What linking leaves at the primary and at each secondary, however it was done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.linkage.sources import LinkSource
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkedPrimary:
+    """What linking leaves at the primary."""
+
+    keys: Float32[np.ndarray, "rows dimension"]
+    """The primary's keys as a model takes them."""
+
+    similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
+    """One a link, NaN where a slot holds no record; None if the family reads none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkedSecondary:
+    """What linking leaves at one secondary."""
+
+    source: LinkSource
+    """Where a round's links come from."""
+
+    keys: Float32[np.ndarray, "records dimension"]
+    """The secondary's keys as a model takes them, scaled as the primary's are."""
+
+    primary_rows: int
+    """How many rows the primary has; links may be asked for no others."""
+
+    similarities: Float32[np.ndarray, "rows links"] | None = None
+    """What the primary gets, in the order of the links; None if the family reads none."""
+
+    figures: Mapping[str, Any]
+    """What the party's log says of its links: counts, never a row or a record."""

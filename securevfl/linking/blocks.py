@@ -1,0 +1,166 @@
+"""Which rows and records a coordinator has the data parties compare, and what it makes of that.
+
+Without grid cells it is every row with every record; with them, rows and records of cells that are
+near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. Each block is
+compared at once; its size bounds what the parties hold in memory.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from securevfl.config.federation import FederationConfig
+from securevfl.linkage.capped import pairs_of_picks
+from securevfl.linkage.grid_cells import CellBlock, links_by_cell
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.paillier_distances import Lanes
+from securevfl.linkage.shared_distances import links_from_shares
+from securevfl.linking.candidates import Candidates, ranked_length
+
+# A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
+_BLOCK_PAIRS: Final = 2**21
+_BLOCK_ANSWERS: Final = 2**14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """Rows and records that are compared at once, each with each."""
+
+    rows: Int64[np.ndarray, " block_rows"]
+    """Row numbers of the primary."""
+
+    records: Int64[np.ndarray, " block_records"]
+    """Record numbers of the secondary."""
+
+    done: int
+    """How many of those who seek (rows, or records under a cap) were in blocks before it."""
+
+    of: int
+    """How many will be in any block, as far as is known."""
+
+    due: int
+    """Ciphertexts of this block and those after it, as far as is known; 0 without any."""
+
+
+Ask = Callable[[Block], tuple[UInt64[np.ndarray, "rows records"], UInt64[np.ndarray, "..."]]]
+"""Returns the primary's and the secondary's share of a block's squared distances."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """What the blocks gave together, and what they cost."""
+
+    candidates: Candidates
+    """Those of all pairs, whatever was compared."""
+
+    pairs: int
+    """Pairs that were compared."""
+
+    ciphertexts: int
+    """Ciphertexts that the secondary answered; 0 without any."""
+
+
+class Search:
+    """One secondary's.
+
+    Args:
+        config: The federation file.
+        rows: How many rows the primary has.
+        records: How many records the secondary has.
+        ask: Has the data parties compare a block.
+    """
+
+    def __init__(self, config: FederationConfig, *, rows: int, records: int, ask: Ask) -> None:
+        self._config = config
+        self._rows = rows
+        self._records = records
+        self._ask = ask
+        self._capped = config.privacy.links_per_record is not None
+        self._lanes = 0
+        if config.linkage.protection == "paillier":
+            key_dim, key_bits = len(config.primary.key), config.linkage.key_bits
+            self._lanes = Lanes(key_dim=key_dim, key_bits=key_bits).count
+        self._seen = self._pairs = self._answered = 0
+
+    def run(
+        self, cells: tuple[Int64[np.ndarray, "rows dim"], Int64[np.ndarray, "records dim"]] | None
+    ) -> Found:
+        """Find all candidates.
+
+        Args:
+            cells: The primary's cells and the secondary's; None compares all pairs.
+
+        Raises:
+            DataError: If shares do not belong together.
+        """
+        config, cap = self._config, self._config.privacy.links_per_record
+        width = config.linkage.cell_units
+        if cells is None:
+            # One cell holds everything.
+            cells, width = (_one_cell(self._rows), _one_cell(self._records)), 1
+        k = ranked_length(config, self._records)
+        if cap is not None:
+            cells, k = (cells[1], cells[0]), min(cap, self._rows)
+        found = links_by_cell(*cells, k, width=width, link=self._link)
+        links = LinkTable(
+            indices=found.indices,
+            distances=found.distances * config.linkage.key_range().step,
+        )
+        if cap is None:
+            candidates = Candidates(ranked=links.within(config.family.max_distance))
+        else:
+            pairs = pairs_of_picks(links, num_rows=self._rows)
+            candidates = Candidates(pairs=pairs.within(config.family.max_distance))
+        return Found(candidates=candidates, pairs=self._pairs, ciphertexts=self._answered)
+
+    def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
+        """Compare the blocks of one pass; those who seek are their rows."""
+        of = self._seen + sum(len(block.rows) for block in blocks)
+        parts = [list(self._parts(block)) for block in blocks]
+        due = sum(self.ciphertexts(*map(len, self._sides(part))) for some in parts for part in some)
+        for some in parts:
+            tables = []
+            for part in some:
+                rows, records = self._sides(part)
+                ciphertexts = self.ciphertexts(len(rows), len(records))
+                one, other = self._ask(
+                    Block(rows=rows, records=records, done=self._seen, of=of, due=due)
+                )
+                due -= ciphertexts
+                self._answered += ciphertexts
+                self._pairs += len(rows) * len(records)
+                self._seen += len(part.rows)
+                if self._capped:
+                    one, other = one.T, other.T
+                key_dim = len(self._config.primary.key)
+                most = min(k, len(part.records))
+                tables.append(links_from_shares(one, other, most, key_dim=key_dim, step=1.0))
+            yield LinkTable(
+                indices=np.concatenate([table.indices for table in tables]),
+                distances=np.concatenate([table.distances for table in tables]),
+            )
+
+    def _parts(self, block: CellBlock) -> Iterator[CellBlock]:
+        """Cut a block whose shares or ciphertexts are too many to be held at once."""
+        step = max(1, _BLOCK_PAIRS // len(block.records))
+        if self._lanes and self._capped:
+            step = max(1, _BLOCK_ANSWERS // -(-len(block.records) // self._lanes))
+        elif self._lanes:
+            step = self._lanes * max(1, _BLOCK_ANSWERS // len(block.records))
+        for start in range(0, len(block.rows), step):
+            yield CellBlock(rows=block.rows[start : start + step], records=block.records)
+
+    def _sides(self, block: CellBlock) -> tuple[np.ndarray, np.ndarray]:
+        """Return the primary's rows and the secondary's records of a block."""
+        return (block.records, block.rows) if self._capped else (block.rows, block.records)
+
+    def ciphertexts(self, rows: int, records: int) -> int:
+        """Return how many ciphertexts a secondary answers for so many rows and records."""
+        return -(-rows // self._lanes) * records if self._lanes else 0
+
+
+def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:
+    return np.zeros((count, 1), dtype=np.int64)

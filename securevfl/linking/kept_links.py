@@ -1,0 +1,195 @@
+"""Links that are kept between runs, and with them the noise of their similarities.
+
+Similarities whose noise is drawn anew in every run average out to the exact ones. So what was
+noised is kept where :attr:`LinkageSettings.cache` says, or else in the run's own folder, by a key
+of everything that it depends on.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import DataError
+from securevfl.core.files import write_bytes
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.similarities import SimilarityScale
+from securevfl.linking.similarities import SimilarLinks
+
+_TAG_KEY_BYTES: Final = 32
+
+# Metrics whose links are quicker made than read.
+_QUICK: Final = ("euclidean", "great-circle")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KeptLinks:
+    """The K nearest records of every primary row, with distances, and what was made of them."""
+
+    links: LinkTable
+    """Exact links."""
+
+    similar: SimilarLinks | None
+    """Noised similarities, where the family reads them."""
+
+
+def may_be_kept(config: FederationConfig) -> bool:
+    """Whether one link table serves all rounds: a secret sample is drawn afresh in every run."""
+    return config.privacy.sampling_rate == 1 and config.linkage.choose == "rows"
+
+
+class LinkCache:
+    """Files of kept links in one folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path | None:
+        """Where links are kept; None keeps none."""
+        return self._folder
+
+    @classmethod
+    def of_party(cls, config: FederationConfig, name: str, folder: Path | None) -> "LinkCache":
+        """Return the cache of one party: the file's, or one in its own folder of the run.
+
+        Without a folder of the file's choice, a run keeps nothing that is quicker made than read.
+        """
+        if config.linkage.cache is not None:
+            return cls(Path(config.linkage.cache).expanduser() / name)
+        quick = config.linkage.metric in _QUICK and not config.linkage.needs_coordinator
+        if quick and not config.family.needs_similarities(config.model):
+            return cls(None)
+        return cls(folder)
+
+    def get(self, key: str, make: Callable[[], KeptLinks]) -> KeptLinks:
+        """Return the links of a key, made and kept if there are none yet.
+
+        Raises:
+            DataError: If the file is something else.
+        """
+        if self._folder is None:
+            return make()
+        path = self._folder / f"links-{key[:16]}.npz"
+        if path.exists():
+            return _load(path, key)
+        kept = make()
+        _save(path, kept, key)
+        return kept
+
+    def has(self, key: str) -> bool:
+        """Whether links of that key are kept."""
+        return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
+
+
+def table_tag(folder: Path | None, units: np.ndarray) -> str:
+    """Return a name for quantised keys that only this party could make, the same in every run.
+
+    Args:
+        folder: Where the party keeps the tag's own key; without one every tag is new.
+        units: The keys.
+
+    Reveals:
+        To a coordinator that gets it: whether keys are the same as in an earlier run.
+    """
+    key = os.urandom(_TAG_KEY_BYTES)
+    if folder is not None:
+        path = folder / "tag.key"
+        if not path.exists():
+            write_bytes(path, key)
+        key = path.read_bytes()
+    return hashlib.blake2b(units.tobytes(), key=key, digest_size=32).hexdigest()
+
+
+def links_key(config: FederationConfig, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
+    """Return the key of links: everything that they and their similarities depend on.
+
+    Args:
+        config: The federation file, of which linkage, K, caps and the split of rows count.
+        tables: What was linked: both parties' keys or codes.
+        secret: A check value of the linkage secret.
+    """
+    training = config.training
+    settings = {
+        "linkage": {
+            name: value for name, value in config.source["linkage"].items() if name != "cache"
+        },
+        "similarities": config.family.needs_similarities(config.model),
+        "neighbours": config.model.neighbours,
+        "cap": config.privacy.links_per_record,
+        "split": [config.federation.seed, training.validation_fraction, training.test_fraction],
+        "secret": secret,
+    }
+    text = json.dumps(settings, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    for table in tables:
+        columns = [table] if isinstance(table, np.ndarray) else list(table.columns.values())
+        for column in columns:
+            raw = (
+                "\x1f".join(map(repr, column.tolist())).encode()
+                if column.dtype == object
+                else np.ascontiguousarray(column).tobytes()
+            )
+            digest.update(f"{column.dtype} {column.shape} {len(raw)} ".encode())
+            digest.update(raw)
+    return digest.hexdigest()
+
+
+def _save(path: Path, kept: KeptLinks, key: str) -> None:
+    arrays = {"indices": kept.links.indices, "distances": kept.links.distances}
+    figures: dict[str, object] = {"key": key}
+    if kept.similar is not None:
+        scale = kept.similar.scale
+        arrays |= {
+            "similar_indices": kept.similar.links.indices,
+            "similar_distances": kept.similar.links.distances,
+            "values": kept.similar.values,
+        }
+        figures |= {
+            "mean": scale.mean,
+            "deviation": scale.deviation,
+            "whole": scale.whole_distances,
+            "noise_std": kept.similar.noise_std,
+        }
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(figures).encode(), dtype=np.uint8)
+    np.savez(buffer, figures=text, allow_pickle=False, **arrays)
+    write_bytes(path, buffer.getvalue())
+
+
+def _load(path: Path, key: str) -> KeptLinks:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            figures = json.loads(archive["figures"].tobytes())
+            if figures["key"] != key:
+                raise DataError(f"links {path}: belong to other keys; remove the file")
+            similar = None
+            if "values" in archive:
+                similar = SimilarLinks(
+                    links=LinkTable(
+                        indices=archive["similar_indices"], distances=archive["similar_distances"]
+                    ),
+                    values=archive["values"],
+                    scale=SimilarityScale(
+                        mean=figures["mean"],
+                        deviation=figures["deviation"],
+                        whole_distances=figures["whole"],
+                    ),
+                    noise_std=figures["noise_std"],
+                )
+            return KeptLinks(
+                links=LinkTable(indices=archive["indices"], distances=archive["distances"]),
+                similar=similar,
+            )
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"links {path}: can't be read ({error}); remove the file") from None

@@ -1,0 +1,176 @@
+"""Where a party's linkage messages go out and come in, whoever they are for.
+
+The primary talks to everybody, and relays sealed messages while it waits for its own. A caller
+talks to the primary directly and to other callers through it. Both have the same two verbs.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol, runtime_checkable
+
+from securevfl.core.errors import ProtocolError
+from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.sealed import SealedLine
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+
+_LINKING: Final = (
+    MessageKind.LINKED,
+    MessageKind.SEALED,
+    MessageKind.LINK_CODES,
+    MessageKind.LINK_TURN,
+    MessageKind.LINK_CELLS,
+    MessageKind.LINK_BLOCK,
+    MessageKind.LINK_DEALING,
+    MessageKind.LINK_MASKED,
+    MessageKind.LINK_SHARE,
+    MessageKind.LINK_CIPHERS,
+    MessageKind.LINK_LISTS,
+    MessageKind.SIMILARITIES,
+    MessageKind.DONE,
+)
+
+
+@runtime_checkable
+class Desk(Protocol):
+    """One party's way to every other one."""
+
+    def send(self, name: str, message: Message) -> None:
+        """Send a message to a party.
+
+        Reveals:
+            To that party: the message; to a primary that relays it: its size.
+        """
+        ...
+
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        """Return the next message of a party, which must be of one of the kinds.
+
+        Raises:
+            ProtocolError: If it is of another one, or a party failed.
+        """
+        ...
+
+
+class _Inboxes:
+    """What has come, by sender."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Message]] = defaultdict(deque)
+
+    def put(self, sender: str, message: Message) -> None:
+        self._waiting[sender].append(message)
+
+    def take(self, sender: str, kinds: Collection[MessageKind]) -> Message | None:
+        if not self._waiting[sender]:
+            return None
+        message = self._waiting[sender].popleft()
+        if message.kind not in kinds:
+            due = " or ".join(kind.name for kind in kinds)
+            raise ProtocolError(f"{sender}: sent {message.kind.name} where {due} was due")
+        return message
+
+
+class PrimaryDesk:
+    """The primary's: direct lines to everybody, and the switchboard between callers."""
+
+    def __init__(
+        self, transport: PrimaryTransport, ranks: Mapping[str, int], *, deadline_s: float
+    ) -> None:
+        self._transport = transport
+        self._names = {rank: name for name, rank in ranks.items() if rank}
+        self._ranks = ranks
+        self._deadline_s = deadline_s
+        self._inboxes = _Inboxes()
+
+    def send(self, name: str, message: Message) -> None:
+        """Send a message to a caller.
+
+        Reveals:
+            To that caller: the message, as its kind says.
+        """
+        self._transport.send(name, message)
+
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        """Return a caller's next message, and relay what callers tell one another meanwhile.
+
+        Raises:
+            ProtocolError: If another kind came, or a party failed.
+
+        Reveals:
+            To the callers: what was sealed for them. To the primary: sizes.
+        """
+        while (message := self._inboxes.take(name, kinds)) is None:
+            came = self._transport.receive_any(
+                list(self._names.values()), _LINKING, deadline_s=self._deadline_s
+            )
+            if came.kind is MessageKind.SEALED:
+                self._relay(came)
+            else:
+                self._inboxes.put(came.sender, came)
+        return message
+
+    def _relay(self, message: Message) -> None:
+        to = message.figure("to", int)
+        sender = self._ranks[message.sender]
+        if to not in self._names or to == sender:
+            raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, who is nobody")
+        sealed = Message(
+            kind=MessageKind.SEALED, meta={"from": sender}, tensors=dict(message.tensors)
+        )
+        self._transport.send(self._names[to], sealed, owned=True)
+
+
+class CallerDesk:
+    """A secondary's or a helper's: one connection, and a sealed line to each other caller."""
+
+    def __init__(
+        self,
+        transport: SecondaryTransport,
+        ranks: Mapping[str, int],
+        pair_keys: Mapping[int, bytes],
+        *,
+        deadline_s: float,
+    ) -> None:
+        self._transport = transport
+        self._deadline_s = deadline_s
+        self._inboxes = _Inboxes()
+        own = ranks[transport.name]
+        names = {rank: name for name, rank in ranks.items()}
+        self._primary = names[0]
+        self._peers = {rank: names[rank] for rank in pair_keys}
+        self._lines = {
+            names[rank]: SealedLine(
+                key, session=transport.session, own_rank=own, peer=names[rank], peer_rank=rank
+            )
+            for rank, key in pair_keys.items()
+        }
+
+    def send(self, name: str, message: Message) -> None:
+        """Send a message to the primary, or sealed to another caller.
+
+        Reveals:
+            To that party: the message, as its kind says; to a primary that relays it: its size.
+        """
+        sealed = message if name == self._primary else self._lines[name].seal(message)
+        self._transport.send(sealed)
+
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        """Return a party's next message.
+
+        Raises:
+            ProtocolError: If another kind came, or a party failed.
+            AuthenticationError: If a sealed message was tampered with.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        while (message := self._inboxes.take(name, kinds)) is None:
+            came = self._transport.receive(_LINKING, round_number=None, deadline_s=self._deadline_s)
+            if came.kind is not MessageKind.SEALED:
+                self._inboxes.put(self._primary, came)
+                continue
+            peer = self._peers.get(came.figure("from", int))
+            if peer is None:
+                raise ProtocolError(f"{came.sender}: relayed a message of nobody")
+            self._inboxes.put(peer, self._lines[peer].open(came))
+        return message

@@ -1,0 +1,111 @@
+"""Similarities for families that read them: scaled by training links, noised once, in order.
+
+Whoever knows the distances makes them: the secondary itself without protection, the coordinator
+under one. The primary gets each row's similarities in falling order and no record numbers; the
+secondary's links are put into the same order, so that the two belong together.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError
+from securevfl.data.rows import split_rows
+from securevfl.dp.similarity_bound import reachable_floor, recovery_bound, similarity_noise_std
+from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.similarities import SimilarityScale, noised_similarities
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SimilarLinks:
+    """One secondary's links and their similarities, both in the order of the similarities."""
+
+    links: LinkTable
+    """For the secondary."""
+
+    values: Float32[np.ndarray, "rows links"]
+    """For the primary: NaN where a slot holds no record."""
+
+    scale: SimilarityScale
+    """mu_0 and sigma_0."""
+
+    noise_std: float
+    """sigma, in units of sigma_0."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a log says of them."""
+        whole, noised = self.scale.whole_distances, self.noise_std > 0
+        tau = None
+        if whole and noised:
+            tau = recovery_bound(noise_std=self.noise_std, key_scale=self.scale.deviation)
+        return {
+            "mu_0": self.scale.mean,
+            "sigma_0": self.scale.deviation,
+            "sigma": self.noise_std,
+            "tau": tau,
+            "tau_note": "no noise, no bound"
+            if not noised
+            else "not applicable: distances are no whole numbers"
+            if not whole
+            else "probability that one greedy attacker finds a record's key; not DP",
+        }
+
+
+def training_rows(config: FederationConfig, rows: int) -> Int64[np.ndarray, " train"]:
+    """Return the primary's training rows; any party can, as the split has a public seed."""
+    return split_rows(
+        rows,
+        validation_fraction=config.training.validation_fraction,
+        test_fraction=config.training.test_fraction,
+        seed=config.federation.seed,
+    ).train
+
+
+def similar_links(config: FederationConfig, links: LinkTable) -> SimilarLinks:
+    """Scale and noise the links of all primary rows, and put them into the noised order.
+
+    Raises:
+        DataError: If all training links have one distance (sigma_0 = 0).
+        ConfigError: If the bound tau cannot be had.
+
+    Reveals:
+        To the primary, once sent: K numbers a row in falling order. It is not differential
+        privacy; tau, where it applies, bounds one greedy attacker.
+    """
+    scale = SimilarityScale.fit(links.take(training_rows(config, links.num_rows)))
+    noise_std = _noise_std(config, scale)
+    table = noised_similarities(links, scale, noise_std=noise_std)
+    # Missing links are least similar of all; equal ones keep their order by record number.
+    order = np.argsort(np.where(table.present, -table.values, np.inf), axis=1, kind="stable")
+    values = np.take_along_axis(table.values, order, axis=1)
+    indices = np.take_along_axis(links.indices, order, axis=1)
+    values[indices == NO_RECORD] = np.nan
+    return SimilarLinks(
+        links=LinkTable(
+            indices=indices, distances=np.take_along_axis(links.distances, order, axis=1)
+        ),
+        values=values,
+        scale=scale,
+        noise_std=noise_std,
+    )
+
+
+def _noise_std(config: FederationConfig, scale: SimilarityScale) -> float:
+    linkage = config.linkage
+    if linkage.similarity_tau is None:
+        return linkage.similarity_noise or 0.0
+    if not scale.whole_distances:
+        raise ConfigError(
+            f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
+            f"linkage.metric = {linkage.metric!r} are none; set similarity_noise instead"
+        )
+    floor = reachable_floor(key_scale=scale.deviation)
+    if linkage.similarity_tau <= floor:
+        raise ConfigError(
+            f"linkage.similarity_tau: {linkage.similarity_tau:g} cannot be reached: with "
+            f"sigma_0 = {scale.deviation:.6g} even unlimited noise leaves {floor:.6g}; ask for more"
+        )
+    return similarity_noise_std(bound=linkage.similarity_tau, key_scale=scale.deviation)

@@ -1,0 +1,123 @@
+"""Baselines that need no federation: solo (the primary alone) and combine (all in one place)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import DataError
+from securevfl.data.tables import PartyTable
+from securevfl.federation.primary import PrimaryData
+from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.fit import BaselineResult, fit_table
+from securevfl.models.baselines.tables import combined_inputs, solo_inputs
+from securevfl.models.tasks import TaskHead
+
+
+def train_solo(
+    config: FederationConfig,
+    data: PrimaryData,
+    head: TaskHead,
+    *,
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train the primary's own network on its features, and on its keys if the model has them."""
+    return _fit(_own_inputs(config, data), config, data, head, settings)
+
+
+def train_combined(
+    config: FederationConfig,
+    data: PrimaryData,
+    head: TaskHead,
+    *,
+    primary: PartyTable,
+    secondaries: Sequence[PartyTable],
+    features: Sequence[Float[Tensor, "records features"]],
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train on all features joined by the true match: the ceiling.
+
+    Args:
+        config: The federation file.
+        data: The primary's tensors.
+        head: The task.
+        primary: The primary's table, with the truth.
+        secondaries: The secondaries' tables, with the truth.
+        features: Their scaled features.
+        settings: The perceptron and its training; default: :class:`BaselineConfig`.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    inputs = joined_inputs(
+        config, data, primary=primary, secondaries=secondaries, features=features
+    )
+    return _fit(inputs, config, data, head, settings)
+
+
+def joined_inputs(
+    config: FederationConfig,
+    data: PrimaryData,
+    *,
+    primary: PartyTable,
+    secondaries: Sequence[PartyTable],
+    features: Sequence[Float[Tensor, "records features"]],
+) -> Float[Tensor, "rows inputs"]:
+    """Return all features joined by the true match; arguments as of :func:`train_combined`.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    matches = [torch.as_tensor(true_matches(primary, table)) for table in secondaries]
+    return combined_inputs(_own_inputs(config, data), features, matches)
+
+
+def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray, " rows"]:
+    """Return the number of the record that truly belongs to each of the primary's rows.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    if primary.entities is None or secondary.entities is None:
+        raise DataError("combine: needs linkage.truth, the column that tells true matches")
+    place = {int(entity): row for row, entity in enumerate(secondary.entities)}
+    missing = [entity for entity in primary.entities.tolist() if entity not in place]
+    if missing:
+        raise DataError(
+            f"combine: {len(missing)} rows of {primary.name!r} have no match at {secondary.name!r}"
+        )
+    return np.array([place[int(entity)] for entity in primary.entities], dtype=np.int64)
+
+
+def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
+    # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
+    # A family without the setting takes none.
+    taken = getattr(config.model, "keys_as_features", False)
+    return solo_inputs(data.features, data.keys if taken else None)
+
+
+def _fit(
+    inputs: Float[Tensor, "rows inputs"],
+    config: FederationConfig,
+    data: PrimaryData,
+    head: TaskHead,
+    settings: BaselineConfig | None,
+) -> BaselineResult:
+    device = inputs.device
+    train, validation, test = (
+        torch.as_tensor(rows, device=device)
+        for rows in (data.split.train, data.split.validation, data.split.test)
+    )
+    return fit_table(
+        inputs,
+        data.targets,
+        head=head,
+        train=train,
+        validation=validation,
+        test=test,
+        config=settings or BaselineConfig(),
+        seed=config.federation.seed,
+    )

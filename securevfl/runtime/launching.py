@@ -1,0 +1,125 @@
+"""A whole federation on this machine: one process per party, with identities for this run only."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import parse_address
+from securevfl.config.reading import parse_federation
+from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.core import files
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.progress import Observer
+from securevfl.launch.outcome import PartyExit
+from securevfl.launch.ports import free_port
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import run_party_processes
+from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
+
+# Longer than any run on one machine: real deadlines are those of [runtime].
+_LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
+
+# Events of any party that the user sees; of others, the primary's alone.
+_OF_ALL = ("warning", "ciphertexts")
+
+
+def train_in_processes(
+    config: FederationConfig,
+    run_folder: Path,
+    *,
+    data_root: Path,
+    resume: bool,
+    device: str,
+    observe: Observer,
+    pretrain_only: bool = False,
+) -> tuple[dict[str, Any], dict[str, PartyExit]]:
+    """Run every party of a federation in its own process on this machine.
+
+    Args:
+        config: The federation file; addresses and identities are replaced by this run's own.
+        run_folder: Gets the files of DESIGN 5.3, without a report.
+        data_root: Where relative data paths start.
+        resume: Go on from the last epoch that was saved.
+        device: Where each party computes.
+        observe: Hears the primary's progress, every party's warnings, and the ciphertexts
+            that secondaries prepare.
+        pretrain_only: End when pretraining is done.
+
+    Returns:
+        The run's metrics (of pretraining, if that is all), and how each process ended.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what a real federation reveals. This machine holds all of it.
+    """
+    require_covered_channels(config)
+    require_helpers(config)
+    files.require_writable_folder(run_folder)
+    names = [party.name for party in config.parties]
+    primary = config.primary.name
+    result = "pretraining.json" if pretrain_only else "metrics.json"
+    with tempfile.TemporaryDirectory(prefix="securevfl-identities-") as identities:
+        pinned = provision(names, Path(identities), valid_days=SHORT_LIVED_DAYS)
+        # Not in the run folder: what lies there belongs to a run that has begun.
+        federation = Path(identities) / "federation.toml"
+        pinned_config = _pin(config, pinned)
+        files.write_text(federation, tomli_w.dumps(dict(pinned_config.source)))
+        threads = str(max(1, (os.cpu_count() or 1) // len(names)))
+        commands = [
+            PartyCommand(
+                name=name,
+                arguments=[
+                    *(sys.executable, "-m", "securevfl.cli.main", "party", str(federation)),
+                    *("--name", name, "--identity", str(Path(identities) / name)),
+                    *("--out", str(run_folder), "--data-root", str(data_root)),
+                    *("--device", device),
+                    *(["--resume"] if resume else []),
+                    *(["--pretrain"] if pretrain_only and name == primary else []),
+                ],
+                log_path=run_folder / "parties" / name / "output.log",
+                # Parties share the cores; more threads than cores fight for them.
+                environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            )
+            for name in names
+        ]
+
+        def on_event(name: str, event: Mapping[str, Any]) -> None:
+            if name == primary or event.get("event") in _OF_ALL:
+                observe(event)
+
+        exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
+    try:
+        metrics = json.loads((run_folder / result).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SecureVflError(f"the primary ended without {result}: {error}") from None
+    return metrics, exits
+
+
+def _pin(config: FederationConfig, pinned: Mapping[str, str]) -> FederationConfig:
+    source = dict(config.source)
+    source["party"] = [
+        {**party, "identity": pinned[party["name"]]} for party in config.source["party"]
+    ]
+    for party in source["party"]:
+        if party["role"] == "primary":
+            party["address"] = _with_port(*parse_address(party["address"]))
+    return parse_federation(source, file="federation.toml of this run")
+
+
+def _with_port(host: str, port: int) -> str:
+    try:
+        return f"{host}:{port or free_port(host)}"
+    except OSError as error:
+        raise ConfigError(
+            f"party.address: {host} is no address of this machine ({error.strerror or error}); "
+            f'use "127.0.0.1:0" for a run on one machine'
+        ) from None

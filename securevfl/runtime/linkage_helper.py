@@ -1,0 +1,55 @@
+"""The life of a party that only helps to link: join, coordinate or deal, leave."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from securevfl.config.channels import reveals_of
+from securevfl.config.federation import FederationConfig
+from securevfl.federation.joining import joined
+from securevfl.linking.coordinator import Coordinator, serve_as_dealer
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.lines import CallerDesk
+from securevfl.transport.identity import Identity
+from securevfl.transport.message import Message, MessageKind
+
+
+def help_to_link(
+    config: FederationConfig,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    *,
+    folder: Path,
+    log: Callable[..., None],
+) -> None:
+    """Take part in linkage as the coordinator or the dealer.
+
+    Args:
+        config: The federation file.
+        identity: This party's long-term identity.
+        pinned: Every party's pinned public key.
+        folder: Where a coordinator keeps links, and similarities with their noise.
+        log: The party's log, which gets what it learned.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        What :class:`Coordinator` and :func:`serve_as_dealer` say.
+    """
+    with joined(config, identity, pinned, epochs=[], pretrained=[]) as star:
+        log("connected")
+        star.transport.send(Message(kind=MessageKind.READY))
+        desk = CallerDesk(
+            star.transport,
+            config.ranks,
+            star.pair_keys,
+            deadline_s=config.runtime.idle_timeout_s,
+        )
+        role = config.party(identity.name).role
+        learned = reveals_of(config, role)
+        if role == "dealer":
+            log("dealt", learned=learned, blocks=serve_as_dealer(config, desk))
+            return
+        cache = LinkCache.of_party(config, identity.name, folder)
+        coordinator = Coordinator(config, rows=star.facts.rows, desk=desk, cache=cache)
+        log("coordinated", learned=learned, similarities=coordinator.serve())

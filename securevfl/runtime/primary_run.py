@@ -1,0 +1,297 @@
+"""The primary's run from the first release to the last figure, over any exchange."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.core.progress import Observer
+from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.build import build_top, primary_data, task_head
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.primary import Primary
+from securevfl.federation.rounds import (
+    EpochMark,
+    Exchange,
+    RoundCounter,
+    RoundPlan,
+    active_parties,
+)
+from securevfl.federation.run_plan import is_frozen
+from securevfl.linkage.linked import LinkedPrimary
+from securevfl.models.optimisers import build_optimizer
+from securevfl.runtime.baselines import train_solo
+from securevfl.runtime.run_folder import privacy_figures, write_history
+from securevfl.version import __version__
+
+
+class ChargedExchange:
+    """The primary's own books: every release is charged here too before it is asked for."""
+
+    def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
+        self.inner = inner
+        self.ledger = ledger
+        self.heard = heard
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries."""
+        return self.inner.ranks
+
+    def release(self, plan: RoundPlan) -> Tensor:
+        """Charge, then release.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        epsilon = self.ledger.charge(
+            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
+        )
+        self.heard(epsilon)
+        return self.inner.release(plan)
+
+    def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
+        """Pass the gradient on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.return_gradient(plan, gradient)
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pass the request on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self.inner.average_positions(own)
+
+    def end_epoch(self, mark: EpochMark) -> None:
+        """Pass the mark on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.end_epoch(mark)
+
+
+class PrimaryRun:
+    """Train, test, compare with solo, and write down what happened."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        table: PartyTable,
+        split: RowSplit,
+        linked: LinkedPrimary,
+        *,
+        plan: ReleasePlan,
+        exchange: Exchange,
+        rounds: RoundCounter,
+        ledger: Ledger,
+        checkpoints: Checkpoints,
+        device: torch.device,
+        observe: Observer,
+        traffic: Callable[[], int],
+    ) -> None:
+        self._start = time.monotonic()
+        self.config = config
+        self.plan = plan
+        self.ledger = ledger
+        self.checkpoints = checkpoints
+        self.device = device
+        self._observe = observe
+        self._traffic = traffic
+        self._epsilon = ledger.spent if plan.privacy.mechanism != "none" else math.inf
+        self.head = task_head(config, table, split)
+        self.data = primary_data(config, table, split, linked, self.head, device)
+        self.exchange = ChargedExchange(exchange, ledger, self._spent)
+        top = build_top(
+            config,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            feature_names=table.feature_names,
+            outputs=self.head.outputs,
+        ).to(device)
+        self.primary = Primary(
+            data=self.data,
+            top=top,
+            head=self.head,
+            optimizer=build_optimizer(
+                config.training.optimizer,
+                top.parameters(),
+                learning_rate=config.training.learning_rate,
+                weight_decay=config.training.weight_decay,
+            ),
+            training=config.training,
+            exchange=self.exchange,
+            rounds=rounds,
+            dropout=DropoutStream(config.federation.seed, config.primary.name, device=device),
+            seed=config.federation.seed,
+            active_parties=len(config.secondaries)
+            if is_frozen(config)
+            else active_parties(config.secondaries, config.model.party_dropout),
+            average_positions_every=0
+            if is_frozen(config)
+            else config.model.average_positions_every,
+            observe=self._tell,
+        )
+        self.test_metric = math.nan
+        self.pretraining: dict[str, Any] | None = None
+        """What pretraining came to, for the run's figures."""
+
+    def _spent(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def _figures(self) -> dict[str, float | int]:
+        spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
+        return {"bytes": self._traffic(), **spent}
+
+    def _tell(self, event: Mapping[str, object]) -> None:
+        self._observe({**event, **self._figures()})
+
+    def train(self, *, resume_epoch: int) -> None:
+        """Make all releases and train the top model (and, through gradients, bottom models).
+
+        Args:
+            resume_epoch: Epoch to go on from; 0 starts afresh.
+
+        Raises:
+            BudgetExceededError: If what a resumed run has left does not cover a release.
+
+        Reveals:
+            What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
+        """
+        if resume_epoch:
+            self.primary.load_state(self.checkpoints.load(resume_epoch))
+        if is_frozen(self.config):
+            self._train_on_one_release()
+        else:
+            self._train_by_rounds()
+
+    def _train_on_one_release(self) -> None:
+        aggregates = self.checkpoints.load_released()
+        if aggregates is None:
+            self._tell({"event": "stage", "text": "releasing rows", "of": self.plan.rounds})
+            if self.plan.fitting:
+                # Secondaries fit, each for itself, when the first row is asked for.
+                self._spent(self.ledger.charge_fitting())
+            aggregates = release_once(
+                self.exchange,
+                np.arange(len(self.data.targets), dtype=np.int64),
+                batch_size=self.config.training.batch_size,
+                next_round=self.primary.rounds.next,
+                observe=self._tell,
+            )
+            self.checkpoints.save_released(aggregates)
+        if len(aggregates) != len(self.data.targets):
+            raise ConfigError(
+                f"{self.checkpoints.folder}: {len(aggregates)} rows were released, and the table "
+                f"has {len(self.data.targets)} now; restore the table, or choose another --out"
+            )
+        cache = ReleasedRows(aggregates, ranks=self.exchange.ranks, device=self.device)
+        secondaries, self.primary.exchange = self.primary.exchange, cache
+        try:
+            self.primary.train(after_epoch=self._save)
+            self.primary.restore_best()
+            self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+        finally:
+            self.primary.exchange = secondaries
+
+    def _train_by_rounds(self) -> None:
+        self.primary.may_go_on = self._room_for_an_epoch
+        self.primary.train(after_epoch=self._save)
+        self.primary.restore_best()
+        self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+
+    def _room_for_an_epoch(self) -> bool:
+        """Return whether one more epoch and the final test fit into the budget.
+
+        A run that was resumed has less left than a fresh one: it stops early rather than fail.
+        """
+        batch, split = self.config.training.batch_size, self.data.split
+        parts = (len(split.train), len(split.validation), len(split.test))
+        try:
+            self.ledger.require_room(
+                rounds=sum(math.ceil(rows / batch) for rows in parts),
+                row_releases=sum(parts),
+                passes=1,
+            )
+        except BudgetExceededError:
+            return False
+        return True
+
+    def _save(self, mark: EpochMark) -> None:
+        self.primary.history[-1].update(self._figures())
+        self.checkpoints.save(mark.epoch, self.primary.state())
+        if mark.best:
+            self.checkpoints.save_best(mark.epoch, self.primary.best_weights)
+
+    def finish(
+        self,
+        run_folder: Path,
+        *,
+        mode: str,
+        traffic: Mapping[str, Mapping[str, int]],
+        with_solo: bool = True,
+    ) -> dict[str, Any]:
+        """Train the solo baseline if asked for; write the run's figures.
+
+        ``metrics.json``, ``history.csv`` and, where the top model can tell, ``explanation.json``.
+
+        Reveals:
+            Nothing: the primary works alone here.
+        """
+        solo = None
+        if with_solo:
+            self._observe({"event": "stage", "text": "training solo", "of": 1})
+            solo = train_solo(self.config, self.data, self.head).test
+        primary, config = self.primary, self.config
+        best = primary.history[primary.best_epoch - 1]
+        metrics: dict[str, Any] = {
+            "federation": config.federation.name,
+            "task": config.federation.task,
+            "family": config.family.name,
+            "metric": self.head.metric_name,
+            "higher_is_better": self.head.higher_is_better,
+            "train": best["train"],
+            "validation": best["validation"],
+            "test": self.test_metric,
+            "solo_test": solo,
+            "epochs": primary.epoch,
+            "best_epoch": primary.best_epoch,
+            "seconds": round(time.monotonic() - self._start, 3),
+            "parties": len(config.parties),
+            "bytes": {name: dict(row) for name, row in traffic.items()},
+            "mode": mode,
+            "privacy": privacy_figures(config, self.plan, self.ledger),
+            **({"pretraining": self.pretraining} if self.pretraining else {}),
+            "ledger": _within(run_folder, self.ledger.path),
+            "version": __version__,
+        }
+        write_history(run_folder, primary.history)
+        explanation = primary.explanation()
+        if explanation:
+            files.write_json(run_folder / "explanation.json", explanation)
+        files.write_json(run_folder / "metrics.json", metrics)
+        return metrics
+
+
+def _within(run_folder: Path, path: Path | None) -> str | None:
+    """Return a path as a run folder names it: relative if it lies there."""
+    if path is None:
+        return None
+    return str(path.relative_to(run_folder) if path.is_relative_to(run_folder) else path.absolute())

@@ -1,0 +1,92 @@
+"""What a run leaves behind: ``metrics.json`` and ``history.csv`` (DESIGN 5.3)."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from securevfl.config.channels import channels
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.ledger import Ledger
+
+HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
+
+
+def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``history.csv``: a row an epoch."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, HISTORY_FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: row.get(name, "") for name in HISTORY_FIELDS} for row in history)
+    files.write_text(run_folder / "history.csv", buffer.getvalue())
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a figure that JSON can hold: None stands for "no bound"."""
+    return value if math.isfinite(value) else None
+
+
+def write_federation(run_folder: Path, config: FederationConfig) -> None:
+    """Write ``federation.toml``: the file that this run really had."""
+    files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
+
+
+def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger) -> dict[str, Any]:
+    """Return the ``privacy`` part of ``metrics.json``.
+
+    Args:
+        config: The federation file.
+        plan: What was planned; the promise was made for all of it.
+        ledger: What was spent: by this session, and by those before it on the same ledger.
+    """
+    privacy = config.privacy
+    tau = plan.noise_share_std()
+    multiplier = tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity()
+    updates = {}
+    if privacy.encoder == "dp-trained":
+        updates = {
+            "gradient_noise_multiplier": privacy.update_noise_ratio * plan.release_multiplier(tau),
+            "gradient_noise_std": plan.gradient_noise_std(tau),
+            "gradient_clip_norm": privacy.update_clip_norm,
+            "updates": ledger.updates,
+        }
+    return {
+        "mechanism": privacy.mechanism,
+        "epsilon": finite_or_none(ledger.spent),
+        "epsilon_planned": finite_or_none(plan.epsilon(tau)),
+        "epsilon_as_published": finite_or_none(plan.epsilon_as_published(tau)),
+        "delta": privacy.delta,
+        "unit": privacy.unit,
+        "encoder": privacy.encoder,
+        "links_per_record": privacy.links_per_record,
+        "sampling_rate": privacy.sampling_rate,
+        "colluding": privacy.colluding,
+        "accounting": privacy.accounting,
+        "noise_multiplier": multiplier,
+        "noise_share_std": tau,
+        "fitting_noise_multiplier": plan.fitting_multiplier(),
+        "sensitivity": plan.sensitivity(),
+        "clip_norm": privacy.clip_norm,
+        "releases": ledger.all_rounds,
+        "row_releases": ledger.all_row_releases,
+        "secondaries": plan.parties,
+        **updates,
+        "statement": plan.statement(),
+        "as_published_note": _AS_PUBLISHED_NOTE,
+        "channels": channels(config),
+    }
+
+
+_AS_PUBLISHED_NOTE = (
+    "The papers count one step of sampled DP-SGD a round, with the noise of the average over the "
+    "clip norm as its multiplier. That misses that a row moves by up to twice the clip norm, that "
+    "one record is linked to several rows and that trained encoders remember records; on the other "
+    "side, that frozen encoders release each row once and that pooled records move a row by less. "
+    "So its figure may lie on either side of the sound one."
+)

@@ -1,0 +1,1 @@
+"""Real rounds of the installed code, tested against what they promise."""

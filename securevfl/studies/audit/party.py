@@ -1,0 +1,170 @@
+"""One party's process of an audit: ``python -m securevfl.studies.audit.party FOLDER NAME``."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
+from securevfl.federation import handshake
+from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
+from securevfl.federation.rounds import EpochMark, RoundCounter
+from securevfl.federation.run_plan import cut_shape, slots
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.star_secondary import SecondaryServer, SecondaryWire
+from securevfl.launch.child import end_with_launcher, report, report_failure
+from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.pair_keys import SessionKey
+from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo
+from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
+from securevfl.studies.audit.worlds import AuditStage
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity
+from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
+
+
+def run_audit_party(folder: Path, name: str) -> None:
+    """Take part in every round of the job in ``folder``; the primary saves what was revealed.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        To the primary: averages of made-up rows, noised. To secondaries: public keys.
+    """
+    torch.set_num_threads(1)
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    settings = AuditSettings(**job["settings"])
+    stages = [AuditStage(settings, release) for release in RELEASES]
+    identity = Identity.load(folder / name, name)
+    rank = settings.names.index(name)
+    address = ("127.0.0.1", int(job["port"]))
+    ranks = {party: number for number, party in enumerate(settings.names)}
+    limits = TransportLimits(silence_timeout_s=settings.timeout_s)
+    pinned = job["pinned"]
+    if rank == PRIMARY:
+        primary = PrimaryTransport(address, identity, pinned, new_session(), ranks, limits=limits)
+        with primary:
+            _reveal(primary, stages, folder)
+    else:
+        secondary = SecondaryTransport(address, identity, pinned, ranks, limits=limits)
+        with secondary:
+            _contribute(secondary, stages, folder, identity=identity, rank=rank, pinned=pinned)
+
+
+def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: Path) -> None:
+    config, deadline_s = stages[0].config, stages[0].settings.timeout_s
+    names = {rank: name for name, rank in config.ranks.items() if rank != PRIMARY}
+    transport.listen()
+    transport.wait_for_parties(deadline_s)
+    hellos = {}
+    for name in names.values():
+        message = transport.receive(name, MessageKind.HELLO, round_number=0, deadline_s=deadline_s)
+        handshake.check_hello(config, message)
+        hellos[name] = message
+    transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
+    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
+    sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY), None)
+    rounds = RoundCounter()
+    started = time.monotonic()
+    for stage in stages:
+        exchange = FederatedExchange(
+            transport,
+            names=names,
+            sum_to=sum_to,
+            ring=stage.ring,
+            slots=slots(stage.config, stage.plan),
+            cut_shape=cut_shape(stage.config),
+            runtime=stage.config.runtime,
+            device=torch.device("cpu"),
+            rounds=rounds,
+        )
+        np.save(folder / f"{stage.release}.npy", stage.run(exchange, rounds))
+        transport.broadcast(list(hellos), Message(kind=MessageKind.DONE))
+    report(ROUNDS_EVENT, seconds=time.monotonic() - started)
+
+
+def _contribute(
+    transport: SecondaryTransport,
+    stages: Sequence[AuditStage],
+    folder: Path,
+    *,
+    identity: Identity,
+    rank: int,
+    pinned: dict[str, str],
+) -> None:
+    # Built before the first round, so that no round waits for it.
+    secondaries = [stage.secondary(rank, folder / identity.name) for stage in stages]
+    with contextlib.ExitStack() as ending:
+        for secondary in secondaries:
+            ending.callback(secondary.close)
+        _serve(transport, stages, secondaries, identity=identity, rank=rank, pinned=pinned)
+
+
+def _serve(
+    transport: SecondaryTransport,
+    stages: Sequence[AuditStage],
+    secondaries: Sequence[Secondary],
+    *,
+    identity: Identity,
+    rank: int,
+    pinned: dict[str, str],
+) -> None:
+    config, deadline_s = stages[0].config, stages[0].settings.timeout_s
+    transport.connect(deadline_s)
+    key = SessionKey(session=transport.session, rank=rank, name=identity.name)
+    transport.send(handshake.hello(config, identity=identity, key=key, epochs=[]))
+    message = transport.receive(MessageKind.WELCOME, round_number=0, deadline_s=deadline_s)
+    _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
+    masks = PairwiseMasks(rank, pair_keys)
+    sum_to = CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks)
+    try:
+        for stage, secondary in zip(stages, secondaries, strict=True):
+            SecondaryServer(
+                secondary,
+                transport,
+                sum_to,
+                cut_shape=cut_shape(stage.config),
+                parties=len(config.parties),
+                min_active=stage.plan.min_active,
+                runtime=stage.config.runtime,
+                device=torch.device("cpu"),
+                end_epoch=_keep_nothing,
+                log=_log_nothing,
+            ).serve()
+    finally:
+        masks.close()
+
+
+def _keep_nothing(_mark: EpochMark) -> None:
+    """Nothing is trained, so there is nothing to keep."""
+
+
+def _log_nothing(_event: str, **_fields: object) -> None:
+    """The ledger books every release; the data are made up, so nobody wants a log."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one party for the launcher, which hears why if it fails."""
+    end_with_launcher()
+    folder, name = Path(arguments[0]), arguments[1]
+    try:
+        run_audit_party(folder, name)
+    except SecureVflError as error:
+        origin = error.party if isinstance(error, ProtocolError) else None
+        # Data of an audit are within every range: who refuses to encode them was not clipped.
+        refused = isinstance(error, EncodingRangeError)
+        code = PrivacyError.exit_code if refused else error.exit_code
+        report_failure(party=origin or name, reason=str(error), exit_code=code)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,206 @@
+"""``securevfl audit mechanism``: real rounds of the installed code, and tests on their averages."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from securevfl.core import files
+from securevfl.core.errors import EncodingRangeError, PrivacyError
+from securevfl.dp.audit_power import FALSE_FAILURE
+from securevfl.dp.audit_statistics import AuditTest
+from securevfl.federation.exchange_in_process import SimulatedExchange
+from securevfl.federation.rounds import Exchange, RoundCounter
+from securevfl.federation.run_plan import slots
+from securevfl.federation.secondary import Secondary
+from securevfl.launch.ports import free_port
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import run_party_processes
+from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release
+from securevfl.studies.audit.worlds import AuditStage
+from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
+
+PARTY_PROGRAM: Final = (sys.executable, "-m", "securevfl.studies.audit.party")
+"""What each party's process runs; a folder and the party's name follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """The outcome of an audit."""
+
+    settings: AuditSettings
+    """What was audited."""
+
+    tests: Mapping[Release, Sequence[AuditTest]]
+    """Every test's outcome, by the kind of release."""
+
+    rows: int
+    """Rows released, over all rounds of all kinds."""
+
+    refusal: str | None = None
+    """Why the rounds were not finished, if the installed code refused its own output."""
+
+    seconds: float
+    """Wall time of the whole audit, most of which processes take to start."""
+
+    round_seconds: float | None = None
+    """Wall time of the rounds alone, between processes."""
+
+    @property
+    def finished(self) -> AuditTest:
+        """Whether the rounds of every kind were finished, and none was refused by the code."""
+        done = 0 if self.refusal is not None else len(self.tests)
+        return AuditTest(
+            name="rounds_finished",
+            statistic=float(done),
+            threshold=float(len(RELEASES)),
+            passes_if="at least",
+            power=1.0,
+            against="rows that reach the encoding unclipped",
+        )
+
+    @property
+    def verdict(self) -> Literal["pass", "fail"]:
+        """``pass`` if every test passes."""
+        return "fail" if self.failed else "pass"
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the tests that failed, without repetition."""
+        outcomes = [self.finished, *(test for tests in self.tests.values() for test in tests)]
+        return list(dict.fromkeys(test.name for test in outcomes if test.verdict == "fail"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain figures and words."""
+        tests = [
+            {"release": release, **test.as_dict()}
+            for release, outcomes in self.tests.items()
+            for test in outcomes
+        ]
+        return {
+            "verdict": self.verdict,
+            "tests": [{"release": "all", **self.finished.as_dict()}, *tests],
+            "settings": asdict(self.settings),
+            "rows": self.rows,
+            "false_failure_per_test": FALSE_FAILURE,
+            "false_failure_at_most": FALSE_FAILURE * len(tests),
+            "refusal": self.refusal,
+            "seconds": round(self.seconds, 3),
+            "round_seconds": self.round_seconds and round(self.round_seconds, 3),
+        }
+
+
+def audit_in_processes(
+    settings: AuditSettings, *, program: Sequence[str] = PARTY_PROGRAM
+) -> AuditReport:
+    """Audit real rounds: every party its own process, TLS, masks, CrypTen's reveal.
+
+    Args:
+        settings: What is audited.
+        program: What each party's process runs.
+
+    Raises:
+        ConfigError: If the settings are impossible.
+        ProtocolError: If a process is lost.
+
+    Reveals:
+        Nothing: all rows are made up.
+    """
+    started = time.monotonic()
+    stages = {release: AuditStage(settings, release) for release in RELEASES}
+    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+        folder = Path(text)
+        job = {
+            "settings": asdict(settings),
+            "pinned": provision(settings.names, folder, valid_days=SHORT_LIVED_DAYS),
+            "port": free_port(),
+        }
+        files.write_json(folder / "job.json", job)
+        commands = [
+            PartyCommand(
+                name=name,
+                arguments=[*program, str(folder), name],
+                log_path=folder / name / "output.log",
+                environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            for name in settings.names
+        ]
+        refusal = None
+        seconds: list[float] = []
+
+        def on_event(_name: str, event: Mapping[str, Any]) -> None:
+            if event.get("event") == ROUNDS_EVENT:
+                seconds.append(float(event["seconds"]))
+
+        try:
+            run_party_processes(commands, deadline_s=settings.timeout_s, on_event=on_event)
+        except PrivacyError as error:
+            refusal = str(error)
+        revealed = {
+            release: np.load(path, allow_pickle=False)
+            for release in RELEASES
+            if (path := folder / f"{release}.npy").exists()
+        }
+    report = _report(stages, revealed, started=started, refusal=refusal)
+    return replace(report, round_seconds=seconds[0] if seconds else None)
+
+
+def audit_in_process(
+    settings: AuditSettings,
+    *,
+    alter: Callable[[Secondary], None] | None = None,
+    wrap: Callable[[Exchange], Exchange] | None = None,
+) -> AuditReport:
+    """Audit the simulator, which has the same arithmetic without processes, masks or TLS.
+
+    Args:
+        settings: What is audited.
+        alter: Changes each secondary before the first round: how tests of the audit itself make
+            wrong mechanisms.
+        wrap: The same for the exchange.
+    """
+    started = time.monotonic()
+    stages = {release: AuditStage(settings, release) for release in RELEASES}
+    revealed: dict[Release, np.ndarray] = {}
+    refusal = None
+    for release, stage in stages.items():
+        secondaries = {
+            rank: stage.secondary(rank, None) for rank in range(1, settings.secondaries + 1)
+        }
+        for secondary in secondaries.values():
+            if alter is not None:
+                alter(secondary)
+        exchange: Exchange = SimulatedExchange(
+            secondaries,
+            ring=stage.ring,
+            slots=slots(stage.config, stage.plan),
+            end_epoch=lambda _mark: None,
+        )
+        if wrap is not None:
+            exchange = wrap(exchange)
+        try:
+            revealed[release] = stage.run(exchange, RoundCounter())
+        except EncodingRangeError as error:
+            refusal = str(error)
+    return _report(stages, revealed, started=started, refusal=refusal)
+
+
+def _report(
+    stages: Mapping[Release, AuditStage],
+    revealed: Mapping[Release, np.ndarray],
+    *,
+    started: float,
+    refusal: str | None,
+) -> AuditReport:
+    return AuditReport(
+        settings=next(iter(stages.values())).settings,
+        tests={release: stages[release].tests(averages) for release, averages in revealed.items()},
+        rows=sum(averages.shape[0] * averages.shape[1] for averages in revealed.values()),
+        refusal=refusal,
+        seconds=time.monotonic() - started,
+    )

@@ -1,0 +1,256 @@
+"""What an audit runs: a federation whose parties' representations are known beforehand.
+
+Everything between a secondary's records and the primary's average is what a real run has: links,
+clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one that shows a record's
+features as they are, so that a row can be as long as the audit wants it.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int64
+from torch import Tensor, nn
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
+from securevfl.core.seeds import stream
+from securevfl.data.tables import PartyTable
+from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
+from securevfl.dp.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
+from securevfl.federation.build import build_secondary
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
+from securevfl.federation.run_plan import RunFacts, cut_shape, release_plan, ring_format
+from securevfl.federation.secondary import Secondary
+from securevfl.linkage.linked import LinkedSecondary
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.keys import keys_of
+from securevfl.linking.shown import link_shown, shown_keys
+from securevfl.studies.audit.settings import AuditSettings, Release
+
+# Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
+# place would show.
+_LINKS: Final = 2
+_WIDTH: Final = 32
+
+# How long each kind of row is along u, over C; pooled rows have a length for each of their records.
+# A mixed pooled row tells a clip of its records from one of their mean.
+_LENGTHS: Final[dict[Release, dict[int, tuple[float, ...]]]] = {
+    "sequence": {ZERO: (0.0,), LONG: (10.0,), MIXED: (0.5,)},
+    "pooled": {ZERO: (0.0, 0.0), LONG: (10.0, 10.0), MIXED: (10.0, -0.95)},
+}
+_DELTA: Final = 1e-5
+_SEED: Final = 0
+
+
+class ShowFeatures(nn.Module):
+    """A bottom model whose representation is the records' features."""
+
+    recordwise = True
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links width"],
+        _keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return the features of the links that are present."""
+        return features * present.unsqueeze(-1)
+
+
+class AuditStage:
+    """The rounds of one kind of release: their data, their parties, their tests."""
+
+    def __init__(self, settings: AuditSettings, release: Release) -> None:
+        self.settings = settings
+        self.release = release
+        self.rows_per_round = WORLDS * rows_needed(
+            noise=settings.noise_multiplier,
+            parties=settings.secondaries,
+            rounds=settings.rounds,
+            width=_WIDTH,
+        )
+        self.config = self._federation()
+        self.plan = release_plan(self.config, self.facts)
+        self.ring = ring_format(self.config, self.plan)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the release code averages the records of a row."""
+        return self.release == "pooled"
+
+    @property
+    def facts(self) -> RunFacts:
+        """The primary's rows: all rounds have the same ones, or each its own if released once."""
+        rows = self.rows_per_round * (self.settings.rounds if self.pooled else 1)
+        return RunFacts(rows=rows, train_rows=rows - 2, validation_rows=1, test_rows=1)
+
+    @property
+    def size(self) -> AuditSize:
+        """The numbers that thresholds and powers depend on."""
+        settings = self.settings
+        average_std = settings.noise_multiplier * settings.clip_norm
+        slots = _LINKS if self.pooled else 1
+        return AuditSize(
+            noise=settings.noise_multiplier,
+            parties=settings.secondaries,
+            rounds=settings.rounds,
+            rows=self.rows_per_round // WORLDS,
+            width=_WIDTH,
+            step=self.ring.granularity / (settings.secondaries * slots * average_std),
+        )
+
+    def secondary(self, rank: int, ledger_folder: Path | None) -> Secondary:
+        """Build a secondary as a run does; only its bottom model shows what the audit wants."""
+        name = self.settings.names[rank]
+        party = self.config.party(name)
+        table = self._records(name)
+        tau = self.plan.noise_share_std()
+        path = None if ledger_folder is None else ledger_folder / f"{name}-{self.release}.jsonl"
+        secondary = build_secondary(
+            self.config,
+            party,
+            table,
+            self._link(table),
+            plan=self.plan,
+            ring=self.ring,
+            ledger=Ledger(path, party=name, plan=self.plan, noise_share_std=tau),
+            device=torch.device("cpu"),
+        )
+        secondary.bottom = ShowFeatures()
+        secondary.optimizer = None
+        return secondary
+
+    def _link(self, table: PartyTable) -> LinkedSecondary:
+        shown = shown_keys(self.config, keys_of(self.config, self._primary))
+        return link_shown(self.config, keys_of(self.config, table), shown, LinkCache(None))
+
+    def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
+        """Release all rounds and return the averages, a row flattened.
+
+        Reveals:
+            To the primary: averages of made-up rows, noised.
+        """
+        revealed = []
+        for number in range(self.settings.rounds):
+            start = number * self.rows_per_round if self.pooled else 0
+            plan = RoundPlan(
+                round_number=rounds.next(),
+                rows=np.arange(start, start + self.rows_per_round, dtype=np.int64),
+                active=exchange.ranks,
+                purpose="release",
+            )
+            revealed.append(exchange.release(plan).flatten(1).numpy())
+        return np.stack(revealed)
+
+    def tests(self, revealed: Float32[np.ndarray, "r b width"]) -> list[AuditTest]:
+        """Test what was revealed; needs no more than the primary has."""
+        clip_norm = self.settings.clip_norm
+        averages = revealed.astype(np.float64)
+        kept = self._lengths.clip(-1.0, 1.0)
+        # What the ring makes of a row: every part is cut to whole units, towards zero.
+        unit = self.ring.granularity
+        parts = np.trunc(kept[..., None] * clip_norm * self._direction / unit) * unit
+        expected = parts.mean(axis=1)[self._kinds(self.rows_per_round)]
+        return audit_tests(
+            (averages - expected) / clip_norm,
+            averages @ self._direction / clip_norm,
+            self.size,
+            mixed_score=float(kept[MIXED].mean()),
+        )
+
+    @cached_property
+    def _direction(self) -> Float64[np.ndarray, " width"]:
+        """Return u, a dense unit vector over a released row."""
+        u = stream(_SEED, "audit direction", self.release).normal(size=_WIDTH)
+        return u / np.linalg.norm(u)
+
+    @property
+    def _lengths(self) -> Float64[np.ndarray, "kinds parts"]:
+        lengths = _LENGTHS[self.release]
+        return np.array([lengths[kind] for kind in range(WORLDS)])
+
+    def _kinds(self, rows: int) -> Int64[np.ndarray, " rows"]:
+        return np.arange(rows) % WORLDS
+
+    @cached_property
+    def _primary(self) -> PartyTable:
+        rows = np.arange(self.facts.rows, dtype=np.float64)
+        return _table("primary", rows, np.zeros((self.facts.rows, 1)))
+
+    def _records(self, name: str) -> PartyTable:
+        """Return records of which each row's K nearest carry what the row should release.
+
+        Pooled: each of the K carries a part of its own. Else they carry one position each of the
+        row's only part. Their keys stand in this order, nearest first.
+        """
+        rows = self.facts.rows
+        parts = self._lengths[self._kinds(rows)][..., None] * self._direction
+        keys = np.arange(rows)[:, None] + 0.1 * np.arange(_LINKS)
+        return _table(
+            name, keys.reshape(-1), self.settings.clip_norm * parts.reshape(rows * _LINKS, -1)
+        )
+
+    def _federation(self) -> FederationConfig:
+        settings = self.settings
+        # A noise multiplier is measured by what it protects (DESIGN 7). With a frozen encoder a
+        # row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of the average; with a
+        # trained one every row of a round may change, and by twice as much.
+        multiplier = settings.noise_multiplier
+        if not self.pooled:
+            multiplier /= 2 * self.rows_per_round**0.5
+        parties: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "role": "primary" if rank == 0 else "secondary",
+                "data": f"{name}.csv",
+                "key": ["place"],
+                "scaling": "none",
+                **({"label": "label", "address": "127.0.0.1:0"} if rank == 0 else {}),
+            }
+            for rank, name in enumerate(settings.names)
+        ]
+        source = {
+            "federation": {"name": "audit", "task": "regression", "seed": _SEED},
+            "model": {
+                "family": "fet",
+                "neighbours": _LINKS,
+                "hidden": _WIDTH if self.pooled else _WIDTH // _LINKS,
+                "release": self.release,
+                "average_positions_every": 0,
+            },
+            # Twice as many epochs as rounds, so that the plan of a trained encoder has room.
+            "training": {"batch_size": self.rows_per_round, "epochs": 2 * settings.rounds},
+            "privacy": {
+                "noise_multiplier": multiplier,
+                "delta": _DELTA,
+                "clip_norm": settings.clip_norm,
+                "unit": "linked-row",
+                "encoder": "frozen" if self.pooled else "trained",
+            },
+            "linkage": {"protection": "none"},
+            "runtime": {
+                "join_timeout_s": settings.timeout_s,
+                "idle_timeout_s": settings.timeout_s,
+                "silence_timeout_s": settings.timeout_s,
+            },
+            "party": parties,
+        }
+        config = parse_federation(source, file="federation of the audit")
+        assert cut_shape(config)[0] == (1 if self.pooled else _LINKS)
+        return config
+
+
+def _table(
+    name: str, places: Float64[np.ndarray, " rows"], features: Float64[np.ndarray, "rows width"]
+) -> PartyTable:
+    return PartyTable(
+        name=name,
+        key_names=("place",),
+        keys=places[:, None],
+        feature_names=tuple(f"x{axis}" for axis in range(features.shape[1])),
+        features=features.astype(np.float32),
+    )

@@ -1,0 +1,184 @@
+"""Methods of a comparison that need no federation: all that they need is in one place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.methods import Settings
+from securevfl.core.errors import ConfigError
+from securevfl.data.tables import PartyTable
+from securevfl.federation.build import features_of, primary_data, task_head
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.run_plan import run_facts
+from securevfl.linking.keys import keys_of
+from securevfl.linking.shown import linked_primary, shown_keys
+from securevfl.models.baselines.boosting import fit_boosting
+from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
+from securevfl.models.baselines.fit import BaselineResult
+from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
+from securevfl.models.fedhssl.encoders import EncoderConfig
+from securevfl.models.tasks import TaskHead
+from securevfl.runtime.baselines import joined_inputs, train_combined, train_solo, true_matches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What a method came to; metrics are the task's own."""
+
+    train: float
+    validation: float
+    test: float
+    epochs: int
+    """Epochs, or rounds of boosting, that were run."""
+    best_epoch: int
+    """The one whose model is measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Joined:
+    """Everything that a method in one place may read."""
+
+    config: FederationConfig
+    data: PrimaryData
+    head: TaskHead
+    primary: PartyTable
+    secondaries: Sequence[PartyTable]
+    features: Sequence[Float[Tensor, "records _"]]
+
+
+def train_in_one_place(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    family: str,
+    settings: Settings,
+    device: torch.device,
+) -> tuple[Figures, TaskHead]:
+    """Train a method that needs no federation, on the rows that a federation would have.
+
+    Args:
+        config: The federation file, with the method's own settings.
+        tables: Every party's table; all but solo need their truth.
+        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        settings: How it is trained.
+        device: Where to compute.
+
+    Raises:
+        ConfigError: If the method does not fit the task or the number of parties.
+        DataError: If a table has no truth, or some row has no match.
+    """
+    primary = tables[config.primary.name]
+    split, _ = run_facts(config, primary)
+    head = task_head(config, primary, split)
+    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
+    data = primary_data(config, primary, split, linked, head, device)
+    if family == "solo":
+        assert isinstance(settings, BaselineConfig)
+        solo = train_solo(config, data, head, settings=settings)
+        return _figures(solo), head
+    joined = _Joined(
+        config=config,
+        data=data,
+        head=head,
+        primary=primary,
+        secondaries=[tables[party.name] for party in config.secondaries],
+        features=[
+            torch.from_numpy(features_of(party, tables[party.name])).to(device)
+            for party in config.secondaries
+        ],
+    )
+    if isinstance(settings, BoostingConfig):
+        return _boosted(joined, settings), head
+    if isinstance(settings, FedCVTConfig):
+        return _cross_view(joined, settings), head
+    combined = train_combined(
+        config,
+        data,
+        head,
+        primary=primary,
+        secondaries=joined.secondaries,
+        features=joined.features,
+        settings=settings,
+    )
+    return _figures(combined), head
+
+
+def _boosted(joined: _Joined, settings: BoostingConfig) -> Figures:
+    inputs = joined_inputs(
+        joined.config,
+        joined.data,
+        primary=joined.primary,
+        secondaries=joined.secondaries,
+        features=joined.features,
+    )
+    split = joined.data.split
+    fit = fit_boosting(
+        inputs,
+        joined.data.targets,
+        head=joined.head,
+        train=torch.as_tensor(split.train),
+        validation=torch.as_tensor(split.validation),
+        test=torch.as_tensor(split.test),
+        config=settings,
+        seed=joined.config.federation.seed,
+    )
+    assert fit.validation is not None, "a federation has validation rows"
+    return Figures(
+        train=fit.train,
+        validation=fit.validation,
+        test=fit.test,
+        epochs=settings.iterations,
+        best_epoch=fit.iterations,
+    )
+
+
+def _cross_view(joined: _Joined, settings: FedCVTConfig) -> Figures:
+    """Train FedCVT: rows without labels count as aligned, and no row is held back unaligned."""
+    head, split, device = joined.head, joined.data.split, joined.data.features.device
+    if head.task == "regression":
+        raise ConfigError("fedcvt: is a method for classes, not for numbers to predict")
+    if len(joined.secondaries) != 1:
+        raise ConfigError(f"fedcvt: needs one secondary, got {len(joined.secondaries)}")
+    match = torch.as_tensor(true_matches(joined.primary, joined.secondaries[0]), device=device)
+    views = (joined.data.features, joined.features[0][match])
+    known = torch.as_tensor(split.train, device=device)
+    all_rows = torch.cat([known, torch.as_tensor(split.unlabelled, device=device)])
+    network = fit_fedcvt(
+        views,
+        joined.data.targets.long(),
+        classes=2 if head.task == "binary" else head.outputs,
+        rows=KnownRows(labelled=known, aligned=all_rows, local=all_rows),
+        encoder=EncoderConfig(hidden=settings.hidden, width=settings.width),
+        config=settings,
+        seed=joined.config.federation.seed,
+    )
+    epochs = settings.passes(len(known))
+
+    @torch.no_grad()
+    def measure(rows: Tensor) -> float:
+        outputs = network(views[0][rows], views[1][rows])
+        if head.task == "binary":
+            outputs = outputs[:, 1:] - outputs[:, :1]
+        return head.metric(outputs, joined.data.targets[rows])
+
+    return Figures(
+        train=measure(known),
+        validation=measure(torch.as_tensor(split.validation, device=device)),
+        test=measure(torch.as_tensor(split.test, device=device)),
+        epochs=epochs,
+        best_epoch=epochs,
+    )
+
+
+def _figures(fit: BaselineResult) -> Figures:
+    return Figures(
+        train=fit.train,
+        validation=fit.validation,
+        test=fit.test,
+        epochs=fit.epochs,
+        best_epoch=fit.best_epoch,
+    )

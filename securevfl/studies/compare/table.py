@@ -1,0 +1,146 @@
+"""A comparison's figures: mean and deviation over seeds, differences seed by seed."""
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from securevfl.core import files
+from securevfl.version import __version__
+
+REFERENCES: Final = ("fedsim", "fet")
+"""Methods that the others are compared with seed by seed, where they take part."""
+
+_CSV_FIELDS: Final = (
+    "method",
+    "family",
+    "seed",
+    "metric",
+    "test",
+    "validation",
+    "train",
+    "epochs",
+    "best_epoch",
+    "seconds",
+    "cpu_seconds",
+)
+
+
+def summary(results: Sequence[Mapping[str, Any]], *, federation: str, task: str) -> dict[str, Any]:
+    """Return a comparison as one JSON object.
+
+    Args:
+        results: What :func:`securevfl.studies.compare.comparison.compare_methods` returned.
+        federation: Its name.
+        task: What the label is.
+
+    Returns:
+        ``metric``, ``methods`` with each method's ``mean``, ``std`` (of a sample: n - 1; None for
+        one seed) and ``seeds`` (the test metric of each), and ``differences``: for each reference
+        that takes part, each other method minus it, seed by seed.
+    """
+    methods: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        methods.setdefault(result["method"], []).append(result)
+    tests = {name: [run["test"] for run in runs] for name, runs in methods.items()}
+    first = results[0]
+    return {
+        "federation": federation,
+        "task": task,
+        "metric": first["metric"],
+        "higher_is_better": first["higher_is_better"],
+        "seed_numbers": [run["seed"] for run in methods[first["method"]]],
+        "methods": {
+            name: {
+                **_spread(tests[name]),
+                "family": runs[0]["family"],
+                "validation": statistics.fmean(run["validation"] for run in runs),
+                "epochs": [run["epochs"] for run in runs],
+                "samples_per_cpu_second": _speed(runs),
+                "cpu_seconds": _total(runs, "cpu_seconds"),
+                "epsilon": runs[0]["epsilon"],
+            }
+            for name, runs in methods.items()
+        },
+        "differences": {
+            reference: {
+                name: _spread(
+                    [
+                        mine - theirs
+                        for mine, theirs in zip(tests[name], tests[reference], strict=True)
+                    ]
+                )
+                for name in methods
+                if name != reference
+            }
+            for reference in REFERENCES
+            if reference in methods
+        },
+        "version": __version__,
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "seeds": list(values),
+    }
+
+
+def _total(runs: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    values = [run[field] for run in runs]
+    return None if None in values else round(sum(values), 3)
+
+
+def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return training rows passed over a CPU-second; linking and evaluation count as time."""
+    timed = [run for run in runs if run["cpu_seconds"]]
+    if not timed:
+        return None
+    passed = sum(run["epochs"] * run["train_rows"] for run in timed)
+    return round(passed / sum(run["cpu_seconds"] for run in timed), 1)
+
+
+def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    """Return the table for people, its heading first."""
+    references = list(figures["differences"])
+    rows = [["method", figures["metric"], *(f"minus {name}" for name in references), "CPU s a run"]]
+    seeds = len(figures["seed_numbers"])
+    for name, method in figures["methods"].items():
+        cells = [name, _cell(method)]
+        for reference in references:
+            other = figures["differences"][reference].get(name)
+            cells.append("" if other is None else _cell(other, sign="+"))
+        cpu = method["cpu_seconds"]
+        rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
+    return rows
+
+
+def _cell(spread: Mapping[str, Any], *, sign: str = "") -> str:
+    mean, deviation = spread["mean"], spread["std"]
+    digits = 4 if abs(mean) < 2 else 2
+    text = f"{mean:{sign}.{digits}f}"
+    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+
+
+def markdown_table(figures: Mapping[str, Any]) -> str:
+    """Return the table as Markdown."""
+    head, *rows = table_rows(figures)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def write_comparison(
+    folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, _CSV_FIELDS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(results)
+    files.write_text(folder / "comparison.csv", buffer.getvalue())
+    files.write_text(folder / "comparison.md", markdown_table(figures))
+    files.write_json(folder / "comparison.json", figures)

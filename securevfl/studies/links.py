@@ -1,0 +1,230 @@
+"""Linkage alone: every secondary's links, how good they are, and what each party would learn."""
+
+import io
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from securevfl.config.channels import reveals_of
+from securevfl.config.federation import FederationConfig
+from securevfl.config.linkage import QUANTISED
+from securevfl.config.parties import PartySettings
+from securevfl.core import files
+from securevfl.core.errors import DataError
+from securevfl.core.progress import Observer
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.estimate import estimated_improvement
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.quality import link_quality
+from securevfl.linking.candidates import Candidates, find_candidates
+from securevfl.linking.cells import comparing_cost
+from securevfl.linking.in_process import Linker, stacked
+from securevfl.linking.kept_links import KeptLinks, LinkCache
+from securevfl.linking.keys import read_keys
+from securevfl.linking.links_of_party import blocking_figures, keep
+
+# Rows are linked in parts of so many pairs, for the progress to move.
+_PART_PAIRS: Final = 2**24
+
+# Points of a curve: more can't be seen.
+_CURVE_POINTS: Final = 400
+
+_UNITS: Final = {
+    "euclidean": "the keys' unit",
+    "great-circle": "metres",
+    "levenshtein": "edits",
+    "mixed": "0 to 1",
+    "bloom": "bits",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkStudy:
+    """What ``securevfl link`` found."""
+
+    figures: dict[str, Any]
+    """What ``links.json`` holds: figures by secondary, never a row or a record."""
+
+    curves: dict[str, list[float]]
+    """By secondary, the similarities of its links (negative distances) in falling order."""
+
+
+def study_links(
+    config: FederationConfig,
+    data_root: Path,
+    folder: Path,
+    *,
+    estimate: bool,
+    observe: Observer,
+) -> LinkStudy:
+    """Link every secondary in this process, write each party's lists, measure them.
+
+    Links that an earlier call left in the folder are not made again.
+
+    Args:
+        config: The federation file; truth is used where it names a column for it.
+        data_root: Where relative paths start.
+        folder: Gets ``links.json`` and a folder for each party.
+        estimate: Whether FedSim's Delta is estimated too.
+        observe: Hears of progress.
+
+    Raises:
+        ConfigError: If the linkage secret cannot be read, or a bound not be had.
+        DataError: If a table can't be linked.
+
+    Reveals:
+        Nothing leaves the process, which holds everybody's table. Each party's folder gets what
+        that party would learn between processes.
+    """
+    primary = _read(config, config.primary, data_root)
+    link = Linker(config, primary, data_root=data_root, folder=folder / "parties")
+    secondaries: dict[str, Any] = {}
+    curves, values = {}, []
+    for party in config.secondaries:
+        own = _read(config, party, data_root)
+        kept, told, seconds, cached = _link(link, config, own, folder, observe)
+        quality = link_quality(
+            kept.links,
+            num_records=own.num_rows,
+            primary_entities=primary.entities,
+            record_entities=own.entities,
+        ).as_json()
+        secondaries[party.name] = {
+            **quality,
+            "seconds": seconds,
+            "cached": cached,
+            "distance_unit": _unit(config),
+            "similarities": None if kept.similar is None else kept.similar.figures(),
+            "reveals": reveals_of(config, "secondary"),
+            **told,
+            **({"delta": _deltas(kept.links)} if estimate else {}),
+        }
+        curves[party.name] = _curve(kept.links)
+        values.append(None if kept.similar is None else kept.similar.values)
+        _write_lists(config, folder / "parties" / party.name, kept)
+        files.write_json(folder / "parties" / party.name / "links.json", secondaries[party.name])
+    _write_primary(config, folder / "parties" / primary.name, values)
+    figures = {
+        "federation": config.federation.name,
+        "metric": config.linkage.metric,
+        "protection": config.linkage.protection,
+        "rows": primary.num_rows,
+        "links_per_row": config.model.neighbours,
+        "reveals": {role: reveals_of(config, role) for role in _roles(config)},
+        "secondaries": secondaries,
+        "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+    files.write_json(folder / "links.json", figures)
+    return LinkStudy(figures=figures, curves=curves)
+
+
+def _roles(config: FederationConfig) -> list[str]:
+    roles = ["primary", "secondary"]
+    if config.linkage.needs_coordinator:
+        roles.append("coordinator")
+    if config.linkage.protection == "shares":
+        roles.append("dealer")
+    return roles
+
+
+def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
+    keys = read_keys(config, party, data_root)
+    if party.role == "secondary" and keys.num_rows < config.model.neighbours:
+        raise DataError(
+            f"table of {party.name!r}: has {keys.num_rows} records, fewer than "
+            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
+        )
+    return keys
+
+
+def _link(
+    link: Linker, config: FederationConfig, own: KeyTable, folder: Path, observe: Observer
+) -> tuple[KeptLinks, dict[str, Any], float, bool]:
+    started = time.monotonic()
+    observe({"event": "stage", "text": f"linking {own.name}", "of": 1})
+    cache = LinkCache(folder / "parties" / own.name)
+    if config.linkage.cache is not None:
+        cache = link.cache(own)
+    key = link.key(own)
+    cached = cache.has(key)
+    # What was compared is kept beside the links, for a call that does not make them again.
+    told = folder / "parties" / own.name / f"comparing-{key[:16]}.json"
+
+    def find() -> Candidates:
+        metric = link.metric(own)
+        figures = blocking_figures(metric)
+        if config.linkage.protection in QUANTISED:
+            figures = {"comparing": comparing_cost(config, link.primary_keys, own)}
+        files.write_json(told, figures)
+        if config.privacy.links_per_record is not None:
+            return find_candidates(config, metric)
+        return Candidates(ranked=_in_parts(metric, config.model.neighbours, own.name, observe))
+
+    kept = cache.get(key, lambda: keep(config, find))
+    comparing = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    return kept, comparing, round(time.monotonic() - started, 3), cached
+
+
+def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTable:
+    step = max(1, _PART_PAIRS // metric.num_records)
+    parts, rows = [], np.arange(metric.num_rows, dtype=np.int64)
+    if len(rows) <= step:
+        return metric.nearest(None, k)
+    for start in range(0, len(rows), step):
+        parts.append(metric.nearest(rows[start : start + step], k))
+        done = min(start + step, len(rows))
+        observe({"event": "links", "name": name, "done": done, "of": len(rows)})
+    return LinkTable(
+        indices=np.concatenate([part.indices for part in parts]),
+        distances=np.concatenate([part.distances for part in parts]),
+    )
+
+
+def _write_lists(config: FederationConfig, folder: Path, kept: KeptLinks) -> None:
+    """Write what the secondary gets: record numbers in order; distances if it could know them."""
+    links = kept.links if kept.similar is None else kept.similar.links
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {"indices": links.indices}
+    if config.linkage.protection == "none":
+        arrays["distances"] = links.distances
+    _write_arrays(folder / "lists.npz", arrays)
+
+
+def _write_primary(config: FederationConfig, folder: Path, values: list[Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    similarities = stacked(values)
+    if similarities is not None:
+        _write_arrays(folder / "similarities.npz", {"values": similarities})
+    figures = {"reveals": reveals_of(config, "primary"), "similarities": similarities is not None}
+    files.write_json(folder / "links.json", figures)
+
+
+def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def _deltas(links: LinkTable) -> dict[str, float]:
+    return {
+        "exact": estimated_improvement(links, over="exact"),
+        "top1sim": estimated_improvement(links, over="top1sim"),
+        "avgsim": estimated_improvement(links, over="avgsim"),
+    }
+
+
+def _curve(links: LinkTable) -> list[float]:
+    distances = np.sort(links.distances[links.present])
+    places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
+    curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
+    return curve
+
+
+def _unit(config: FederationConfig) -> str:
+    return _UNITS["bloom" if config.linkage.compares_codes else config.linkage.metric]

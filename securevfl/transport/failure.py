@@ -1,0 +1,97 @@
+"""The first failure of a federation: who, why, and how it travels to everybody else."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from securevfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    PartyFailedError,
+    PartyTimeoutError,
+    PrivacyError,
+    ProtocolError,
+    SecureVflError,
+)
+from securevfl.transport.message import Message, MessageKind
+
+FailureKind = Literal["failed", "timeout", "protocol", "authentication"]
+
+_ERRORS: Final[dict[FailureKind, type[ProtocolError]]] = {
+    "failed": PartyFailedError,
+    "timeout": PartyTimeoutError,
+    "protocol": ProtocolError,
+    "authentication": AuthenticationError,
+}
+# A reason is one sentence; what is longer is cut.
+_MAX_REASON: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a federation ended early."""
+
+    party: str
+    """The party where it began."""
+
+    reason: str
+    """One sentence without private data: every party reads it."""
+
+    kind: FailureKind = "failed"
+    """Which error the waits of every party raise."""
+
+    def error(self) -> ProtocolError:
+        """Return a new exception that names the party and the reason."""
+        error = _ERRORS[self.kind](f"{self.party}: {self.reason}")
+        error.party = self.party
+        return error
+
+    def message(self) -> Message:
+        """Return the ABORT that tells a peer.
+
+        Reveals:
+            To the receiver: the party's name, the kind of failure and the reason.
+        """
+        meta = {"party": self.party, "reason": self.reason[:_MAX_REASON], "kind": self.kind}
+        return Message(kind=MessageKind.ABORT, meta=meta)
+
+    @classmethod
+    def read(cls, message: Message, *, relayed: bool) -> "Failure":
+        """Read an ABORT.
+
+        Args:
+            message: As it was received.
+            relayed: Whether the sender may speak for others, which only the primary may; what a
+                secondary says is about itself.
+        """
+        party = message.figure("party", str) if relayed else message.sender
+        reason = printable(message.figure("reason", str))
+        kind = message.figure("kind", str)
+        return cls(
+            party=printable(party),
+            reason=reason,
+            kind=kind if kind in get_args(FailureKind) else "failed",
+        )
+
+
+def printable(text: str) -> str:
+    """Return text from another party without control characters, cut to one sentence's length.
+
+    What arrives is shown on a terminal, and a terminal obeys control characters.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_MAX_REASON])
+
+
+def public_reason(error: BaseException) -> str:
+    """Return what other organisations may read about an error of this party.
+
+    Texts about settings, the protocol and the privacy budget hold nothing private. Any other
+    text may quote a table, so only the kind of error is told; the party's own log has the rest.
+    """
+    name = type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "was interrupted by its operator"
+    if isinstance(error, ConfigError | PrivacyError | ProtocolError):
+        return f"{name}: {error}"
+    if isinstance(error, SecureVflError):
+        return f"{name} (its own log says more)"
+    return f"stopped by an unexpected {name} (its own log says more)"

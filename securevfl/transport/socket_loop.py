@@ -1,0 +1,309 @@
+"""The one thread of a party that owns its sockets: bytes, heartbeats, the first failure.
+
+The party's own thread computes; this one keeps the connections alive meanwhile. The first
+failure, from wherever it comes, is kept, told to every peer that can still be reached and raised
+by every wait of this party.
+"""
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol, runtime_checkable
+
+from securevfl.core.errors import ProtocolError
+from securevfl.transport.connection import Connection, Outgoing, TransportLimits
+from securevfl.transport.failure import Failure
+from securevfl.transport.framing import encode
+from securevfl.transport.message import Message, MessageKind
+
+# A heartbeat is sent four times within the silence that is tolerated: three may be late.
+_HEARTBEATS_PER_SILENCE: Final = 4
+_DRAIN_BYTES: Final = 1 << 16
+
+
+@runtime_checkable
+class Service(Protocol):
+    """What else lives in the thread: the primary's open door."""
+
+    def tick(self, now: float) -> None:
+        """Look after deadlines; called every turn."""
+        ...
+
+    def stop(self) -> None:
+        """Close everything; called once."""
+        ...
+
+
+class StarLoop:
+    """Owns every connection of one party; see the module's text.
+
+    Args:
+        own_name: This party, named as the origin of its own failures.
+        relays: Whether this party is the primary, which tells everybody what it hears from one.
+        limits: Deadlines and sizes.
+    """
+
+    def __init__(self, *, own_name: str, relays: bool, limits: TransportLimits) -> None:
+        self.changed = threading.Condition()
+        """Notified whenever a message, a failure or a party came, or a message went out."""
+        self.connections: dict[str, Connection] = {}
+        self.selector = selectors.DefaultSelector()
+        self.limits = limits
+        self.service: Service | None = None
+        self._own_name = own_name
+        self._relays = relays
+        self._failure: Failure | None = None
+        self._heard_by_abort = False
+        self._closing = False
+        self._farewell_deadline: float | None = None
+        self._flushed: set[str] = set()
+        self._gone: set[str] = set()
+        self._news = False
+        self._heartbeat = encode(Message(kind=MessageKind.PING))
+        self._heartbeat_s = limits.silence_timeout_s / _HEARTBEATS_PER_SILENCE
+        self._wake_receive, self._wake_send = socket.socketpair()
+        self._wake_receive.setblocking(False)
+        self._wake_send.setblocking(False)
+        self.selector.register(self._wake_receive, selectors.EVENT_READ, self._woken)
+        self._last_turn = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="securevfl-star", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._last_turn = time.monotonic()
+        self._thread.start()
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of the federation that this party knows of."""
+        return self._failure
+
+    @property
+    def ending(self) -> bool:
+        """Whether the federation is over, well or badly."""
+        return self._closing or self._failure is not None
+
+    def wake(self) -> None:
+        """Make the thread look at its queues now."""
+        try:
+            self._wake_send.send(b"\0")
+        except (BlockingIOError, OSError):
+            return  # enough wake-ups wait already, or the thread has ended
+
+    def fail(self, failure: Failure, *, heard: bool = False) -> Failure:
+        """Record the first failure and tell the peers; return the one that was first.
+
+        Args:
+            failure: What happened.
+            heard: Whether a peer told it, so that this peer need not be told.
+        """
+        with self.changed:
+            if self._failure is None and not self._closing:
+                self._failure = failure
+                self._heard_by_abort = heard
+            first = self._failure or failure
+            self.changed.notify_all()
+        self.wake()
+        return first
+
+    def add(self, connection: Connection) -> None:
+        """Serve an authenticated connection from now on."""
+        with self.changed:
+            self.connections[connection.peer] = connection
+            self.selector.register(
+                connection.socket,
+                selectors.EVENT_READ,
+                lambda: self._read(connection),
+            )
+            self.changed.notify_all()
+        self.wake()
+
+    def close(self) -> None:
+        """Deliver what waits, say farewell and end the thread; safe to call again."""
+        with self.changed:
+            self._closing = True
+        self.wake()
+        if self._thread.ident is None:
+            self._release_sockets()
+        else:
+            # The farewell has its own deadline; the rest is what a busy machine may need.
+            self._thread.join(timeout=2 * self.limits.farewell_timeout_s + 10)
+
+    def _run(self) -> None:
+        try:
+            while not self._finished():
+                self._turn()
+        except Exception as error:
+            # A bug here must not leave the party's own thread waiting for ever.
+            text = f"its transport broke ({type(error).__name__}: {error})"
+            self.fail(Failure(party=self._own_name, reason=text))
+            raise
+        finally:
+            self._release_sockets()
+            with self.changed:
+                self.changed.notify_all()
+
+    def _turn(self) -> None:
+        connections = list(self.connections.values())
+        busy = any(c.unread or (c.has_output and not c.blocked) for c in connections)
+        for key, _ in self.selector.select(0 if busy else self._heartbeat_s / 2):
+            key.data()
+        now = time.monotonic()
+        for connection in connections:
+            if connection.unread:
+                self._read(connection)
+        if self.ending and self._farewell_deadline is None:
+            self._begin_farewell(now)
+        for connection in list(self.connections.values()):
+            self._write(connection, now)
+        if self._farewell_deadline is None:
+            self._watch(now)
+            if self.service is not None:
+                self.service.tick(now)
+        self._last_turn = now
+        if self._news:
+            self._news = False
+            with self.changed:
+                self.changed.notify_all()
+
+    def _woken(self) -> None:
+        try:
+            self._wake_receive.recv(_DRAIN_BYTES)
+        except BlockingIOError:
+            return
+
+    def _read(self, connection: Connection) -> None:
+        if connection.peer in self._gone:
+            return
+        if self._farewell_deadline is not None:
+            self._drain(connection)
+            return
+        if self.ending:
+            connection.unread = False  # the farewell begins in this very turn
+            return
+        try:
+            messages = connection.read(time.monotonic())
+            for message in messages:
+                self._take(connection, message)
+        except ProtocolError as error:
+            text = str(error).removeprefix(f"{connection.peer}: ")
+            self.fail(Failure(party=connection.peer, reason=text, kind="protocol"))
+            return
+        self._news = self._news or bool(messages)
+        if connection.ended:
+            self._lost(connection, connection.end_reason)
+
+    def _take(self, connection: Connection, message: Message) -> None:
+        if message.kind is MessageKind.PING:
+            return
+        if message.kind is MessageKind.ABORT:
+            self.fail(Failure.read(message, relayed=not self._relays), heard=True)
+        elif message.kind is MessageKind.LEAVE:
+            connection.peer_left = True
+        elif message.kind is MessageKind.SESSION:
+            raise ProtocolError(f"{connection.peer}: sent SESSION twice")
+        else:
+            connection.keep(message)
+
+    def _lost(self, connection: Connection, reason: str) -> None:
+        self._forget(connection)
+        if not connection.peer_left:
+            self.fail(Failure(party=connection.peer, reason=reason))
+
+    def _forget(self, connection: Connection) -> None:
+        connection.ended = True
+        connection.unread = False
+        connection.drop_unsent()
+        if connection.peer not in self._gone:
+            self._gone.add(connection.peer)
+            self.selector.unregister(connection.socket)
+            connection.socket.close()
+        self._news = True
+
+    def _write(self, connection: Connection, now: float) -> None:
+        if connection.peer in self._gone or connection.peer in self._flushed:
+            return
+        was_blocked = connection.blocked
+        try:
+            self._news |= connection.write(now)
+        except OSError as error:
+            # What the party sent before it went may say why: read that first.
+            if self._farewell_deadline is None:
+                self._read(connection)
+            if not connection.ended:
+                self._lost(connection, f"its connection broke ({error.strerror or error})")
+            return
+        if connection.blocked != was_blocked:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
+            callback: Callable[[], None] = lambda: self._read(connection)  # noqa: E731
+            self.selector.modify(connection.socket, events, callback)
+        if self._farewell_deadline is not None and not connection.has_output:
+            self._flushed.add(connection.peer)
+            connection.half_close()
+
+    def _watch(self, now: float) -> None:
+        """Send heartbeats, and find the parties that send none."""
+        limit = self.limits.silence_timeout_s
+        stopped = now - self._last_turn > limit / 2
+        for connection in self.connections.values():
+            if connection.ended:
+                continue
+            if stopped:  # it was this process that stood still, and nobody else is to blame
+                connection.last_heard = connection.last_progress = now
+            if now - connection.last_heard > limit and not connection.peer_left:
+                text = f"gave no sign of life for {limit:g} s"
+                self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
+            elif now - connection.last_progress > limit:
+                text = f"took in nothing of what was sent to it for {limit:g} s"
+                self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
+            elif now - connection.last_sent > self._heartbeat_s and not connection.has_output:
+                connection.outgoing.append(Outgoing(self._heartbeat))
+                self._write(connection, now)
+
+    def _begin_farewell(self, now: float) -> None:
+        self._farewell_deadline = now + self.limits.farewell_timeout_s
+        if self.service is not None:
+            self.service.stop()
+        last = self._failure.message() if self._failure else Message(kind=MessageKind.LEAVE)
+        for connection in self.connections.values():
+            if self._failure is not None:
+                connection.drop_unsent()
+            if self._relays or not self._heard_by_abort:
+                connection.outgoing.append(Outgoing(encode(last)))
+
+    def _drain(self, connection: Connection) -> None:
+        """Read and forget: closing over unread bytes would destroy our last message."""
+        connection.unread = False
+        try:
+            if connection.socket.recv(_DRAIN_BYTES):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass  # TLS says "try again" with errors of its own; the end shows in the next turn
+        else:
+            self._forget(connection)
+            return
+        if connection.peer in self._flushed:
+            self._forget(connection)
+
+    def _finished(self) -> bool:
+        if self._farewell_deadline is None:
+            return False
+        # Nobody waits for the goodbye of a party that is lost because it was silent.
+        failure = self._failure
+        lost = failure.party if failure is not None and failure.kind == "timeout" else ""
+        done = all(peer in self._gone or peer == lost for peer in self.connections)
+        return done or time.monotonic() > self._farewell_deadline
+
+    def _release_sockets(self) -> None:
+        if self.service is not None:
+            self.service.stop()
+        for connection in self.connections.values():
+            connection.ended = True
+            connection.socket.close()
+        self.selector.close()
+        self._wake_receive.close()
+        self._wake_send.close()

@@ -1,0 +1,287 @@
+"""The star between the parties: secondaries dial out to the primary's one open port.
+
+Both ends share their verbs: send, receive with a deadline, abort, close; what they share is in
+:mod:`securevfl.transport.endpoint`.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.transport.accepting import Doorkeeper, open_listener
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.dialling import dial
+from securevfl.transport.endpoint import LONGEST_NAP_S, Kinds, Transport
+from securevfl.transport.framing import SESSION_BYTES, encode
+from securevfl.transport.identity import Identity
+from securevfl.transport.message import Message
+from securevfl.transport.tls import tls_context
+
+
+def new_session() -> bytes:
+    """Return a fresh session id; the primary draws one for every start."""
+    return secrets.token_bytes(SESSION_BYTES)
+
+
+class PrimaryTransport(Transport):
+    """The primary's end: listens, admits every pinned secondary once, relays the first failure.
+
+    Args:
+        address: Host and port to listen on; port 0 lets the system choose one.
+        identity: The primary's own, with every secondary's certificate among the trusted.
+        pinned: Public text of every party, from the federation file.
+        session: 16 bytes, from :func:`new_session`; never used twice.
+        ranks: Rank by name; the primary has 0.
+        limits: Deadlines and sizes.
+
+    Raises:
+        ConfigError: If an identity or certificate is missing or not valid now.
+        AuthenticationError: If a certificate is not the pinned one.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        session: bytes,
+        ranks: Mapping[str, int],
+        *,
+        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        if len(session) != SESSION_BYTES:
+            raise ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
+        super().__init__(address, identity, pinned, ranks, limits)
+        self.session = session
+        self._door: Doorkeeper | None = None
+
+    def listen(self) -> tuple[str, int]:
+        """Open the port and return its address.
+
+        Raises:
+            ConfigError: If the address is in use or not this machine's.
+        """
+        listener = open_listener(self._address)
+        host, port = listener.getsockname()[:2]
+        self._door = Doorkeeper(
+            loop=self._loop,
+            listener=listener,
+            context=tls_context(self._identity, self._peers, server=True),
+            names={self._pinned[name]: name for name in self.secondaries},
+            ranks=self.ranks,
+            session=self.session,
+        )
+        self._loop.service = self._door
+        self._loop.start()
+        return str(host), int(port)
+
+    def wait_for_parties(
+        self, deadline_s: float, on_join: Callable[[str], None] | None = None
+    ) -> None:
+        """Wait until every secondary has joined.
+
+        Args:
+            deadline_s: Seconds until those that are missing are given up.
+            on_join: Called with each party's name, in this thread, as it joins.
+
+        Raises:
+            PartyTimeoutError: Naming who is missing, and who was refused meanwhile.
+            PartyFailedError: If a party that had joined is lost.
+
+        Reveals:
+            To each secondary: the session id and its rank.
+        """
+        checks.positive(deadline_s=deadline_s)
+        deadline = time.monotonic() + deadline_s
+        told: set[str] = set()
+        while True:
+            with self._loop.changed:
+                self.check()
+                fresh = [name for name in self._loop.connections if name not in told]
+                left = deadline - time.monotonic()
+                if not fresh and len(told) < len(self.secondaries):
+                    if left <= 0:
+                        self._give_up_joining(told, deadline_s)
+                    self._loop.changed.wait(min(left, LONGEST_NAP_S))
+            for name in fresh:
+                told.add(name)
+                if on_join is not None:
+                    on_join(name)
+            if len(told) == len(self.secondaries):
+                return
+
+    def send(self, name: str, message: Message, *, owned: bool = False) -> None:
+        """Send one message to one secondary.
+
+        Large arrays are sent from where they lie, so this waits until TLS has taken them, unless
+        ``owned`` says that nobody will change them any more.
+
+        Raises:
+            ProtocolError: Or the kind of it that fits the federation's failure.
+
+        Reveals:
+            To the secondary ``name``: the message, as its kind says; to others: its size.
+        """
+        self._post([name], encode(message), owned=owned)
+
+    def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
+        """Send one message to several secondaries; see :meth:`send`.
+
+        Reveals:
+            To each of ``names``: the message, as its kind says; to others: its size.
+        """
+        self._post(names, encode(message), owned=owned)
+
+    def receive(
+        self, name: str, kind: Kinds, *, round_number: int | None, deadline_s: float
+    ) -> Message:
+        """Return the next message of one secondary, which must be what is due.
+
+        Args:
+            name: The secondary.
+            kind: What is due; one kind or several.
+            round_number: The round it must belong to; None takes any.
+            deadline_s: Seconds to wait.
+
+        Raises:
+            ProtocolError: If something else came; every party is told.
+            PartyTimeoutError: If nothing came in time; every party is told.
+            PartyFailedError: If a party of the federation has failed meanwhile.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            [name],
+            kind,
+            round_number=round_number,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )
+
+    def receive_any(self, names: Sequence[str], kind: Kinds, *, deadline_s: float) -> Message:
+        """Return the next message of whichever secondary is first, whatever its round.
+
+        Raises:
+            ProtocolError: And its kinds, as :meth:`receive` does.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            names,
+            kind,
+            round_number=None,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )
+
+    def receive_each(
+        self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
+    ) -> Iterator[Message]:
+        """Yield one message of each secondary as they arrive, within one common deadline.
+
+        Raises:
+            ProtocolError: And its kinds, as :meth:`receive` does.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        deadline = time.monotonic() + deadline_s
+        waiting = set(names)
+        while waiting:
+            message = self._receive_first(
+                waiting,
+                kind,
+                round_number=round_number,
+                deadline=deadline,
+                patience_s=deadline_s,
+            )
+            waiting.discard(message.sender)
+            yield message
+
+    def _give_up_joining(self, told: set[str], deadline_s: float) -> NoReturn:
+        missing = ", ".join(name for name in self.secondaries if name not in told)
+        refused = "; ".join(self._door.refusals) if self._door is not None else ""
+        note = f"; refused meanwhile: {refused}" if refused else ""
+        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "timeout")
+
+
+class SecondaryTransport(Transport):
+    """A secondary's end: dials out, and talks to the primary alone.
+
+    Args:
+        address: Host and port of the primary.
+        identity: This party's own, with the primary's certificate among the trusted.
+        pinned: Public text of every party, from the federation file.
+        ranks: Rank by name; the primary has 0.
+        limits: Deadlines and sizes.
+
+    Raises:
+        ConfigError: If an identity or certificate is missing or not valid now.
+        AuthenticationError: If a certificate is not the pinned one.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        ranks: Mapping[str, int],
+        *,
+        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(address, identity, pinned, ranks, limits)
+        self.session = b""
+        """The session's id, once connected."""
+
+    def connect(self, deadline_s: float) -> None:
+        """Dial until the primary answers, prove this party's identity and learn the session.
+
+        Raises:
+            PartyTimeoutError: If the primary does not answer in time.
+            AuthenticationError: If either end does not accept the other's identity.
+            PartyFailedError: If the primary turns this party away.
+            ConfigError: If the primary's host name is unknown.
+
+        Reveals:
+            To the primary, and on the wire to anybody: that this party takes part.
+        """
+        checks.positive(deadline_s=deadline_s)
+        connection = dial(
+            self._address,
+            context=tls_context(self._identity, self._peers, server=False),
+            peer=self.primary,
+            pinned=self._pinned[self.primary],
+            rank=self.ranks[self.name],
+            deadline_s=deadline_s,
+            limits=self._limits,
+        )
+        self.session = connection.session
+        self._loop.add(connection)
+        self._loop.start()
+
+    def send(self, message: Message, *, owned: bool = False) -> None:
+        """Send one message to the primary; see :meth:`PrimaryTransport.send`.
+
+        Reveals:
+            To the primary: the message, as its kind says; to others: its size.
+        """
+        self._post([self.primary], encode(message), owned=owned)
+
+    def receive(self, kind: Kinds, *, round_number: int | None, deadline_s: float) -> Message:
+        """Return the primary's next message; see :meth:`PrimaryTransport.receive`.
+
+        Reveals:
+            Nothing; what came was revealed by its sender.
+        """
+        return self._receive_first(
+            [self.primary],
+            kind,
+            round_number=round_number,
+            deadline=time.monotonic() + deadline_s,
+            patience_s=deadline_s,
+        )

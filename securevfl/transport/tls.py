@@ -1,0 +1,139 @@
+"""Mutually authenticated TLS 1.3 with pinned keys instead of a certificate authority."""
+
+import datetime
+import os
+import ssl
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from securevfl.core.errors import AuthenticationError, ConfigError
+from securevfl.transport.identity import Identity, certificate_pem, public_text
+
+# What OpenSSL says when one end does not accept the other's certificate, in our words.
+_REFUSALS: Final = (
+    ("CERTIFICATE_EXPIRED", "the certificate has expired"),
+    ("UNKNOWN_CA", "the certificate is not one that the other end trusts"),
+    ("BAD_CERTIFICATE", "the certificate is not acceptable"),
+    ("CERTIFICATE_REQUIRED", "no certificate was shown"),
+    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "no certificate was shown"),
+    ("PROTOCOL_VERSION", "TLS 1.3 is required"),
+    ("UNSUPPORTED_PROTOCOL", "TLS 1.3 is required"),
+    ("HTTP_REQUEST", "the caller does not speak TLS"),
+    ("WRONG_VERSION_NUMBER", "the caller does not speak TLS"),
+)
+
+
+def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[str]) -> None:
+    """Check, before anything is sent, that every certificate at hand is the pinned one.
+
+    Args:
+        identity: This party's own.
+        pinned: Public text by party name, from the federation file.
+        peers: The parties that this one talks to.
+
+    Raises:
+        ConfigError: If a pin or certificate is missing, has expired or is not valid yet.
+        AuthenticationError: If a certificate is not the pinned one.
+    """
+    own = pinned.get(identity.name)
+    if own is not None and own != identity.public_text:
+        raise AuthenticationError(
+            f"{identity.name}: its own identity is {identity.public_text}, but the federation "
+            f"file pins {own}; one of the two is out of date"
+        )
+    check_validity(identity.name, identity.certificate)
+    for name in peers:
+        if name not in pinned:
+            raise ConfigError(
+                f"{name}: the federation file pins no identity for this party; "
+                f'add identity = "ed25519:..." from securevfl provision'
+            )
+        certificate = identity.trusted.get(name)
+        if certificate is None:
+            raise ConfigError(
+                f"{name}: {identity.name} has no certificate of this party; put its identity.pem "
+                f"into the trust folder as {name}.pem"
+            )
+        found = public_text(certificate)
+        if found != pinned[name]:
+            raise AuthenticationError(
+                f"{name}: its certificate in {identity.name}'s trust folder holds {found}, but "
+                f"the federation file pins {pinned[name]}"
+            )
+        check_validity(name, certificate)
+
+
+def check_validity(
+    name: str, certificate: x509.Certificate, *, now: datetime.datetime | None = None
+) -> None:
+    """Check that a certificate holds now.
+
+    Raises:
+        ConfigError: Naming the party, the limit and what may be wrong.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > last:
+        raise ConfigError(
+            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC; "
+            f"make a new one with securevfl provision"
+        )
+    if now < first:
+        raise ConfigError(
+            f"{name}: its certificate is valid from {first:%Y-%m-%d %H:%M} UTC, and this "
+            f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; set the clock"
+        )
+
+
+def tls_context(identity: Identity, peers: Iterable[str], *, server: bool) -> ssl.SSLContext:
+    """Return a TLS 1.3 context that shows ``identity`` and trusts the ``peers`` alone."""
+    protocol = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the key is pinned, which says more than a host name
+    context.verify_mode = ssl.CERT_REQUIRED
+    # The trusted certificates sign nothing: each is an end in itself.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusted = b"".join(certificate_pem(identity.trusted[name]) for name in peers)
+    context.load_verify_locations(cadata=trusted.decode())
+    if server:
+        context.num_tickets = 0  # every connection proves its key anew
+    _show_identity(context, identity)
+    return context
+
+
+def peer_public_text(connection: ssl.SSLSocket) -> str:
+    """Return the public key that the other end has proved to hold."""
+    raw = connection.getpeercert(binary_form=True)
+    if raw is None:
+        raise AuthenticationError("the other end showed no certificate")
+    return public_text(x509.load_der_x509_certificate(raw))
+
+
+def refusal(error: OSError) -> str:
+    """Say in plain words why a handshake failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        for word, text in _REFUSALS:
+            if word in reason:
+                return text
+        return f"the TLS handshake failed ({reason or error})"
+    return f"the connection broke ({error.strerror or error})"
+
+
+def _show_identity(context: ssl.SSLContext, identity: Identity) -> None:
+    # The ssl module takes a key from a file only. It lies there encrypted, for milliseconds.
+    password = os.urandom(32).hex()
+    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
+        path = Path(folder) / "identity.pem"
+        path.touch(mode=0o600)
+        path.write_bytes(
+            identity.key_pem(password=password.encode()) + certificate_pem(identity.certificate)
+        )
+        context.load_cert_chain(path, password=password)

@@ -1,0 +1,111 @@
+"""FedHSSL between processes: the simulator's losses, and going on after a party was killed."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation_file
+from securevfl.core.errors import PartyFailedError
+from securevfl.pretraining.encoders_file import load_encoders
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
+PRETRAINING = {"iterations": 3, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}
+
+
+def federation(folder: Path, *, secondaries: int = 2, **pretraining: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    return write_federation(
+        folder,
+        rows=120,
+        secondaries=secondaries,
+        model=MODEL,
+        pretraining={**PRETRAINING, **pretraining},
+        training={"epochs": 2, "labelled_rows": 30},
+    )
+
+
+def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, Any]:
+    metrics, _ = train_in_processes(
+        read_federation_file(path),
+        out,
+        data_root=path.parent,
+        device="cpu",
+        observe=observe,
+        resume=kinds.pop("resume", False),
+        **kinds,
+    )
+    return metrics
+
+
+def simulated(path: Path, out: Path, **kinds: Any) -> SimulationResult:
+    config = read_federation_file(path)
+    tables = read_tables(config, path.parent)
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), **kinds)
+
+
+def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path) -> None:
+    """In a plain exchange, with several updates from each; what was learned is compared."""
+    path = federation(
+        tmp_path, secondaries=1, algorithm="moco", exchange="plain", local_updates=2, queue=32
+    )
+    figures = federated(path, tmp_path / "federated", lambda _event: None, pretrain_only=True)
+    simulated(path, tmp_path / "simulated", pretrain_only=True)
+    assert figures["steps"] == ["cross", "local", "aggregate"]
+    assert figures["bytes"]["bank-1"]["sent"] > 0
+    assert not (tmp_path / "federated" / "metrics.json").exists()
+    for party in ("agency", "bank-1"):
+        one, other = (load_encoders(tmp_path / kind, party) for kind in ("federated", "simulated"))
+        assert one.keys() == other.keys() == {"cross", "local"}
+        for name, weights in one.items():
+            for key, value in weights.items():
+                # The order of float32 additions in torch is all that differs.
+                assert torch.allclose(value, other[name][key], atol=2e-4), (party, name, key)
+
+
+def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:
+    """And ends, through secure averages, with the losses of the simulator's undisturbed run."""
+    path = federation(tmp_path)
+    whole = simulated(path, tmp_path / "simulated")
+    out = tmp_path / "run"
+
+    def kill(event: Mapping[str, Any]) -> None:
+        if event["event"] == "pretraining" and event["iteration"] == 2:
+            os.kill(_process(out, "bank-2"), signal.SIGKILL)
+
+    with pytest.raises(PartyFailedError, match="bank-2"):
+        federated(path, out, kill)
+    events: list[Mapping[str, Any]] = []
+    metrics = federated(path, out, events.append, resume=True)
+    iterations = [event["iteration"] for event in events if event["event"] == "pretraining"]
+    assert iterations in ([2, 3], [3])
+    losses = [event["loss"] for event in events if event["event"] == "round"]
+    assert losses == pytest.approx(whole.losses, abs=1e-3)
+    assert metrics["pretraining"]["iterations"] == 3
+    lines = (out / "parties" / "bank-1" / "log.jsonl").read_text().splitlines()
+    logged = [entry for entry in map(json.loads, lines) if entry["event"] == "pretrained"]
+    assert logged[-1]["iterations"] == 3
+
+
+def _process(out: Path, name: str) -> int:
+    """Find a party's process by its command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if name.encode() in words and str(out).encode() in words:
+                return int(entry.name)
+    raise AssertionError(f"no process of {name}")

@@ -1,0 +1,170 @@
+"""The simulator and the processes run the same federation."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.federations import save, write_federation
+
+from securevfl.config.reading import read_federation_file
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+EPOCHS = 4  # of 6 rounds each: 168 training rows in batches of 32
+
+
+def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
+    losses: list[float] = []
+
+    def observe(event):
+        if event["event"] == "round":
+            losses.append(event["loss"])
+
+    metrics, _ = train_in_processes(
+        read_federation_file(path),
+        out,
+        data_root=path.parent,
+        resume=False,
+        device="cpu",
+        observe=observe,
+    )
+    return losses, metrics
+
+
+def simulated(path: Path, out: Path):
+    config = read_federation_file(path)
+    return simulate_federation(
+        config, read_tables(config, path.parent), out, device=torch.device("cpu")
+    )
+
+
+def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
+    """24 rounds with dropout, party dropout and averaged encodings: equal; with noise: not."""
+    model = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}
+    path = write_federation(tmp_path, model=model, training={"epochs": EPOCHS})
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) == 6 * EPOCHS
+    # Sums are exact integers in both; what is left is the order of float32 additions in torch,
+    # which may round one value to the neighbouring fixed-point step of 2^-16.
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.03)
+
+    noisy = {"encoder": "trained", "noise_multiplier": 1.0, "delta": 1e-4}
+    noisy_path = write_federation(
+        tmp_path, model={**model, "average_positions_every": 0}, privacy=noisy
+    )
+    noised = simulated(noisy_path, tmp_path / "noised")
+    assert noised.losses[:12] != pytest.approx(losses[:12], abs=2**-10)
+
+
+def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
+    """Without noise, encoders fitted to each table and records that choose: equal losses."""
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "top": "additive", "hidden": 4},
+        encoder={"method": "principal"},
+        privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
+        linkage={"choose": "records"},
+    )
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) > 0
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert metrics["test"] == alone.metrics["test"]
+
+
+def test_fedsim_is_equal_too(tmp_path: Path) -> None:
+    """Similarities arrive as the simulator makes them; they are all that differs from FeT."""
+    model = {
+        "family": "fedsim",
+        "neighbours": 4,
+        "kernel": 2,
+        "hidden": 8,
+        "layer_width": 16,
+        "party_dropout": 0.5,
+    }
+    path = write_federation(tmp_path, training={"epochs": 2})
+    source = tomllib.loads(path.read_text())
+    path = save(tmp_path, {**source, "model": model})
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) == 12
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.03)
+    assert (tmp_path / "federated" / "explanation.json").exists()
+
+
+def test_noised_updates_between_processes(tmp_path: Path) -> None:
+    """With noise too small to see: nearly equal losses, and the same figures to the last digit.
+
+    Each of 12 rounds is charged with its update at every party, before it is made.
+    """
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "dropout": 0.2, "average_positions_every": 1},
+        training={"epochs": 2},
+        privacy={
+            "epsilon": 1e7,
+            "delta": 1e-4,
+            "encoder": "dp-trained",
+            "links_per_record": 2,
+        },
+    )
+    text = path.read_text().replace(
+        'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
+    )
+    path.write_text(text)
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+
+    assert len(losses) == len(alone.losses) == 12
+    assert losses == pytest.approx(alone.losses, abs=0.02)
+    assert metrics["privacy"] == alone.metrics["privacy"]
+    assert metrics["privacy"]["updates"] == 12
+    for name in ("agency", "bank-1", "bank-2"):
+        lines = (tmp_path / "federated" / "parties" / name / "ledger.jsonl").read_text()
+        charged = [json.loads(line) for line in lines.splitlines()][1:]
+        assert [line["purpose"] for line in charged].count("train") == 12
+        assert charged[-1]["epsilon"] == metrics["privacy"]["epsilon"]
+        assert charged[0]["epsilon"] < charged[-1]["epsilon"]
+
+
+def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
+    """A federated run with noise leaves every file of DESIGN 5.3, and charges match releases."""
+    privacy = {
+        "epsilon": 50.0,
+        "delta": 1e-4,
+        "encoder": "frozen",
+        "unit": "secondary-record",
+        "links_per_record": 2,
+    }
+    path = write_federation(tmp_path, privacy=privacy, model={"release": "pooled"})
+    text = path.read_text().replace(
+        'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
+    )
+    path.write_text(text)
+    out = tmp_path / "run"
+    _, metrics = federated_losses(path, out)
+
+    assert {"metrics.json", "history.csv", "federation.toml", "parties"} <= {
+        item.name for item in out.iterdir()
+    }
+    assert metrics["privacy"]["epsilon"] <= 50.0
+    assert metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-6)
+    for name in ("agency", "bank-1", "bank-2"):
+        folder = out / "parties" / name
+        lines = (folder / "ledger.jsonl").read_text().splitlines()
+        charges = [line for line in map(json.loads, lines) if line["kind"] == "charge"]
+        assert len(charges) == metrics["privacy"]["releases"] == 8
+        assert (folder / "log.jsonl").read_text().count('"event": "done"') == 1
+    assert set(metrics["bytes"]) == {"agency", "bank-1", "bank-2"}
+    assert all(row["sent"] > 0 and row["received"] > 0 for row in metrics["bytes"].values())

@@ -1,0 +1,282 @@
+"""Whole runs in processes that go wrong: what the user sees, and what is left behind."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomli_w
+import torch
+from helpers.federations import FROZEN, save, write_federation
+
+from securevfl.config.reading import read_federation_file
+from securevfl.core.errors import (
+    ConfigError,
+    PartyFailedError,
+    PrivacyError,
+    SecureVflError,
+)
+from securevfl.launch.ports import free_port
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import run_party_processes
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+from securevfl.transport.provision import provision
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+NAMES = ("agency", "bank-1", "bank-2")
+LAUNCH_S = 120.0
+NOTICED_S = 10.0
+
+
+def train(
+    path: Path, out: Path, *, resume: bool = False, observe: Callable[[Any], None] = lambda _: None
+) -> dict[str, Any]:
+    metrics, _ = train_in_processes(
+        read_federation_file(path),
+        out,
+        data_root=path.parent,
+        resume=resume,
+        device="cpu",
+        observe=observe,
+    )
+    return metrics
+
+
+def processes_of(out: Path) -> dict[str, int]:
+    """Return the running party processes of a run folder, by party."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            arguments = (folder / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(out) in arguments and "--name" in arguments:
+            found[arguments[arguments.index("--name") + 1]] = int(folder.name)
+    return found
+
+
+def ledger_lines(out: Path, name: str) -> list[dict[str, Any]]:
+    text = (out / "parties" / name / "ledger.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def charges(out: Path, name: str) -> int:
+    return sum(line["kind"] == "charge" for line in ledger_lines(out, name))
+
+
+def last_log_line(out: Path, name: str) -> dict[str, Any]:
+    lines = (out / "parties" / name / "log.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines][-1]
+
+
+class KillAt:
+    """Kills a party at a training round, and notes when."""
+
+    def __init__(self, out: Path, name: str, *, epoch: int, done: int) -> None:
+        self.out = out
+        self.name = name
+        self.place = (epoch, done)
+        self.at: float | None = None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        here = (event.get("epoch"), event.get("done"))
+        if self.at is None and event["event"] == "round" and here == self.place:
+            os.kill(processes_of(self.out)[self.name], signal.SIGKILL)
+            self.at = time.monotonic()
+
+
+def test_killed_secondary_and_resume(tmp_path: Path) -> None:
+    """A killed secondary is named within 10 s, nobody survives, and the run goes on afterwards.
+
+    It goes on from the last epoch that all have saved and ends where an undisturbed run ends (in
+    the simulator, which is the same run to rounding): with the same history of every epoch.
+    """
+    path = write_federation(tmp_path, rows=120, training={"epochs": 4, "batch_size": 32})
+    out = tmp_path / "run"
+    kill = KillAt(out, "bank-2", epoch=3, done=2)
+    with pytest.raises(PartyFailedError, match=r"^bank-2: was ended by SIGKILL") as raised:
+        train(path, out, observe=kill)
+    assert kill.at is not None
+    assert time.monotonic() - kill.at < NOTICED_S
+    assert raised.value.exit_code == 3
+    assert processes_of(out) == {}
+    for name in ("agency", "bank-1"):
+        last = last_log_line(out, name)
+        assert last["event"] == "failed"
+        assert "bank-2" in last["reason"]
+        assert "Traceback" not in (out / "parties" / name / "output.log").read_text()
+    assert last_log_line(out, "bank-2")["event"] == "released"
+    assert not (out / "metrics.json").exists()
+    before = {name: charges(out, name) for name in NAMES}
+
+    rounds: list[tuple[int, int]] = []
+
+    def note(event: Mapping[str, Any]) -> None:
+        if event["event"] == "round":
+            rounds.append((event["epoch"], event["done"]))
+
+    metrics = train(path, out, resume=True, observe=note)
+    assert rounds[0] == (3, 1)
+    assert metrics["epochs"] == 4
+    assert all(charges(out, name) > before[name] for name in NAMES)
+    undisturbed = tmp_path / "undisturbed"
+    config = read_federation_file(path)
+    tables = read_tables(config, tmp_path)
+    simulate_federation(config, tables, undisturbed, device=torch.device("cpu"))
+    again, once = (pd.read_csv(folder / "history.csv") for folder in (out, undisturbed))
+    for column in ("epoch", "loss", "train", "validation"):
+        assert again[column].tolist() == pytest.approx(once[column].tolist(), abs=2**-12)
+
+
+def frozen_federation(folder: Path) -> Path:
+    path = write_federation(
+        folder,
+        rows=120,
+        privacy=FROZEN,
+        model={"release": "pooled"},
+        training={"epochs": 3, "batch_size": 32},
+    )
+    source = tomllib.loads(path.read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    return save(folder, source)
+
+
+def test_frozen_run_releases_once(tmp_path: Path) -> None:
+    """Resumed after its release pass, a frozen run charges nothing and reports what was spent."""
+    path = frozen_federation(tmp_path)
+    out = tmp_path / "run"
+    with pytest.raises(SecureVflError, match="agency"):
+        train(path, out, observe=KillAt(out, "agency", epoch=2, done=1))
+    assert processes_of(out) == {}
+    before = {name: charges(out, name) for name in NAMES}
+    assert set(before.values()) == {4}  # 120 rows in batches of 32
+    metrics = train(path, out, resume=True)
+    assert {name: charges(out, name) for name in NAMES} == before
+    assert metrics["epochs"] == 3
+    assert metrics["privacy"]["releases"] == 4
+    assert metrics["privacy"]["row_releases"] == 120
+    assert metrics["privacy"]["epsilon"] == pytest.approx(FROZEN["epsilon"], rel=1e-6)
+
+
+def test_bad_table_at_a_secondary(tmp_path: Path) -> None:
+    """The user of a run on one machine reads the real message, and the exit code is 2."""
+    path = write_federation(tmp_path, rows=120)
+    frame = pd.read_csv(tmp_path / "bank-2.csv").rename(columns={"lat": "latt"})
+    frame.to_csv(tmp_path / "bank-2.csv", index=False)
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"^bank-2: .*has no column 'lat'; did you mean"):
+        train(path, out)
+    assert processes_of(out) == {}
+    # What quotes a table stays at home: the others learn that bank-2 is gone, not why.
+    for name in ("agency", "bank-1"):
+        assert "latt" not in (out / "parties" / name / "log.jsonl").read_text()
+
+
+def party_commands(files: Mapping[str, Path], identities: Path, out: Path) -> list[PartyCommand]:
+    return [
+        PartyCommand(
+            name=name,
+            arguments=[
+                *(sys.executable, "-m", "securevfl.cli.main", "party", str(path)),
+                *("--name", name, "--identity", str(identities / name), "--out", str(out / name)),
+            ],
+            log_path=out / f"{name}.log",
+        )
+        for name, path in files.items()
+    ]
+
+
+def pinned_file(folder: Path, identities: Path) -> tuple[Path, dict[str, Any]]:
+    """Write a federation file as organisations would share it, with identities and a port."""
+    path = write_federation(folder, rows=120)
+    source = tomllib.loads(path.read_text())
+    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    pinned = provision(NAMES, identities)
+    for party in source["party"]:
+        party["identity"] = pinned[party["name"]]
+    return save(folder, source), source
+
+
+def test_files_that_differ(tmp_path: Path) -> None:
+    """Both hashes are shown by whoever compares them, and nobody's keys were sent."""
+    path, source = pinned_file(tmp_path, tmp_path / "ids")
+    source["training"]["epochs"] += 1
+    other = tmp_path / "other.toml"
+    other.write_text(tomli_w.dumps(source))
+    digests = [read_federation_file(file).digest for file in (path, other)]
+    out = tmp_path / "runs"
+    commands = party_commands(
+        {"agency": path, "bank-1": path, "bank-2": other}, tmp_path / "ids", out
+    )
+    with pytest.raises(ConfigError, match=r"^agency: federation files differ") as raised:
+        run_party_processes(commands, deadline_s=LAUNCH_S)
+    for digest in digests:
+        assert digest in str(raised.value)
+    lines = (out / "bank-2.log").read_text().splitlines()
+    said = [line for line in lines if line.startswith("securevfl: agency: ")]
+    assert len(said) == 1
+    assert all(digest in said[0] for digest in digests)
+    assert not list(out.glob("*/parties/*/ledger.jsonl")) or all(
+        '"charge"' not in file.read_text() for file in out.glob("*/parties/*/ledger.jsonl")
+    )
+
+
+def test_secondary_whose_budget_is_spent(tmp_path: Path) -> None:
+    """One party's own ledger forbids the run: exit code 4, before a key or a release is sent.
+
+    The first run also warns: each secondary knows its own records, and that delta is above 1/n.
+    """
+    books = tmp_path / "books"
+    privacy = {"epsilon": 5.0, "delta": 1 / 120, "encoder": "trained"}
+    privacy["ledger"] = str(books / "ledger.jsonl")
+    path = write_federation(
+        tmp_path, privacy=privacy, rows=120, training={"epochs": 1, "batch_size": 64}
+    )
+    warned: list[str] = []
+
+    def note(event: Mapping[str, Any]) -> None:
+        if event["event"] == "warning":
+            warned.append(event["text"])
+
+    train(path, tmp_path / "first", observe=note)
+    assert sorted(text.split(": privacy.delta")[0] for text in warned) == ["bank-1", "bank-2"]
+    # The others forget: a spent budget binds whoever kept its record.
+    for name in ("agency", "bank-2"):
+        (books / f"{name}.jsonl").unlink()
+    out = tmp_path / "second"
+    with pytest.raises(PrivacyError, match=r"^bank-1: .*privacy\.epsilon = 5") as raised:
+        train(path, out)
+    assert raised.value.exit_code == 4
+    assert processes_of(out) == {}
+    for name in ("agency", "bank-2"):
+        assert '"charge"' not in (books / f"{name}.jsonl").read_text()
+        log = (out / "parties" / name / "log.jsonl").read_text()
+        assert "linked" not in log
+        assert "released" not in log
+
+
+def test_address_in_use(tmp_path: Path) -> None:
+    """A port that somebody has is named, with exit code 2, before any table is linked."""
+    path = write_federation(tmp_path, rows=120)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        source = tomllib.loads(path.read_text())
+        source["party"][0]["address"] = f"127.0.0.1:{port}"
+        save(tmp_path, source)
+        with pytest.raises(ConfigError, match=rf"^agency: address 127\.0\.0\.1:{port}"):
+            train(path, tmp_path / "run")
+    assert processes_of(tmp_path / "run") == {}

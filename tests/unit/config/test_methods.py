@@ -1,0 +1,107 @@
+"""Settings of a comparison's methods: what is inherited, overridden, refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.federations import write_federation
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.methods import baseline_settings, known_methods
+from securevfl.config.reading import method_config, read_federation_file
+from securevfl.core.errors import ConfigError
+
+
+def read(folder: Path, **methods: dict[str, Any]) -> FederationConfig:
+    return read_federation_file(write_federation(folder, secondaries=1, rows=60, methods=methods))
+
+
+def test_a_method_has_its_own_settings_on_top_of_the_file(tmp_path: Path) -> None:
+    """Training and model fields stand side by side; a variant has its family's table beneath."""
+    config = read(
+        tmp_path,
+        fet={"dropout": 0.3, "learning_rate": 0.5},
+        narrow={"family": "fet", "hidden": 4, "learning_rate": 0.25},
+    )
+    fet, narrow = (method_config(config, name) for name in ("fet", "narrow"))
+    assert (fet.model.dropout, fet.model.hidden, fet.training.learning_rate) == (0.3, 8, 0.5)
+    assert (narrow.model.dropout, narrow.model.hidden, narrow.training.learning_rate) == (
+        0.3,
+        4,
+        0.25,
+    )
+    for one in (fet, narrow):
+        assert one.family.name == "fet"
+        assert (one.model.neighbours, one.training.epochs) == (4, 2)
+        assert one.parties == config.parties
+    assert config.training.learning_rate == 5e-3
+
+
+def test_baselines_have_settings_of_their_own(tmp_path: Path) -> None:
+    """Solo and combine are perceptrons: the federation's model says nothing about them."""
+    config = read(tmp_path, solo={"epochs": 3, "hidden": [5]})
+    assert baseline_settings(config.source, "solo").hidden == (5,)
+    assert baseline_settings(config.source, "combine").epochs == 200
+    assert method_config(config, "solo").source["model"] == config.source["model"]
+
+
+def test_known_methods_are_families_baselines_and_variants(tmp_path: Path) -> None:
+    """What an unknown name is answered with."""
+    config = read(tmp_path, narrow={"family": "fet"})
+    assert {"solo", "combine", "fet", "narrow"} <= set(known_methods(config.source))
+    with pytest.raises(ConfigError, match=r"method 'fedsym': is neither .* 'solo', .*'narrow'"):
+        method_config(config, "fedsym")
+
+
+@pytest.mark.parametrize(
+    ("methods", "complaint"),
+    [
+        (
+            {"fet": {"hiden": 4}},
+            r"method 'fet': model\.hiden: no such field; did you mean 'hidden'",
+        ),
+        ({"fet": {"epochs": 0}}, r"method 'fet': training\.epochs"),
+        ({"solo": {"neighbours": 4}}, r"methods\.solo\.neighbours: no such field"),
+        ({"fet": {"test_fraction": 0.1}}, r"methods\.fet\.test_fraction: must be the same"),
+        ({"fet": {"keys_as_features": True}}, r"set model\.keys_as_features"),
+        ({"mine": {"hidden": 4}}, r"method 'mine': is neither a family"),
+        ({"fet": {"family": "solo"}}, r"methods\.fet\.family"),
+        ({"../up": {"family": "fet"}}, r"letters, digits"),
+    ],
+)
+def test_wrong_tables_are_refused_with_the_file(
+    methods: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    """Every command that reads the file says so, not only the comparison."""
+    with pytest.raises(ConfigError, match=complaint):
+        read(tmp_path, **methods)
+
+
+def test_methods_must_be_tables(tmp_path: Path) -> None:
+    """``[methods] fet = 3`` is no table."""
+    with pytest.raises(ConfigError, match=r"methods\.fet: must be a table"):
+        read_federation_file(write_federation(tmp_path, methods={"fet": 3}))
+
+
+def test_parts_of_fedhssl_share_its_network_and_may_pretrain_otherwise(tmp_path: Path) -> None:
+    """Related families inherit the whole model; ``pretraining`` is a table of its own."""
+    config = read_federation_file(
+        write_federation(
+            tmp_path,
+            secondaries=1,
+            rows=60,
+            model={"family": "fedhssl", "hidden": 8, "norm": "layer", "encoders": "local"},
+            pretraining={"iterations": 3, "algorithm": "byol"},
+            methods={"moco": {"family": "fedhssl", "pretraining": {"algorithm": "moco"}}},
+        )
+    )
+    for name in ("fedsplitnn", "fedlocalssl", "fedcssl", "fedgssl"):
+        method = method_config(config, name)
+        assert (method.model.hidden, method.model.norm) == (8, "layer")
+        assert method.model.encoders == "both"
+        assert method.pretraining == config.pretraining
+    moco = method_config(config, "moco")
+    assert (moco.pretraining.algorithm, moco.pretraining.iterations) == ("moco", 3)
+    assert moco.model.encoders == "local"
+    with pytest.raises(ConfigError, match=r"labelled_rows: must be the same for all"):
+        read(tmp_path, fet={"labelled_rows": 5})

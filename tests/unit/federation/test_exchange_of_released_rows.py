@@ -1,0 +1,77 @@
+"""Rows released once: every row in exactly one release, and every later use from the cache."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
+from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan, active_parties
+
+
+class Recorded(ReleasedRows):
+    """Answers like a cache, and remembers what it was asked."""
+
+    def __init__(self, rows: int) -> None:
+        self.values = torch.arange(rows * 2, dtype=torch.float32).view(rows, 1, 2)
+        super().__init__(self.values, ranks=(1, 2), device=torch.device("cpu"))
+        self.plans: list[RoundPlan] = []
+
+    def release(self, plan: RoundPlan) -> Tensor:
+        self.plans.append(plan)
+        return super().release(plan)
+
+
+def test_every_row_is_released_exactly_once() -> None:
+    """Batches cover the rows without overlap, each in a round of its own, by all secondaries."""
+    exchange, rounds = Recorded(10), RoundCounter()
+    events: list[dict] = []
+    out = release_once(
+        exchange,
+        np.arange(10, dtype=np.int64),
+        batch_size=4,
+        next_round=rounds.next,
+        observe=lambda event: events.append(dict(event)),
+    )
+    assert torch.equal(out, exchange.values)
+    assert np.concatenate([plan.rows for plan in exchange.plans]).tolist() == list(range(10))
+    assert [plan.round_number for plan in exchange.plans] == [1, 2, 3]
+    assert {plan.active for plan in exchange.plans} == {(1, 2)}
+    assert {plan.purpose for plan in exchange.plans} == {"release"}
+    assert not any(plan.wants_gradient for plan in exchange.plans)
+    assert [event["done"] for event in events] == [1, 2, 3]
+
+
+def test_cache_answers_by_row_id() -> None:
+    """Whatever the order and the purpose, a row's value is the one that was released."""
+    cache = Recorded(6)
+    plan = RoundPlan(
+        round_number=9, rows=np.array([4, 0, 4], dtype=np.int64), active=(1,), purpose="train"
+    )
+    assert torch.equal(cache.release(plan), cache.values[[4, 0, 4]])
+    cache.return_gradient(plan, torch.ones(3, 1, 2))
+    cache.end_epoch(EpochMark(epoch=1, best=True))
+    assert cache.ranks == (1, 2)
+    with pytest.raises(ProtocolError, match="frozen"):
+        cache.average_positions({})
+
+
+def test_no_rows() -> None:
+    """Nothing to release is an error, not an empty model."""
+    with pytest.raises(ProtocolError, match="no rows"):
+        release_once(
+            Recorded(1),
+            np.empty(0, dtype=np.int64),
+            batch_size=4,
+            next_round=RoundCounter().next,
+            observe=lambda _event: None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("secondaries", "rate", "active"), [(4, 0.0, 4), (4, 0.5, 2), (4, 0.9, 1), (1, 0.99, 1)]
+)
+def test_active_parties(secondaries: int, rate: float, active: int) -> None:
+    """(1 - r_d) k secondaries take part, and never none."""
+    assert active_parties(range(secondaries), rate) == active

@@ -1,0 +1,112 @@
+"""FedSim and the baselines that link, as simulated runs on small tables."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.federations import FROZEN, save, write_federation
+
+from securevfl.config.reading import read_federation_file
+from securevfl.core.errors import PrivacyError
+from securevfl.linking.in_process import Linker
+from securevfl.linking.keys import keys_of
+from securevfl.report.page import write_report
+from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+
+FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
+
+
+def write(folder: Path, model: dict[str, object], **sections: dict[str, object]) -> Path:
+    """Write a federation file for another family than the helper's."""
+    source = tomllib.loads(write_federation(folder, **sections).read_text())
+    return save(folder, {**source, "model": model})
+
+
+def run(path: Path, out: Path) -> SimulationResult:
+    """Simulate a federation file."""
+    config = read_federation_file(path)
+    tables = read_tables(config, path.parent)
+    return simulate_federation(config, tables, out, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("model", [FEDSIM, {**FEDSIM, "family": "featuresim"}], ids=str)
+def test_similarities_reach_the_top_for_active_secondaries_alone(
+    tmp_path: Path, model: dict[str, object]
+) -> None:
+    """With party dropout a batch has the similarities of the parties that answered."""
+    if model["family"] == "featuresim":
+        model = {key: value for key, value in model.items() if key != "kernel"}
+    path = write(tmp_path, {**model, "party_dropout": 0.5}, training={"epochs": 3})
+    result = run(path, tmp_path / "run")
+
+    assert all(np.isfinite(result.losses))
+    assert np.mean(result.losses[-6:]) < np.mean(result.losses[:6])
+
+
+def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
+    """Half the records share a key with the primary; no other row has a link."""
+    path = write(tmp_path, {"family": "exact", "hidden": 8})
+    keys = pd.read_csv(tmp_path / "agency.csv")[["lon", "lat"]]
+    theirs = pd.read_csv(tmp_path / "bank-1.csv")
+    theirs.loc[theirs.index[:100], ["lon", "lat"]] = keys.to_numpy()[:100]
+    theirs.to_csv(tmp_path / "bank-1.csv", index=False)
+    config = read_federation_file(path)
+    tables = read_tables(config, path.parent)
+    link = Linker(config, keys_of(config, tables["agency"]))
+    linked = link(keys_of(config, tables["bank-1"])).source.link(np.arange(240))
+
+    assert linked.indices[:100, 0].tolist() == list(range(100))
+    assert (linked.indices[100:] == -1).all()
+    assert np.isfinite(run(path, tmp_path / "run").metrics["test"])
+
+
+def test_report_shows_what_fedsim_makes_of_its_links(tmp_path: Path) -> None:
+    """Two more plots, drawn from the run folder alone."""
+    result = run(write(tmp_path, FEDSIM, training={"epochs": 1}), tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+
+    assert result.metrics["family"] == "fedsim"
+    assert "similarity model: weight of a link" in page
+    assert "merge gate: mean absolute integrated gradient" in page
+
+
+def test_a_sample_that_similarities_show_amplifies_nothing(tmp_path: Path) -> None:
+    """A frozen encoder may sample in secret; a family that reads similarities may not."""
+    privacy = {**FROZEN, "sampling_rate": 0.5}
+    path = write(tmp_path, FEDSIM, privacy=privacy)
+    with pytest.raises(PrivacyError, match=r"privacy\.sampling_rate: 'fedsim' shows the primary"):
+        run(path, tmp_path / "run")
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
+def test_promises_that_hold_are_kept(tmp_path: Path, encoder: str) -> None:
+    """FedSim runs with noise under each encoder; the ledger has what was asked for."""
+    privacy = {**FROZEN, "encoder": encoder}
+    source = tomllib.loads(write(tmp_path, FEDSIM, privacy=privacy).read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    source["training"]["epochs"] = 1
+    result = run(save(tmp_path, source), tmp_path / "run")
+
+    assert result.metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-3)
+    assert np.isfinite(result.metrics["test"])
+
+
+def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> None:
+    """Slot k is one record everywhere: the paper's join of secondaries, without a join."""
+    path = write(tmp_path, FEDSIM)
+    first = pd.read_csv(tmp_path / "bank-1.csv")
+    first.sample(frac=1, random_state=1).to_csv(tmp_path / "bank-2.csv", index=False)
+    config = read_federation_file(path)
+    tables = read_tables(config, path.parent)
+    link = Linker(config, keys_of(config, tables["agency"]))
+    found = []
+    for name in ("bank-1", "bank-2"):
+        links = link(keys_of(config, tables[name])).source.link(np.arange(240))
+        found.append(tables[name].features[links.indices])
+
+    np.testing.assert_array_equal(*found)

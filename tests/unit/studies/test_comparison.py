@@ -1,0 +1,252 @@
+"""Methods side by side: equal to single runs, resumed, interrupted, and their figures."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation_file
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+from securevfl.studies.compare.comparison import Comparison, compare_methods
+from securevfl.studies.compare.run import MethodRun, run_config
+from securevfl.studies.compare.table import markdown_table, summary, write_comparison
+
+SMALL: dict[str, Any] = {
+    "rows": 60,
+    "secondaries": 1,
+    "training": {"epochs": 2, "batch_size": 32},
+    "methods": {"solo": {"epochs": 2}, "narrow": {"family": "fet", "hidden": 4}},
+}
+
+
+def comparison(folder: Path, *methods: str, seeds: int = 2, **sections: Any) -> Comparison:
+    path = write_federation(folder, **{**SMALL, **sections})
+    return Comparison(
+        config=read_federation_file(path),
+        methods=methods,
+        seeds=seeds,
+        data_root=folder,
+        folder=folder / "out",
+    )
+
+
+def without_times(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in one.items() if not name.endswith("seconds")}
+        for one in results
+    ]
+
+
+def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
+    """A comparison adds nothing: the seed's simulation, and the solo baseline beside it."""
+    plan = comparison(tmp_path, "solo", "fet")
+    results = {(one["method"], one["seed"]): one for one in compare_methods(plan)}
+    assert list(results) == [("solo", 3), ("fet", 3), ("solo", 4), ("fet", 4)]
+    config = run_config(plan.config, MethodRun(method="fet", seed=4))
+    alone = simulate_federation(
+        config, read_tables(config, tmp_path), tmp_path / "alone", device=torch.device("cpu")
+    ).metrics
+    for figure in ("test", "validation", "train", "best_epoch"):
+        assert results["fet", 4][figure] == alone[figure]
+    longer = comparison(tmp_path, "solo", methods={})
+    elsewhere = {"folder": tmp_path / "longer", "seeds": 2}
+    again = compare_methods(Comparison(**{**fields_of(longer), **elsewhere}))
+    assert again[1]["test"] == alone["solo_test"]
+
+
+def fields_of(plan: Comparison) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in ("config", "methods", "data_root")}
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """More seeds and more methods train only what is missing, with the same results."""
+    first = compare_methods(comparison(tmp_path, "fet", seeds=1))
+    trained: set[MethodRun] = set()
+
+    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+        trained.add(run)
+
+    plan = comparison(tmp_path, "fet", "narrow", seeds=2)
+    results = compare_methods(plan, tell=tell)
+    assert results[0] == first[0]
+    assert trained == set(plan.runs) - {MethodRun(method="fet", seed=3)}
+    assert not list((tmp_path / "out").rglob("parties"))
+    assert compare_methods(plan, tell=pytest.fail) == results
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
+    """Cut off within an epoch: what was finished is kept, and the end is the same."""
+    once = tmp_path / "once"
+    once.mkdir()
+    undisturbed = compare_methods(comparison(once, "solo", "fet", seeds=1))
+    kept: list[Mapping[str, Any]] = []
+
+    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+        if event["event"] == "epoch" and event["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    plan = comparison(tmp_path, "solo", "fet", seeds=1)
+    with pytest.raises(KeyboardInterrupt):
+        compare_methods(plan, tell=tell, done=kept.append)
+    assert [one["method"] for one in kept] == ["solo"]
+    results = compare_methods(plan)
+    # The federation's name and data are the same; where it lies does not matter.
+    assert without_times(results) == without_times(undisturbed)
+    assert results[1]["cpu_seconds"] is None
+
+
+def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
+    """A folder's results are those of one federation file and its tables."""
+    compare_methods(comparison(tmp_path, "solo", seeds=1))
+    changed = comparison(tmp_path, "solo", seeds=1, methods={"solo": {"epochs": 3}})
+    with pytest.raises(ConfigError, match=r"other settings or on other tables.*--out"):
+        compare_methods(changed)
+    plan = comparison(tmp_path, "solo", seeds=1)
+    table = pd.read_csv(tmp_path / "bank-1.csv")
+    table.assign(x0=0.5).to_csv(tmp_path / "bank-1.csv", index=False)
+    with pytest.raises(ConfigError, match="other tables"):
+        compare_methods(plan)
+    (tmp_path / "out/runs/solo/seed-3/result.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not a run's result"):
+        compare_methods(plan)
+
+
+def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
+    """It needs the truth, and a match for every row, before anything trains."""
+    with pytest.raises(DataError, match=r"combine: needs linkage\.truth"):
+        compare_methods(comparison(tmp_path, "fet", "combine"))
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    plan = comparison(tmp_path, "combine", seeds=1, linkage={"truth": "who"})
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    (result,) = compare_methods(plan)
+    assert 0 <= result["test"] <= 1
+    table.assign(who=range(1, len(table) + 1)).to_csv(path, index=False)
+    with pytest.raises(DataError, match="1 rows of 'agency' have no match"):
+        compare_methods(plan)
+
+
+def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None:
+    """Boosted trees and FedCVT stand beside the others, with settings of their own."""
+    write_federation(tmp_path, **{**SMALL, "rows": 200})
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path).sort_values("lon", ignore_index=True)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    tables = {"boosting": {"iterations": 20}, "fedcvt": {"least_steps": 20, "width": 16}}
+    config = {"rows": 200, "linkage": {"truth": "who"}, "methods": tables}
+    plan = comparison(tmp_path, "combine", "boosting", "fedcvt", seeds=1, **config)
+    for name in ("agency", "bank-1"):
+        path = tmp_path / f"{name}.csv"
+        table = pd.read_csv(path).sort_values("lon", ignore_index=True)
+        table.assign(who=range(len(table))).to_csv(path, index=False)
+    combined, boosted, cross_view = compare_methods(plan)
+
+    assert boosted["epochs"] == 20
+    assert 1 <= boosted["best_epoch"] <= 20
+    assert cross_view["epochs"] == 40
+    assert {one["train_rows"] for one in (combined, boosted, cross_view)} == {140}
+    for one in (boosted, cross_view):
+        assert one["train"] > 0.6
+        assert 0.3 < one["test"] <= 1
+
+
+def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
+    """What an interrupted one released would count twice; the whole run has its budget."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
+
+    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+        if event["event"] == "epoch":
+            raise KeyboardInterrupt
+
+    plan = comparison(tmp_path, "fet", seeds=1, privacy=privacy)
+    with pytest.raises(KeyboardInterrupt):
+        compare_methods(plan, tell=tell)
+    (result,) = compare_methods(plan)
+    assert result["epochs"] == 2
+    assert result["cpu_seconds"] is not None
+    assert result["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "complaint"),
+    [
+        ((), {}, "methods: name at least one"),
+        (("fet", "fet"), {}, "'fet' is named twice"),
+        (("fet", "fedsym"), {}, "method 'fedsym': is neither"),
+        (("fet",), {"seeds": 0}, "seeds must be at least 1"),
+        (
+            ("fet",),
+            {"privacy": {"mechanism": "none", "encoder": "trained", "ledger": "x/y.jsonl"}},
+            r"privacy\.ledger",
+        ),
+    ],
+)
+def test_impossible_comparisons(
+    methods: tuple[str, ...], more: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    """Refused before anything is read."""
+    with pytest.raises(ConfigError, match=complaint):
+        comparison(tmp_path, *methods, **more)
+
+
+def made_up(method: str, seed: int, test: float) -> dict[str, Any]:
+    return {
+        "method": method,
+        "family": method,
+        "seed": seed,
+        "metric": "rmse",
+        "higher_is_better": False,
+        "test": test,
+        "validation": test,
+        "train": test,
+        "epochs": 2,
+        "best_epoch": 1,
+        "epsilon": None,
+        "train_rows": 100,
+        "seconds": 3.0,
+        "cpu_seconds": 2.0,
+    }
+
+
+def test_figures(tmp_path: Path) -> None:
+    """Means and deviations of a sample; differences seed by seed, not of means."""
+    tests = {"solo": [3.0, 5.0], "fedsim": [2.0, 5.0], "fet": [1.0, 1.0]}
+    results = [
+        made_up(name, seed, values[seed]) for seed in (0, 1) for name, values in tests.items()
+    ]
+    figures = summary(results, federation="made-up", task="regression")
+    assert figures["metric"] == "rmse"
+    assert figures["seed_numbers"] == [0, 1]
+    solo = figures["methods"]["solo"]
+    assert (solo["mean"], solo["seeds"]) == (4.0, [3.0, 5.0])
+    assert solo["std"] == pytest.approx(math.sqrt(2))
+    assert solo["samples_per_cpu_second"] == 100.0
+    paired = figures["differences"]["fedsim"]["solo"]
+    assert (paired["mean"], paired["seeds"]) == (0.5, [1.0, 0.0])
+    assert paired["std"] == pytest.approx(math.sqrt(0.5))
+    assert set(figures["differences"]["fet"]) == {"solo", "fedsim"}
+    write_comparison(tmp_path, figures, results)
+    assert markdown_table(figures).splitlines()[2].startswith("| solo | 4.00 ± 1.41 | +0.50")
+    runs = pd.read_csv(tmp_path / "comparison.csv")
+    assert runs.groupby("method")["test"].mean().to_dict() == {"solo": 4, "fedsim": 3.5, "fet": 1}
+
+
+def test_one_seed_has_no_deviation() -> None:
+    """None, rather than a zero that looks like certainty."""
+    figures = summary([made_up("fet", 0, 3.0)], federation="made-up", task="regression")
+    assert figures["methods"]["fet"]["std"] is None
+    assert "±" not in markdown_table(figures)

@@ -1,0 +1,203 @@
+"""Write, or compare with, ``losses.json``: every loss of small runs under fixed seeds.
+
+The file was written by the code of 21 November 2026, before its packages were rebuilt: a change
+that should change nothing must leave it as it is. On the machine that wrote it all figures are
+equal to the last bit; elsewhere float32 sums may round differently.
+
+    python tests/vectors/make_losses.py --check            # the simulator
+    python tests/vectors/make_losses.py --check --between  # between processes, too
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+import tempfile
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from helpers.federations import save, write_federation
+
+import securevfl.dp.ring_noise
+import securevfl.linkage.sampling
+from securevfl.config.reading import read_federation_file
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+
+FILE = Path(__file__).with_name("losses.json")
+
+FET = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}
+FEDSIM = {
+    "family": "fedsim",
+    "neighbours": 4,
+    "kernel": 2,
+    "hidden": 8,
+    "layer_width": 16,
+    "party_dropout": 0.5,
+}
+FEDHSSL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
+PROMISE = {"delta": 1e-4, "links_per_record": 2}
+RUNS: dict[str, dict[str, Any]] = {
+    "fet": {"model": FET, "training": {"epochs": 4}},
+    "fet-frozen": {
+        "model": {"release": "pooled", "top": "additive", "hidden": 4},
+        "encoder": {"method": "principal"},
+        "privacy": {**PROMISE, "epsilon": 50.0, "encoder": "frozen", "unit": "secondary-record"},
+        "linkage": {"choose": "records"},
+    },
+    "fet-autoencoder": {
+        "model": {"release": "pooled", "top": "additive", "hidden": 4},
+        "encoder": {"method": "autoencoder", "steps": 20},
+        "privacy": {**PROMISE, "epsilon": 50.0, "encoder": "frozen", "unit": "secondary-record"},
+        "linkage": {"choose": "records"},
+    },
+    "fet-dp-trained": {
+        "model": {"release": "pooled", "dropout": 0.2, "average_positions_every": 1},
+        "privacy": {**PROMISE, "epsilon": 40.0, "encoder": "dp-trained"},
+    },
+    "fet-dp-trained-sampled": {
+        "model": {"release": "pooled", "dropout": 0.1},
+        "privacy": {**PROMISE, "epsilon": 40.0, "encoder": "dp-trained", "sampling_rate": 0.6},
+    },
+    "fet-trained": {"privacy": {"epsilon": 1e6, "delta": 1e-4, "encoder": "trained"}},
+    "fedsim": {"model": FEDSIM},
+    "fedsim-shares": {
+        "model": FEDSIM,
+        "linkage": {"protection": "shares", "ranges": [[-1.0, 11.0], [-1.0, 11.0]]},
+    },
+    "top1sim": {"model": {"family": "top1sim", "hidden": 8}},
+    "avgsim": {"model": {"family": "avgsim", "neighbours": 4, "hidden": 8}},
+    "fedhssl": {
+        "model": FEDHSSL,
+        "pretraining": {
+            "iterations": 2,
+            "batch_size": 64,
+            "projector": [8, 8, 8],
+            "predictor": 8,
+        },
+        "training": {"labelled_rows": 30},
+    },
+    "fedhssl-moco": {
+        "model": FEDHSSL,
+        "pretraining": {
+            "iterations": 2,
+            "batch_size": 64,
+            "projector": [8, 8, 8],
+            "predictor": 8,
+            "algorithm": "moco",
+            "queue": 32,
+            "local_updates": 2,
+        },
+        "training": {"labelled_rows": 30},
+    },
+}
+# Noise is fresh between processes, so that these have no losses to compare there; and third parties
+# have no part in the simulator.
+ALONE = ("fet-frozen", "fet-autoencoder", "fet-dp-trained", "fet-dp-trained-sampled", "fet-trained")
+
+
+def write_run(folder: Path, name: str) -> Path:
+    """Write a run's tables and its federation file."""
+    sections = RUNS[name]
+    path = write_federation(folder, rows=120, **sections)
+    if sections.get("privacy", {}).get("encoder") in ("frozen", "dp-trained"):
+        source = tomllib.loads(path.read_text(encoding="utf-8"))
+        for party in source["party"][1:]:
+            party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+        path = save(folder, source)
+    return path
+
+
+@contextlib.contextmanager
+def fixed_noise() -> Iterator[None]:
+    """Draw the noise and the secret samples of this process from fixed keys."""
+    modules = (securevfl.dp.ring_noise, securevfl.linkage.sampling)
+    real = [module.os for module in modules]
+    for module, system in zip(modules, real, strict=True):
+        drawn = iter(range(1_000_000))
+
+        def urandom(size: int, *, name: str = module.__name__, drawn: Any = drawn) -> bytes:
+            return hashlib.shake_256(f"{name} {next(drawn)}".encode()).digest(size)
+
+        module.os = types.SimpleNamespace(**{**vars(system), "urandom": urandom})
+    try:
+        yield
+    finally:
+        for module, system in zip(modules, real, strict=True):
+            module.os = system
+
+
+def simulated_losses(name: str) -> list[float]:
+    """Return every round's loss of a simulated run, then its test metric."""
+    with tempfile.TemporaryDirectory() as temporary, fixed_noise():
+        folder = Path(temporary)
+        config = read_federation_file(write_run(folder, name))
+        tables = read_tables(config, folder)
+        result = simulate_federation(
+            config, tables, folder / "run", device=torch.device("cpu"), with_solo=False
+        )
+        return [*result.losses, result.metrics["test"]]
+
+
+def federated_losses(name: str) -> list[float]:
+    """Return the same of a run between processes."""
+    losses: list[float] = []
+
+    def observe(event: Mapping[str, Any]) -> None:
+        if event["event"] == "round":
+            losses.append(event["loss"])
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        metrics, _ = train_in_processes(
+            read_federation_file(write_run(folder, name)),
+            folder / "run",
+            data_root=folder,
+            resume=False,
+            device="cpu",
+            observe=lambda event: (
+                losses.append(event["loss"]) if event["event"] == "round" else None
+            ),
+        )
+    return [*losses, metrics["test"]]
+
+
+def main() -> int:
+    """Write the file, or compare with it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--between", action="store_true", help="between processes, too")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {"simulated": {name: simulated_losses(name) for name in RUNS}}
+    if chosen.between:
+        found["federated"] = {
+            name: federated_losses(name)
+            for name in RUNS
+            if name not in ALONE and "shares" not in name
+        }
+    if not chosen.check:
+        FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        return 0
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
+    wrong = [
+        f"{kind} {name}"
+        for kind, runs in found.items()
+        for name, losses in runs.items()
+        if kept[kind][name] != losses
+    ]
+    print("\n".join(wrong) or f"{sum(map(len, found.values()))} runs: every loss is equal")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
