@@ -33,8 +33,9 @@ from helpers.altered_mechanisms import (
 from typer.testing import CliRunner
 
 from securevfl.cli.audit import app
-from securevfl.federation import audit, release
+from securevfl.federation import release
 from securevfl.federation.secondary import Secondary
+from securevfl.studies.audit import report as audit_report
 from securevfl.studies.audit.report import AuditReport, audit_in_process, audit_in_processes
 from securevfl.studies.audit.settings import RELEASES, AuditSettings, Release
 
@@ -194,7 +195,7 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
     def altered(settings: AuditSettings) -> AuditReport:
         return audit_in_process(settings, alter=noise_at_the_first_only)
 
-    monkeypatch.setattr(audit, "audit_in_processes", altered)
+    monkeypatch.setattr(audit_report, "audit_in_processes", altered)
     result = CliRunner().invoke(app, ["mechanism", "--json"])
     table = CliRunner().invoke(app, ["mechanism"])
 
