@@ -45,6 +45,7 @@ def serve(transport: SecondaryTransport) -> None:
 
 def tell(**fields: str | None) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()  # events follow, straight to the pipe
 
 
 def lead(transport: PrimaryTransport) -> None:
