@@ -20,6 +20,7 @@ from torch import Tensor
 from securevfl.core.seeds import derive_seed
 from securevfl.data.aligned.views import AlignedViews, ScarceRows
 from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
 from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
@@ -124,10 +125,13 @@ def pretrain(
 
     def secondary(party: int) -> PretrainingSecondary:
         return PretrainingSecondary(
-            f"party-{party}",
-            links=links,
-            records=len(everything),
-            primary_rows=len(everything),
+            SecondaryData(
+                name=f"party-{party}",
+                features=prepared.views[party],
+                keys=torch.empty(len(everything), 0),
+                links=links,
+                primary_rows=len(everything),
+            ),
             build=lambda own: learning(party, own),
             save=nothing,
             observe=nothing,

@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.config.sections import RuntimeSettings
+from securevfl.federation.cut import Cut
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
-from securevfl.mpc.codec import decode_sum, to_float
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
-from securevfl.mpc.sum_to import SumTo
+from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo, SumTo
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 
@@ -57,31 +56,49 @@ class PrimaryWire:
         raise NotImplementedError("the primary collects words and sends none")
 
 
+def sum_to_primary(
+    transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
+) -> SumTo:
+    """Return the primary's end of secure sums.
+
+    Args:
+        transport: The primary's end of the star.
+        names: The secondaries by rank.
+        deadline_s: How long a secondary may take to send its words, in seconds.
+    """
+    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
+    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY), None)
+
+
 class FederatedExchange:
     """An exchange with secondaries in other processes, over the authenticated star."""
 
     def __init__(
         self,
         transport: PrimaryTransport,
-        *,
         names: Mapping[int, str],
-        sum_to: SumTo,
-        ring: RingFormat,
-        slots: int,
-        cut_shape: tuple[int, int],
-        runtime: RuntimeSettings,
+        cut: Cut,
+        *,
+        deadline_s: float,
         device: torch.device,
-        rounds: RoundCounter,
+        rounds: RoundCounter | None = None,
     ) -> None:
+        """Make it.
+
+        Args:
+            transport: The primary's end of the star.
+            names: The secondaries by rank.
+            cut: The format of what crosses the cut.
+            deadline_s: How long a secondary may take to answer, in seconds.
+            device: Where the primary computes.
+            rounds: Goes on with a session's round numbers; None begins them.
+        """
         self.transport = transport
         self.names = dict(names)
-        self.sum_to = sum_to
-        self.ring = ring
-        self.slots = slots
-        self.cut_shape = cut_shape
-        self.runtime = runtime
+        self.cut = cut
         self.device = device
-        self.rounds = rounds
+        self.rounds = RoundCounter() if rounds is None else rounds
+        self.sum_to = sum_to_primary(transport, self.names, deadline_s=deadline_s)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,15 +120,11 @@ class FederatedExchange:
                 tensors={"rows": plan.rows},
             ),
         )
-        shape = (len(plan.rows), *self.cut_shape)
-        elements = int(np.prod(shape))
-        zeros = torch.zeros(self.ring.words(elements), dtype=torch.int64)
-        total = self.sum_to(zeros, round_number=plan.round_number, active=plan.active)
-        assert total is not None, "the primary's reveal returns the total"
-        units = decode_sum(
-            total.to(self.device), self.ring, elements=elements, parties_active=len(plan.active)
+        total = self.sum_to(
+            self.cut.zeros(len(plan.rows)), round_number=plan.round_number, active=plan.active
         )
-        return to_float(units, self.ring, divisor=len(plan.active) * self.slots).view(shape)
+        assert total is not None, "the primary's reveal returns the total"
+        return self.cut.decode(total.to(self.device), rows=len(plan.rows), active=len(plan.active))
 
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]

@@ -1,18 +1,22 @@
 """How a session begins: same file, same people, fresh keys that the relay cannot swap."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import parse_address
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES, KeyOffer, SessionKey
+from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
+from securevfl.transport.star import SecondaryTransport
 
 PROTOCOL_VERSION: Final = 1
 
@@ -152,3 +156,72 @@ def open_welcome(
 
 def _fixed(message: Message, name: str, length: int) -> np.ndarray:
     return message.tensor(name, dtype=np.uint8, shape=(length,))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """A caller's place in a session."""
+
+    transport: SecondaryTransport
+    """Its connection to the primary."""
+
+    facts: RunFacts
+    """What the primary says of its rows."""
+
+    pair_keys: Mapping[int, bytes]
+    """A key with every other caller, by rank; the primary has none of them."""
+
+    rank: int
+    """This party's own rank."""
+
+
+@contextmanager
+def joined(
+    config: FederationConfig,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    *,
+    epochs: list[int],
+    pretrained: list[int],
+) -> Iterator[Joined]:
+    """Join the session that the primary holds, and leave it in the end.
+
+    Args:
+        config: The federation file.
+        identity: This party's long-term identity.
+        pinned: Every party's pinned public key.
+        epochs: Epochs that this party could resume.
+        pretrained: Iterations of pretraining that it could resume.
+
+    Raises:
+        ProtocolError: If the primary cannot be reached, or is not who the file says.
+
+    Reveals:
+        To the primary: that this party takes part, the file's hash, its public key of the session
+        and the epochs. To the other callers: that public key.
+    """
+    assert config.primary.address is not None, "checked with the federation file"
+    transport = SecondaryTransport(
+        parse_address(config.primary.address),
+        identity,
+        pinned,
+        config.ranks,
+        limits=transport_limits(config),
+    )
+    with transport:
+        transport.connect(config.runtime.join_timeout_s)
+        rank = config.ranks[identity.name]
+        key = SessionKey(session=transport.session, rank=rank, name=identity.name)
+        transport.send(
+            hello(config, identity=identity, key=key, epochs=epochs, pretrained=pretrained)
+        )
+        message = transport.receive(
+            RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
+        )
+        facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
+        yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)
+
+
+def transport_limits(config: FederationConfig) -> TransportLimits:
+    """Return a transport's deadlines, as the federation file sets them."""
+    return TransportLimits(silence_timeout_s=config.runtime.silence_timeout_s)

@@ -1,7 +1,6 @@
 """Build each party's part of pretraining from the federation file."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +8,12 @@ import torch
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
-from securevfl.data.rows import RowSplit
+from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.rounds import RoundCounter
-from securevfl.linkage.sources import LinkSource
+from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.primary import Primary
+from securevfl.federation.secondary import SecondaryData
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages
 from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
@@ -24,8 +24,6 @@ from securevfl.pretraining.rows import even_batches, pretraining_rows
 from securevfl.pretraining.run import PretrainingRun
 from securevfl.pretraining.secondary import PretrainingSecondary
 from securevfl.pretraining.sending import sending
-
-Observer = Callable[[Mapping[str, object]], None]
 
 
 def build_learner(
@@ -85,11 +83,9 @@ def _augmentation(
 def build_pretraining_secondary(
     config: FederationConfig,
     table: PartyTable,
-    features: Tensor,
-    links: LinkSource,
-    *,
-    primary_rows: int,
+    data: SecondaryData,
     checkpoints: Checkpoints,
+    *,
     start: int,
     observe: Observer,
 ) -> PretrainingSecondary:
@@ -98,25 +94,18 @@ def build_pretraining_secondary(
     Args:
         config: The federation file.
         table: The party's table.
-        features: Its features, scaled, on its device.
-        links: Its links.
-        primary_rows: Rows of the primary.
+        data: The same as tensors, with its links.
         checkpoints: Where its iterations are saved.
         start: Iterations that are done already.
         observe: Hears of warnings.
     """
-    name = table.name
-
     _warn_without_words(config, table, observe)
 
     def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
-        return build_learner(config, features, own, table=table)
+        return build_learner(config, data.features, own, table=table)
 
     return PretrainingSecondary(
-        name,
-        links=links,
-        records=table.num_rows,
-        primary_rows=primary_rows,
+        data,
         build=build,
         save=checkpoints.save_pretraining,
         observe=observe,
@@ -127,13 +116,10 @@ def build_pretraining_secondary(
 def build_run(
     config: FederationConfig,
     table: PartyTable,
-    features: Tensor,
-    split: RowSplit,
+    primary: Primary,
     exchange: PretrainingExchange,
+    files: PartyFiles,
     *,
-    rounds: RoundCounter,
-    folder: Path,
-    checkpoints: Checkpoints,
     start: int,
     observe: Observer,
 ) -> PretrainingRun:
@@ -142,24 +128,20 @@ def build_run(
     Args:
         config: The federation file.
         table: The primary's table.
-        features: The primary's features, scaled, on its device.
-        split: Its rows.
-        exchange: Where the secondaries are.
-        rounds: Numbers of rounds.
-        folder: The primary's own folder.
-        checkpoints: Where its iterations are saved.
+        primary: The primary with its data and its exchange.
+        exchange: How pretraining reaches the secondaries.
+        files: The primary's own.
         start: Iterations that are done already.
         observe: Hears of progress.
 
     Raises:
         DataError: If there are too few rows.
     """
-    settings, name = config.pretraining, config.primary.name
+    settings, data = config.pretraining, primary.data
     _warn_without_words(config, table, observe)
-    rows = pretraining_rows(split, aligned=settings.aligned, seed=config.federation.seed)
-    learning = build_learner(config, features, rows.own, table=table)
+    rows = pretraining_rows(data.split, aligned=settings.aligned, seed=config.federation.seed)
     run = PretrainingRun(
-        learning,
+        build_learner(config, data.features, rows.own, table=table),
         exchange,
         rows,
         steps=config.family.pretraining,
@@ -167,14 +149,14 @@ def build_run(
             settings,
             batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
             rows=len(rows.aligned),
-            folder=folder,
-            party=name,
+            folder=files.folder,
+            party=config.primary.name,
         ),
-        rounds=rounds,
+        rounds=primary.exchange.rounds,
         seed=config.federation.seed,
-        save=checkpoints.save_pretraining,
+        save=files.checkpoints.save_pretraining,
         observe=observe,
     )
     if start:
-        run.load_state(checkpoints.load_pretraining(start))
+        run.load_state(files.checkpoints.load_pretraining(start))
     return run

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.config.sections import RuntimeSettings
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.exchange_over_star import sum_to_primary
 from securevfl.federation.messages import RoundKind
+from securevfl.federation.run_plan import RunPlan
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted, words_needed
 from securevfl.mpc.sum_to import SumTo
 from securevfl.pretraining.exchange import (
-    projection_mean,
-    projection_ring,
+    projection_cut,
     projection_words,
 )
 from securevfl.pretraining.learner_with_records import IterationFigures
@@ -37,23 +37,22 @@ _STEPS: Final = (
 class FederatedPretraining:
     """The primary's way to secondaries in other processes, over the authenticated star."""
 
-    def __init__(
-        self,
-        transport: PrimaryTransport,
-        *,
-        names: Mapping[int, str],
-        sum_to: SumTo,
-        plain: bool,
-        runtime: RuntimeSettings,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, transport: PrimaryTransport, plan: RunPlan, *, device: torch.device) -> None:
+        """Make it.
+
+        Args:
+            transport: The primary's end of the star.
+            plan: The run.
+            device: Where the primary computes.
+        """
+        settings, self._runtime = plan.config.pretraining, plan.config.runtime
         self.transport = transport
-        self.names = dict(names)
-        self.sum_to = sum_to
-        self.plain = plain
-        self.runtime = runtime
+        self.names = plan.secondaries
+        self.plain = settings.exchange == "plain"
         self.device = device
-        self.ring = projection_ring(len(self.names))
+        self.cut = projection_cut(settings.projection_width, parties=len(self.names))
+        # Between two messages a secondary may go through all of its records.
+        self.sum_to = sum_to_primary(transport, self.names, deadline_s=self._runtime.idle_timeout_s)
 
     def begin_iteration(self, iteration: int, held_out: npt.NDArray[np.int64]) -> None:
         """Announce an iteration.
@@ -94,7 +93,7 @@ class FederatedPretraining:
                 list(self.names.values()),
                 PretrainingKind.PROJECTIONS,
                 round_number=round_number,
-                deadline_s=self.runtime.idle_timeout_s,
+                deadline_s=self._runtime.idle_timeout_s,
             )
             theirs = {
                 message.sender: message.tensor("vectors", dtype=np.float32, shape=shape)
@@ -102,16 +101,11 @@ class FederatedPretraining:
             }
             # By rank, not by arrival: a sum of floats depends on its order.
             return [torch.from_numpy(theirs[name]).to(self.device) for name in self.names.values()]
-        count = self.ring.words(sent.numel())
         total = self.sum_to(
-            torch.zeros(count, dtype=torch.int64),
-            round_number=round_number,
-            active=tuple(self.names),
+            self.cut.zeros(len(rows)), round_number=round_number, active=tuple(self.names)
         )
         assert total is not None, "the primary's reveal returns the total"
-        return [
-            projection_mean(total.to(self.device), self.ring, shape=shape, parties=len(self.names))
-        ]
+        return [self.cut.decode(total.to(self.device), rows=len(rows), active=len(self.names))]
 
     def local(self, iteration: int) -> None:
         """Let every secondary learn from its own records; the primary goes on meanwhile.
@@ -165,24 +159,31 @@ class PretrainingServer:
         secondary: PretrainingSecondary,
         transport: SecondaryTransport,
         sum_to: SumTo,
+        plan: RunPlan,
         *,
-        parties: int,
-        width: int,
-        plain: bool,
-        runtime: RuntimeSettings,
         device: torch.device,
         log: Callable[..., None],
     ) -> None:
+        """Make it.
+
+        Args:
+            secondary: Who answers.
+            transport: This party's end of the star.
+            sum_to: Its end of secure sums.
+            plan: The run, as this party has computed it.
+            device: Where it computes.
+            log: Its log.
+        """
+        settings, self._runtime = plan.config.pretraining, plan.config.runtime
         self.secondary = secondary
         self.transport = transport
         self.sum_to = sum_to
-        self.parties = parties
-        self.width = width
-        self.plain = plain
-        self.runtime = runtime
+        self.width = settings.projection_width
+        self.plain = settings.exchange == "plain"
         self.device = device
         self.log = log
-        self.ring = projection_ring(parties - 1)
+        self.ranks = tuple(plan.secondaries)
+        self.cut = projection_cut(self.width, parties=len(self.ranks))
 
     def serve(self) -> None:
         """Answer until the last iteration is done.
@@ -197,7 +198,7 @@ class PretrainingServer:
         last = False
         while not last:
             message = self.transport.receive(
-                _STEPS, round_number=None, deadline_s=self.runtime.idle_timeout_s
+                _STEPS, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is PretrainingKind.PRETRAIN:
                 held_out = message.tensor("held_out", dtype=np.int64, shape=(None,))
@@ -217,10 +218,9 @@ class PretrainingServer:
         number = message.round_number
         if not len(rows):
             raise ProtocolError(f"round {number}: the primary named no rows")
-        active = tuple(range(1, self.parties))
         if not self.plain:
-            count = self.ring.words(len(rows) * self.width)
-            self.sum_to.prepare(count, round_number=number, active=active)
+            count = self.cut.words(len(rows))
+            self.sum_to.prepare(count, round_number=number, active=self.ranks)
         vectors = self.secondary.project(rows, round_number=number)
         if self.plain:
             self.transport.send(
@@ -231,22 +231,22 @@ class PretrainingServer:
                 )
             )
         else:
-            words = projection_words(vectors, self.ring).cpu()
-            self.sum_to(words, round_number=number, active=active)
+            words = projection_words(vectors, self.cut).cpu()
+            self.sum_to(words, round_number=number, active=self.ranks)
         self.secondary.learn_cross(torch.from_numpy(sent).to(self.device))
 
     def _aggregate(self, round_number: int) -> None:
         learning = self.secondary.learning
         own = learning.shared_weights()
-        active = tuple(range(1, self.parties))
+        parties = len(self.ranks) + 1
         shapes = {name: tuple(value.shape) for name, value in own.items()}
-        self.sum_to.prepare(words_needed(shapes), round_number=round_number, active=active)
-        words = encode_weighted(own, weight=learning.weight, parties=self.parties).cpu()
-        self.sum_to(words, round_number=round_number, active=active)
+        self.sum_to.prepare(words_needed(shapes), round_number=round_number, active=self.ranks)
+        words = encode_weighted(own, weight=learning.weight, parties=parties).cpu()
+        self.sum_to(words, round_number=round_number, active=self.ranks)
         message = self.transport.receive(
             RoundKind.MEAN,
             round_number=round_number,
-            deadline_s=self.runtime.idle_timeout_s,
+            deadline_s=self._runtime.idle_timeout_s,
         )
         learning.load_shared(
             {

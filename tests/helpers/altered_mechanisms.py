@@ -98,62 +98,59 @@ def one_seed(secondary: Secondary) -> None:
 
 
 def no_clip(secondary: Secondary) -> None:
-    secondary.contribution.clip = lambda representation: representation
+    secondary.contribution.aggregation.clip = lambda representation: representation
 
 
 def clip_of_the_batch(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
-    secondary.contribution.clip = lambda x: x * (limit / x.norm().clamp_min(limit)) * (1 - 1e-6)
+    limit = secondary.contribution.aggregation.clip_norm
+    secondary.contribution.aggregation.clip = lambda x: (
+        x * (limit / x.norm().clamp_min(limit)) * (1 - 1e-6)
+    )
 
 
 def clip_to_the_batch_mean(secondary: Secondary) -> None:
     """The batch as a whole gets the norm that its rows (or records) could have together."""
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x):
-        dim = 2 if secondary.contribution.pooled else (1, 2)
+        dim = 2 if secondary.contribution.aggregation.pooled else (1, 2)
         mean = torch.linalg.vector_norm(x, dim=dim, keepdim=True).square().mean().sqrt()
         return x * (limit / mean.clamp_min(limit))
 
-    secondary.contribution.clip = clip
+    secondary.contribution.aggregation.clip = clip
 
 
 def clip_by_the_longest(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x):
-        dim = 2 if secondary.contribution.pooled else (1, 2)
+        dim = 2 if secondary.contribution.aggregation.pooled else (1, 2)
         longest = torch.linalg.vector_norm(x, dim=dim).max()
         return x * (limit / longest.clamp_min(limit)) * (1 - 1e-6)
 
-    secondary.contribution.clip = clip
+    secondary.contribution.aggregation.clip = clip
 
 
 def clip_of_the_wrong_part(secondary: Secondary) -> None:
     """Pooled rows: the mean is clipped, not its records. Other rows: one position by itself."""
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x):
-        if not secondary.contribution.pooled:
+        if not secondary.contribution.aggregation.pooled:
             norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
             return x * (limit / norm.clamp_min(limit))
         mean = x.mean(dim=1, keepdim=True)
         norm = torch.linalg.vector_norm(mean, dim=2, keepdim=True)
         return (mean * (limit / norm.clamp_min(limit))).expand_as(x) * (1 - 1e-6)
 
-    secondary.contribution.clip = clip
+    secondary.contribution.aggregation.clip = clip
 
 
 class NoiseAfterTheDivision(SimulatedExchange):
     """An exchange that adds all parties' shares to the average instead of to its terms."""
 
     def __init__(self, exchange):
-        super().__init__(
-            exchange.secondaries,
-            ring=exchange.ring,
-            slots=exchange.slots,
-            end_epoch=lambda _mark: None,
-        )
+        super().__init__(exchange.secondaries, exchange.cut, end_epoch=lambda _mark: None)
         parties = exchange.secondaries.values()
         self.shares = [party.contribution.noise for party in parties]
         for party in parties:
@@ -162,4 +159,4 @@ class NoiseAfterTheDivision(SimulatedExchange):
     def release(self, plan):
         average = super().release(plan)
         noise = sum(share.sample(average.shape) for share in self.shares)
-        return average + noise * (self.ring.granularity / self.slots)
+        return average + noise * (self.cut.ring.granularity / self.cut.slots)

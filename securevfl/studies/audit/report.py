@@ -15,8 +15,7 @@ from securevfl.core.errors import EncodingRangeError, PrivacyError
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
 from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import Exchange, RoundCounter
-from securevfl.federation.run_plan import slots
+from securevfl.federation.rounds import Exchange
 from securevfl.federation.secondary import Secondary
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
@@ -176,15 +175,12 @@ def audit_in_process(
             if alter is not None:
                 alter(secondary)
         exchange: Exchange = SimulatedExchange(
-            secondaries,
-            ring=stage.ring,
-            slots=slots(stage.config, stage.plan),
-            end_epoch=lambda _mark: None,
+            secondaries, stage.plan.cut, end_epoch=lambda _mark: None
         )
         if wrap is not None:
             exchange = wrap(exchange)
         try:
-            revealed[release] = stage.run(exchange, RoundCounter())
+            revealed[release] = stage.run(exchange)
         except EncodingRangeError as error:
             refusal = str(error)
     return _report(stages, revealed, started=started, refusal=refusal)

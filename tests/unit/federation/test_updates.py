@@ -1,5 +1,6 @@
 """Updates that are noised releases: what one row teaches, how much of it, and with which noise."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -203,7 +204,7 @@ def test_a_round_releases_and_learns_from_one_sample() -> None:
     secondary = make_secondary()
     secondary.gradient_noise = quiet(1.0)
     links = Counting()
-    secondary.links = links
+    secondary.data = dataclasses.replace(secondary.data, links=links)
     plan = RoundPlan(round_number=1, rows=np.arange(5), active=(1, 2), purpose="train")
     before = secondary.weights()
     secondary.answer(plan)
@@ -214,5 +215,6 @@ def test_a_round_releases_and_learns_from_one_sample() -> None:
     # The only record that was linked is the first sample's: each coordinate of the gradient is
     # proportional to its features.
     moved = secondary.weights()["positions.weight"] - before["positions.weight"]
-    cross = moved[:, 0] * secondary.features[1, 1] - moved[:, 1] * secondary.features[1, 0]
+    record = secondary.data.features[1]
+    cross = moved[:, 0] * record[1] - moved[:, 1] * record[0]
     assert float(cross.abs().max()) < 1e-5
