@@ -8,12 +8,20 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.federation.cut import Cut
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import (
+    Announcement,
+    AverageRequest,
+    EpochEnd,
+    Gradient,
+    Mean,
+    RoundKind,
+    Share,
+)
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo, SumTo
-from securevfl.transport.message import Message
+from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport
 
 
@@ -43,8 +51,7 @@ class PrimaryWire:
             deadline_s=self._deadline_s,
         )
         for message in shares:
-            words = message.tensor("words", dtype=np.int64, shape=(count,))
-            np.add(total, words, out=total)
+            np.add(total, Share.from_message(message, count=count).words, out=total)
         return torch.from_numpy(total)
 
     def send_words(self, round_number: int, words: Tensor) -> None:
@@ -111,15 +118,7 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.release` reveals.
         """
-        self._tell(
-            plan.active,
-            Message(
-                kind=RoundKind.PLAN,
-                round_number=plan.round_number,
-                meta={"active": list(plan.active), "purpose": plan.purpose},
-                tensors={"rows": plan.rows},
-            ),
-        )
+        self._tell(plan.active, Announcement(plan=plan))
         total = self.sum_to(
             self.cut.zeros(len(plan.rows)), round_number=plan.round_number, active=plan.active
         )
@@ -134,15 +133,8 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.return_gradient` reveals.
         """
-        self._tell(
-            plan.active,
-            Message(
-                kind=RoundKind.GRADIENT,
-                round_number=plan.round_number,
-                meta={},
-                tensors={"gradient": gradient.detach().cpu().numpy()},
-            ),
-        )
+        sent = gradient.detach().cpu().numpy()
+        self._tell(plan.active, Gradient(round_number=plan.round_number, gradient=sent))
 
     def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Average the positional encodings of all parties through the secure mean.
@@ -151,20 +143,13 @@ class FederatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.average_positions` reveals.
         """
         round_number = self.rounds.next()
-        self._tell(self.ranks, Message(kind=RoundKind.AVERAGE, round_number=round_number, meta={}))
+        self._tell(self.ranks, AverageRequest(round_number=round_number))
         words = encode_weighted(own, weight=1, parties=len(self.names) + 1)
         total = self.sum_to(words, round_number=round_number, active=self.ranks)
         assert total is not None, "the primary's reveal returns the total"
         mean = decode_mean(total, {name: own[name].shape for name in own})
-        self._tell(
-            self.ranks,
-            Message(
-                kind=RoundKind.MEAN,
-                round_number=round_number,
-                meta={},
-                tensors={name: value.cpu().numpy() for name, value in mean.items()},
-            ),
-        )
+        values = {name: value.cpu().numpy() for name, value in mean.items()}
+        self._tell(self.ranks, Mean(round_number=round_number, values=values))
         return mean
 
     def end_epoch(self, mark: EpochMark) -> None:
@@ -173,14 +158,7 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.end_epoch` reveals.
         """
-        self._tell(
-            self.ranks,
-            Message(
-                kind=RoundKind.EPOCH,
-                round_number=0,
-                meta={"epoch": mark.epoch, "best": mark.best, "restore_best": mark.restore_best},
-            ),
-        )
+        self._tell(self.ranks, EpochEnd(mark=mark))
 
-    def _tell(self, ranks: Sequence[int], message: Message) -> None:
-        self.transport.broadcast([self.names[rank] for rank in ranks], message)
+    def _tell(self, ranks: Sequence[int], told: TypedMessage) -> None:
+        self.transport.broadcast([self.names[rank] for rank in ranks], told.to_message())

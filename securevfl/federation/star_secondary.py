@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.core.errors import ProtocolError
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
@@ -16,7 +14,7 @@ from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.secure_mean import encode_weighted
 from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import StarKind
 from securevfl.transport.star import SecondaryTransport
 
 _NEXT: Final = (
@@ -25,7 +23,6 @@ _NEXT: Final = (
     RoundKind.EPOCH,
     StarKind.DONE,
 )
-_PURPOSES: Final = ("release", "train", "validation", "test")
 
 
 class SecondaryWire:
@@ -40,14 +37,8 @@ class SecondaryWire:
         Reveals:
             To the primary: words masked by keys that it does not have.
         """
-        self._transport.send(
-            Message(
-                kind=RoundKind.SHARE,
-                round_number=round_number,
-                meta={},
-                tensors={"words": words.numpy()},
-            )
-        )
+        share = Share(round_number=round_number, words=words.numpy())
+        self._transport.send(share.to_message())
 
     def collect_sum(self, round_number: int, count: int, ranks: Sequence[int]) -> Tensor:
         """Refuse: only the primary collects.
@@ -122,11 +113,11 @@ class SecondaryServer:
                 _NEXT, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is RoundKind.PLAN:
-                self._round(self._read_plan(message))
+                self._round(Announcement.from_message(message, self.plan).plan)
             elif message.kind is RoundKind.AVERAGE:
                 self._average(message.round_number)
             elif message.kind is RoundKind.EPOCH:
-                self._epoch(message)
+                self.end_epoch(EpochEnd.from_message(message).mark)
             else:
                 return
 
@@ -149,8 +140,8 @@ class SecondaryServer:
                 deadline_s=self._runtime.round_timeout_s,
             )
             shape = (len(plan.rows), *self.plan.cut.shape)
-            gradient = message.tensor("gradient", dtype=np.float32, shape=shape)
-            self.secondary.learn(plan, torch.from_numpy(gradient).to(self.secondary.device))
+            gradient = torch.from_numpy(Gradient.from_message(message, shape=shape).gradient)
+            self.secondary.learn(plan, gradient.to(self.secondary.device))
 
     def _average(self, round_number: int) -> None:
         own = self.secondary.position_weights()
@@ -164,41 +155,8 @@ class SecondaryServer:
             round_number=round_number,
             deadline_s=self._runtime.round_timeout_s,
         )
-        mean = {
-            name: torch.from_numpy(message.tensor(name, dtype=np.float32, shape=tuple(value.shape)))
-            for name, value in own.items()
-        }
-        self.secondary.load_position_weights(mean)
-
-    def _epoch(self, message: Message) -> None:
-        epoch = message.figure("epoch", int)
-        if epoch < 1:
-            raise ProtocolError(f"the primary ended epoch {epoch}; epochs count from 1")
-        self.end_epoch(
-            EpochMark(
-                epoch=epoch,
-                best=message.figure("best", bool),
-                restore_best=message.figure("restore_best", bool),
-            )
-        )
-
-    def _read_plan(self, message: Message) -> RoundPlan:
-        rows = message.tensor("rows", dtype=np.int64, shape=(None,))
-        purpose = message.figure("purpose", str)
-        active = message.figure("active", list)
-        if not len(rows):
-            raise ProtocolError(f"round {message.round_number}: the primary named no rows")
-        if purpose not in _PURPOSES:
-            raise ProtocolError(f"round {message.round_number}: unknown purpose {purpose!r}")
-        if not all(type(rank) is int for rank in active) or active != sorted(
-            set(active) & set(self._ranks)
-        ):
-            raise ProtocolError(f"round {message.round_number}: impossible parties {active!r}")
-        if len(active) < self.plan.active:
-            raise ProtocolError(
-                f"round {message.round_number}: {len(active)} secondaries are fewer than the "
-                f"{self.plan.active} that the noise was calibrated for"
-            )
-        return RoundPlan(
-            round_number=message.round_number, rows=rows, active=tuple(active), purpose=purpose
+        shapes = {name: tuple(value.shape) for name, value in own.items()}
+        mean = Mean.from_message(message, shapes=shapes).values
+        self.secondary.load_position_weights(
+            {name: torch.from_numpy(value) for name, value in mean.items()}
         )

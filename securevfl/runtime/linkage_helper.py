@@ -2,12 +2,11 @@
 
 from securevfl.config.channels import reveals_of
 from securevfl.federation.handshake import joined
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import Ready
 from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.lines import CallerDesk
 from securevfl.runtime.party_job import PartyLife
-from securevfl.transport.message import Message
 
 
 def help_to_link(life: PartyLife) -> None:
@@ -23,7 +22,7 @@ def help_to_link(life: PartyLife) -> None:
     life.require_no_listen()
     with joined(config, life.identity, life.pinned, epochs=[], pretrained=[]) as star:
         files.log("connected")
-        star.transport.send(Message(kind=RoundKind.READY))
+        star.transport.send(Ready().to_message())
         desk = CallerDesk(
             star.transport,
             config.ranks,

@@ -20,7 +20,7 @@ from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.party_job import PartyLife
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
 
 
@@ -75,7 +75,7 @@ def run_primary(life: PartyLife) -> dict[str, Any]:
         )
         if not job.pretrain_only:
             run.train()
-        transport.broadcast(list(plan.secondaries.values()), Message(kind=StarKind.DONE))
+        transport.broadcast(list(plan.secondaries.values()), Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
         return write_pretraining(job.run_folder, run.pretraining, traffic)
@@ -113,13 +113,13 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         message = transport.receive(
             party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
         )
-        theirs = handshake.check_hello(config, message)
-        hellos[party.name] = message
+        theirs = handshake.read_hello(config, message)
+        hellos[party.name] = theirs
         if party.is_helper:
             continue
         if config.privacy.encoder != "frozen":
-            common &= theirs.epochs
-        pretrained &= theirs.pretrained
+            common &= set(theirs.epochs)
+        pretrained &= set(theirs.pretrained)
     if resume:
         require_resumable(config, checkpoints, common)
     facts = replace(
@@ -127,7 +127,7 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         resume_epoch=max(common, default=0),
         resume_pretraining=max(pretrained, default=0),
     )
-    transport.broadcast(list(hellos), handshake.welcome(hellos, facts))
+    transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
     # Not even keys are sent before every party's budget has room for the run.
     for _ in transport.receive_each(
         list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s

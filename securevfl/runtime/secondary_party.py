@@ -5,14 +5,13 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, require_enough_records
 from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.handshake import Joined, joined
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import Ready
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.linking.parties import link_as_secondary
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.party_job import PartyLife
-from securevfl.transport.message import Message
 
 
 def run_secondary(life: PartyLife) -> None:
@@ -39,7 +38,7 @@ def run_secondary(life: PartyLife) -> None:
         files.log("connected")
         plan = plan_run(config, star.facts)
         files.open_ledger(plan)
-        star.transport.send(Message(kind=RoundKind.READY))
+        star.transport.send(Ready().to_message())
         secondary = _linked(life, star, plan, table)
         try:
             _serve(life, star, plan, table, secondary)

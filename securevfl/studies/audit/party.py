@@ -24,7 +24,7 @@ from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettin
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 
@@ -65,9 +65,8 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     hellos = {}
     for name in names.values():
         message = transport.receive(name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s)
-        handshake.check_hello(config, message)
-        hellos[name] = message
-    transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
+        hellos[name] = handshake.read_hello(config, message)
+    transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts).to_message())
     rounds = RoundCounter()
     started = time.monotonic()
     for stage in stages:
@@ -81,7 +80,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
             rounds=rounds,
         )
         np.save(folder / f"{stage.release}.npy", stage.run(exchange))
-        transport.broadcast(list(hellos), Message(kind=StarKind.DONE))
+        transport.broadcast(list(hellos), Done().to_message())
     report(ROUNDS_EVENT, seconds=time.monotonic() - started)
 
 
@@ -114,7 +113,8 @@ def _serve(
     config, deadline_s = stages[0].config, stages[0].settings.timeout_s
     transport.connect(deadline_s)
     key = SessionKey(session=transport.session, rank=rank, name=identity.name)
-    transport.send(handshake.hello(config, identity=identity, key=key, epochs=[]))
+    hello = handshake.hello(config, identity=identity, key=key, epochs=[])
+    transport.send(hello.to_message())
     message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=deadline_s)
     _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
     sum_to, masks = sum_from_secondary(transport, stages[0].plan, pair_keys, rank=rank)
