@@ -163,7 +163,7 @@ def nothing(*_: Any) -> None:
 
 
 def family_config(method: str, setting: Setting) -> FedHSSLConfig:
-    return FAMILIES[method].config_class(**setting.model)
+    return FAMILIES[method].settings_class(**setting.model)
 
 
 def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:

@@ -83,7 +83,7 @@ def pretrain_as_primary(
     )
     encoders = run.learning.learner.encoders()
     save_encoders(run_folder / "parties" / name, encoders)
-    hand_over(primary.top, encoders, party=name)
+    hand_over(config, primary.top, encoders, party=name)
     return figures
 
 
@@ -140,4 +140,4 @@ def pretrain_as_secondary(
     ).serve()
     encoders = part.learning.learner.encoders()
     save_encoders(folder, encoders)
-    hand_over(secondary.bottom, encoders, party=table.name)
+    hand_over(config, secondary.bottom, encoders, party=table.name)

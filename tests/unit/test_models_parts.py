@@ -8,6 +8,7 @@ from sklearn.metrics import mean_squared_error
 from torch import nn
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
 from securevfl.models.fet.config import FeTConfig
 from securevfl.models.initial import initialise
 from securevfl.models.metrics import auc
@@ -175,7 +176,7 @@ def test_families_keep_the_protocols_and_their_cut_shape(
 ) -> None:
     """What a bottom gives, pooled where the family says so, is what the top takes."""
     family = FAMILIES[name]
-    config = family.config_from(table)
+    config = read_settings(family.settings_class, table, where="model")
     links = config.neighbours
     bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen)
     top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
@@ -197,7 +198,7 @@ def test_a_recordwise_bottom_is_recordwise(name: str) -> None:
     """Position j depends on link j alone, and is zero where there is no link."""
     family = FAMILIES[name]
     for frozen in (False, True):
-        config = family.config_class()
+        config = family.settings_class()
         links = config.neighbours
         bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen).eval()
         if not bottom.recordwise:
@@ -243,7 +244,7 @@ def test_families_that_there_are_not_are_refused(name: object, text: str) -> Non
 def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
-        FAMILIES["fet"].config_from(table)
+        read_settings(FAMILIES["fet"].settings_class, table, where="model")
 
 
 def test_a_perceptron_without_hidden_layers_is_linear() -> None:
