@@ -25,6 +25,7 @@ from securevfl.federation.run_plan import is_frozen, slots
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.models.claims import check_bottom, check_top
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -59,8 +60,10 @@ def build_secondary(
     """Initialise and protect one linked secondary.
 
     Raises:
+        ConfigError: If its bottom model is not what its family says.
         DataError: If its table has too few records.
-        PrivacyError: If its features were made in a way that the promise does not allow.
+        PrivacyError: If its features were made, or its bottom model mixes rows or records, in a
+            way that the promise does not allow.
     """
     frozen = is_frozen(config)
     require_enough_records(config, table)
@@ -82,7 +85,16 @@ def build_secondary(
             )
         ),
     )
-    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
+    if config.encoder is None:
+        check_bottom(
+            config.family,
+            config.model,
+            bottom,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            pooled=plan.pooled,
+        )
+    if _promised_row_by_row(config):
         require_separate_rows(bottom, encoder=config.privacy.encoder)
     # The plan speaks of rows that are means over K slots; what leaves is their sum.
     noise_std = plan.noise_share_std() * slots(config, plan)
@@ -120,6 +132,13 @@ def build_secondary(
     )
 
 
+def _promised_row_by_row(config: FederationConfig) -> bool:
+    """Whether the budget holds only if no row moves another's representation."""
+    privacy = config.privacy
+    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
+    return privacy.mechanism != "none" and not published
+
+
 def _gradient_noise(config: FederationConfig, plan: ReleasePlan) -> GradientNoise | None:
     if config.privacy.encoder != "dp-trained":
         return None
@@ -155,8 +174,12 @@ def build_top(
     feature_names: Sequence[str],
     outputs: int,
 ) -> nn.Module:
-    """Return the primary's top model with its initial weights."""
-    return _initialised(
+    """Return the primary's top model with its initial weights.
+
+    Raises:
+        ConfigError: If it is not what its family says.
+    """
+    top = _initialised(
         config,
         config.primary.name,
         lambda: config.family.build_top(
@@ -168,6 +191,15 @@ def build_top(
             classes=config.federation.task != "regression",
         ),
     )
+    check_top(
+        config.family,
+        config.model,
+        top,
+        num_features=num_features,
+        key_dim=key_dim,
+        outputs=outputs,
+    )
+    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:

@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.learner import Learner, Step
 
@@ -72,6 +75,26 @@ class Family(ABC, Generic[S]):
     pretraining: ClassVar[tuple[Step, ...]] = ()
     """Steps of self-supervised pretraining before training; none for most families. Whoever names
     some offers :meth:`build_learner` and :meth:`load_pretrained`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def settings_from(self, table: Mapping[str, Any]) -> S:
+        """Read the family's settings from a parsed ``[model]`` table, without ``family``.
+
+        What the rest of the package reads of them is checked here, whatever the family checks.
+
+        Raises:
+            ConfigError: For an unknown field (allowed ones are listed) or an impossible value.
+        """
+        try:
+            settings = read_settings(self.settings_class, table, where="model")
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"model: {error}") from None
+        _check_common(settings)
+        return settings
 
     @abstractmethod
     def build_bottom(
@@ -181,6 +204,18 @@ class Family(ABC, Generic[S]):
     def pretraining_warning(self, settings: S, feature_names: Sequence[str]) -> str | None:  # noqa: ARG002
         """Return what to warn a party of whose feature columns are called so, if anything."""
         return None
+
+
+def _check_common(settings: FamilySettings) -> None:
+    sizes = {f"model.cut_shape[{axis}]": size for axis, size in enumerate(settings.cut_shape)}
+    least_one = {"model.neighbours": settings.neighbours, **sizes}
+    averaging = {"model.average_positions_every": settings.average_positions_every}
+    checks.whole(**least_one, **averaging)
+    checks.at_least(1, **least_one)
+    checks.at_least(0, **averaging)
+    checks.fraction(**{"model.party_dropout": settings.party_dropout})
+    if len(sizes) != 2:
+        raise ConfigError(f"model.cut_shape must be two sizes, got {settings.cut_shape!r}")
 
 
 AnyFamily: TypeAlias = Family[Any]

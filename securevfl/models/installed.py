@@ -11,14 +11,13 @@ that no installed package registers leads to no import.
 
 import dataclasses
 import inspect
-import traceback
 import typing
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Final
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, in_one_line
 from securevfl.models.family import AnyFamily, Family, FamilySettings
 from securevfl.models.learner import Step
 
@@ -58,7 +57,7 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
         raise ConfigError(f"{where}{error}") from None
     except Exception as error:  # noqa: BLE001 - another package's code may fail in any way
         raise ConfigError(
-            f"{where}can't be loaded: {_in_one_line(error)}; repair or uninstall the package"
+            f"{where}can't be loaded: {in_one_line(error)}; repair or uninstall the package"
         ) from None
     if family.name != entry.name:
         raise ConfigError(f"{where}calls itself {family.name!r}; the two names must be equal")
@@ -75,6 +74,8 @@ def _made(found: object) -> AnyFamily:
     for attribute in ("name", "settings_class"):
         if not hasattr(found, attribute):
             raise ConfigError(f"has no {attribute}, which every family has")
+    if not found.max_distance >= 0:
+        raise ConfigError(f"max_distance must be at least 0, got {found.max_distance!r}")
     _check_settings(found.settings_class)
     _check_pretraining(found)
     family: AnyFamily = found()
@@ -110,9 +111,3 @@ def _check_pretraining(family: type[AnyFamily]) -> None:
     for method in ("build_learner", "load_pretrained"):
         if family.pretraining and getattr(family, method) is getattr(Family, method):
             raise ConfigError(f"names steps of pretraining, and has no {method}")
-
-
-def _in_one_line(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text} ({frames[-1].filename}:{frames[-1].lineno})"

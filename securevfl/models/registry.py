@@ -40,6 +40,8 @@ FAMILIES: Mapping[str, AnyFamily] = MappingProxyType({family.name: family for fa
 """The package's own families; others come by entry point, see :mod:`securevfl.models.installed`."""
 
 _ONE_PARTY = ("solo", "combine")
+# Methods of comparisons that are no families, and whose names mean them alone.
+_METHODS = (*_ONE_PARTY, "boosting", "fedcvt")
 
 
 def family_names() -> tuple[str, ...]:
@@ -64,9 +66,9 @@ def family_named(name: object) -> AnyFamily:
         )
     installed = installed_families().get(name, ()) if isinstance(name, str) else ()
     owners = [repr(package_of(entry)) for entry in installed]
-    if not isinstance(name, str) or not (owners or name in FAMILIES):
+    if not isinstance(name, str) or not (name in FAMILIES or installed):
         raise ConfigError(f"model.family: must be one of {known}; got {name!r}")
-    if name in FAMILIES:
+    if name in FAMILIES or name in _METHODS:
         owners.insert(0, "securevfl itself")
     if len(owners) > 1:
         raise ConfigError(

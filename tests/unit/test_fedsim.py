@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.core.settings import read_settings
 from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
@@ -324,7 +323,7 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
 
     assert family.cut_shape(family.settings_class(hidden=5)) == (1, 5)
     with pytest.raises(ConfigError, match=r"model\.neighbours: no such field"):
-        read_settings(family.settings_class, {"neighbours": 3}, where="model")
+        family.settings_from({"neighbours": 3})
 
 
 @pytest.mark.parametrize(
@@ -342,7 +341,7 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
 def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
-        read_settings(FAMILIES["fedsim"].settings_class, table, where="model")
+        FAMILIES["fedsim"].settings_from(table)
 
 
 def test_importance_of_a_linear_merge_is_its_weight_times_its_input() -> None:

@@ -8,7 +8,6 @@ from sklearn.metrics import mean_squared_error
 from torch import nn
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.settings import read_settings
 from securevfl.models.fet.config import FeTConfig
 from securevfl.models.initial import initialise
 from securevfl.models.metrics import auc
@@ -176,7 +175,7 @@ def test_families_keep_the_protocols_and_their_cut_shape(
 ) -> None:
     """What a bottom gives, pooled where the family says so, is what the top takes."""
     family = FAMILIES[name]
-    config = read_settings(family.settings_class, table, where="model")
+    config = family.settings_from(table)
     links = config.neighbours
     bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen)
     top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
@@ -244,7 +243,7 @@ def test_families_that_there_are_not_are_refused(name: object, text: str) -> Non
 def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
-        read_settings(FAMILIES["fet"].settings_class, table, where="model")
+        FAMILIES["fet"].settings_from(table)
 
 
 def test_a_perceptron_without_hidden_layers_is_linear() -> None:
