@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
-from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.registry import family_named, family_names
 
 Settings = BaselineConfig | BoostingConfig | FedCVTConfig

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
     from securevfl.models.baselines.linked_config import Top1SimConfig as Top1Sim
     from securevfl.models.family import Family, FamilySettings
-    from securevfl.models.fedhssl.config import FedCSSLConfig as FedCSSL
-    from securevfl.models.fedhssl.config import FedGSSLConfig as FedGSSL
-    from securevfl.models.fedhssl.config import FedHSSLConfig as FedHSSL
-    from securevfl.models.fedhssl.config import FedLocalSSLConfig as FedLocalSSL
-    from securevfl.models.fedhssl.config import FedSplitNNConfig as FedSplitNN
-    from securevfl.models.fedsim.config import FedSimConfig as FedSim
-    from securevfl.models.fet.config import FeTConfig as FeT
+    from securevfl.models.fedhssl.fedhssl_config import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedSplitNNConfig as FedSplitNN
+    from securevfl.models.fedsim.fedsim_config import FedSimConfig as FedSim
+    from securevfl.models.fet.fet_config import FeTConfig as FeT
     from securevfl.models.split import Bottom, Top
 
 __all__ = [
@@ -47,14 +47,14 @@ _HOMES = {
     "Exact": ("securevfl.models.baselines.linked_config", "ExactConfig"),
     "Family": ("securevfl.models.family", "Family"),
     "FamilySettings": ("securevfl.models.family", "FamilySettings"),
-    "FeT": ("securevfl.models.fet.config", "FeTConfig"),
+    "FeT": ("securevfl.models.fet.fet_config", "FeTConfig"),
     "FeatureSim": ("securevfl.models.baselines.linked_config", "FeatureSimConfig"),
-    "FedCSSL": ("securevfl.models.fedhssl.config", "FedCSSLConfig"),
-    "FedGSSL": ("securevfl.models.fedhssl.config", "FedGSSLConfig"),
-    "FedHSSL": ("securevfl.models.fedhssl.config", "FedHSSLConfig"),
-    "FedLocalSSL": ("securevfl.models.fedhssl.config", "FedLocalSSLConfig"),
-    "FedSim": ("securevfl.models.fedsim.config", "FedSimConfig"),
-    "FedSplitNN": ("securevfl.models.fedhssl.config", "FedSplitNNConfig"),
+    "FedCSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedCSSLConfig"),
+    "FedGSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedGSSLConfig"),
+    "FedHSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedHSSLConfig"),
+    "FedLocalSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedLocalSSLConfig"),
+    "FedSim": ("securevfl.models.fedsim.fedsim_config", "FedSimConfig"),
+    "FedSplitNN": ("securevfl.models.fedhssl.fedhssl_config", "FedSplitNNConfig"),
     "Top": ("securevfl.models.split", "Top"),
     "Top1Sim": ("securevfl.models.baselines.linked_config", "Top1SimConfig"),
 }

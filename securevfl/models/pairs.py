@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.frozen import FrozenBottom
 from securevfl.models.mlp import MLP
 from securevfl.models.pair_settings import PairSettings
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.task import Task
-from securevfl.models.metrics import accuracy, auc, rmse
+from securevfl.models.task_metrics import accuracy, auc, rmse
 
 _METRIC_NAMES = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
 

@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.primary import PrimaryData
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
 from securevfl.models.tasks import TaskHead

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import (
     CheapDropout,

@@ -8,13 +8,13 @@ from sklearn.metrics import mean_squared_error
 from torch import nn
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.initial import initialise
-from securevfl.models.metrics import auc
 from securevfl.models.mlp import MLP
 from securevfl.models.optimisers import OPTIMIZERS, build_optimizer
 from securevfl.models.registry import FAMILIES, family_named
 from securevfl.models.split import Bottom, Top
+from securevfl.models.task_metrics import auc
 from securevfl.models.tasks import TaskHead
 
 SMALL = FeTConfig(neighbours=4, hidden=8, heads=2, fourier_features=6, fourier_width=5)

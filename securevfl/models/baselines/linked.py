@@ -13,9 +13,9 @@ from securevfl.models.baselines.linked_config import (
     Top1SimConfig,
 )
 from securevfl.models.family import Family
+from securevfl.models.mean_similarities import mean_similarities
 from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings, PairSettings
 from securevfl.models.pairs import PairModel, build_record_bottom
-from securevfl.models.similarities import mean_similarities
 
 
 class AverageTop(nn.Module):

@@ -11,7 +11,7 @@ from securevfl.models.family import Family
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages
 from securevfl.models.fedhssl.columns import one_hot_columns
-from securevfl.models.fedhssl.config import (
+from securevfl.models.fedhssl.fedhssl_config import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
@@ -63,7 +63,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
         Raises:
             PrivacyError: For ``norm = "batch"``.
         """
-        if settings.norm == "batch":
+        if settings.encoder_config.mixes_rows:
             raise PrivacyError(
                 'model.norm: "batch" lets one record move the representations of a whole batch, so '
                 'epsilon would not hold; use norm = "layer"'

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from securevfl.models.family import Family
-from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.top import FedSimTop
 from securevfl.models.pairs import build_record_bottom
 

@@ -7,9 +7,9 @@ from torch import nn
 from securevfl.models.family import Family
 from securevfl.models.fet.additive import AdditiveTop
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
-from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.top import FeTTop
+from securevfl.models.frozen import FrozenBottom
 
 
 class FeTFamily(Family[FeTConfig]):

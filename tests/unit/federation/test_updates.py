@@ -22,7 +22,7 @@ from securevfl.federation.updates import (
 )
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.registry import FAMILIES
 
 ROWS, LINKS, FEATURES = 13, 4, 3
