@@ -24,12 +24,12 @@ from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
 from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
-from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages
 from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.config import FedHSSLConfig
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.split import FedHSSLBottom, FedHSSLTop
@@ -167,7 +167,7 @@ def nothing(*_: Any) -> None:
 
 
 def family_config(method: str, setting: Setting) -> FedHSSLConfig:
-    return FAMILIES[method].config_class(**setting.model)
+    return FAMILIES[method].settings_class(**setting.model)
 
 
 def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:

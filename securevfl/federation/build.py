@@ -26,6 +26,7 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.models.claims import check_bottom, check_top
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -65,17 +66,18 @@ def build_secondary(
         device: Where it computes.
 
     Raises:
+        ConfigError: If its bottom model is not what its family says.
         DataError: If its table has too few records.
-        PrivacyError: If its features were made in a way that the promise does not allow.
+        PrivacyError: If its features were made, or its bottom model mixes rows or records, in a
+            way that the promise does not allow.
     """
     config = plan.config
     require_enough_records(config, table)
-    promised = config.privacy.encoder != "trained" and config.privacy.mechanism != "none"
-    if promised:
+    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
         _require_declared_features(table, encoder=config.privacy.encoder)
     features = features_of(party, table)
     bottom = _build_bottom(plan, party, table)
-    if promised:
+    if _promised_row_by_row(config):
         require_separate_rows(bottom, encoder=config.privacy.encoder)
     return Secondary(
         SecondaryData(
@@ -103,7 +105,7 @@ def build_secondary(
 
 def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.Module:
     config = plan.config
-    return _initialised(
+    bottom = _initialised(
         config,
         party.name,
         lambda: (
@@ -118,6 +120,23 @@ def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.
             )
         ),
     )
+    if config.encoder is None:
+        check_bottom(
+            config.family,
+            config.model,
+            bottom,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            pooled=plan.releases.pooled,
+        )
+    return bottom
+
+
+def _promised_row_by_row(config: FederationConfig) -> bool:
+    """Whether the budget holds only if no row moves another's representation."""
+    privacy = config.privacy
+    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
+    return privacy.mechanism != "none" and not published
 
 
 def _release_noise(plan: RunPlan) -> NoiseBuffer | None:
@@ -174,8 +193,11 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
         config: The federation file.
         table: The primary's table.
         outputs: Numbers that the task asks for.
+
+    Raises:
+        ConfigError: If it is not what its family says.
     """
-    return _initialised(
+    top = _initialised(
         config,
         config.primary.name,
         lambda: config.family.build_top(
@@ -187,6 +209,15 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
             classes=config.federation.task != "regression",
         ),
     )
+    check_top(
+        config.family,
+        config.model,
+        top,
+        num_features=table.num_features,
+        key_dim=table.key_dim,
+        outputs=outputs,
+    )
+    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:

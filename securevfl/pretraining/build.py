@@ -1,23 +1,18 @@
 """Build each party's part of pretraining from the federation file."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import DataError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
 from securevfl.federation.secondary import SecondaryData
-from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
-from securevfl.models.fedhssl.augment_images import AugmentedImages
-from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
-from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.pretraining.exchange import PretrainingExchange
 from securevfl.pretraining.learner_with_records import LearnerWithRecords
 from securevfl.pretraining.rows import even_batches, pretraining_rows
@@ -45,39 +40,26 @@ def build_learner(
         DataError: If there are too few records.
         ConfigError: If the encoder does not fit the features.
     """
-    name, index = table.name, torch.as_tensor(own, device=features.device)
-    columns = config.model.columns(table.feature_names)
-    learner = PartyLearner(
+    name = table.name
+    if "local" in config.family.pretraining and len(own) < 2:
+        raise DataError(
+            f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
+        )
+    learner = config.family.build_learner(
         config.model,
         config.pretraining,
-        num_features=features.shape[1],
-        columns=columns,
-        records=len(own),
-        # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
-        augment=_augmentation(config, features[index], one_hot_columns(table.feature_names)),
+        features=features[torch.as_tensor(own, device=features.device)],
+        feature_names=table.feature_names,
         party=name,
         seed=config.federation.seed,
-        device=features.device,
     )
     return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
 
 
-def _warn_without_words(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
-    if config.model.encoder == "embedding" and not config.model.columns(table.feature_names):
-        text = (
-            f'{table.name}: no feature column holds words, so that encoder = "embedding" embeds '
-            f"nothing there; list the values of a column of codes as party.categories"
-        )
-        observe({"event": "warning", "text": text})
-
-
-def _augmentation(
-    config: FederationConfig, own: Tensor, columns: Sequence[CategoricalColumn]
-) -> Augmentation:
-    if config.model.encoder == "resnet18":
-        low, high = (float(end) for end in torch.aminmax(own))
-        return AugmentedImages(image=config.model.image, low=low, high=high)
-    return CorruptedFeatures(own, rate=config.pretraining.corruption, columns=columns)
+def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
+    text = config.family.pretraining_warning(config.model, table.feature_names)
+    if text is not None:
+        observe({"event": "warning", "text": f"{table.name}: {text}"})
 
 
 def build_pretraining_secondary(
@@ -99,7 +81,7 @@ def build_pretraining_secondary(
         start: Iterations that are done already.
         observe: Hears of warnings.
     """
-    _warn_without_words(config, table, observe)
+    _warn(config, table, observe)
 
     def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
         return build_learner(config, data.features, own, table=table)
@@ -138,7 +120,7 @@ def build_run(
         DataError: If there are too few rows.
     """
     settings, data = config.pretraining, primary.data
-    _warn_without_words(config, table, observe)
+    _warn(config, table, observe)
     rows = pretraining_rows(data.split, aligned=settings.aligned, seed=config.federation.seed)
     run = PretrainingRun(
         build_learner(config, data.features, rows.own, table=table),

@@ -63,7 +63,7 @@ def pretrain_as_primary(
     figures = run_pretraining(run, config, run_folder, start=start, split=primary.data.split)
     encoders = run.learning.learner.encoders()
     save_encoders(files.folder, encoders)
-    hand_over(primary.top, encoders, party=table.name)
+    hand_over(config, primary.top, encoders, party=table.name)
     return figures
 
 
@@ -114,4 +114,4 @@ def pretrain_as_secondary(
     PretrainingServer(part, transport, sum_to, plan, device=secondary.device, log=files.log).serve()
     encoders = part.learning.learner.encoders()
     save_encoders(files.folder, encoders)
-    hand_over(secondary.bottom, encoders, party=table.name)
+    hand_over(config, secondary.bottom, encoders, party=table.name)

@@ -100,5 +100,5 @@ def pretrain_in_process(
     for party, model in models.items():
         encoders = learners[party].encoders()
         save_encoders(stores[party].folder, encoders)
-        hand_over(model, encoders, party=party)
+        hand_over(config, model, encoders, party=party)
     return figures

@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.primary import PrimaryData
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
 
@@ -90,9 +90,7 @@ def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray
 
 def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
     # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
-    # A family without the setting takes none.
-    taken = getattr(config.model, "keys_as_features", False)
-    return solo_inputs(data.features, data.keys if taken else None)
+    return solo_inputs(data.features, data.keys if config.model.keys_as_features else None)
 
 
 def _fit(

@@ -8,20 +8,21 @@ from typing import Any
 
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
-from securevfl.config.sections import Task, TrainingSettings
-from securevfl.core.errors import ConfigError
+from securevfl.config.sections import TrainingSettings
 from securevfl.core.progress import Observer
+from securevfl.core.task import Task
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
+from securevfl.models.family import FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.registry import FAMILIES
+from securevfl.models.registry import family_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.simulation import SimulationResult, simulate_federation
 
 
 def simulate(
     parties: Sequence[PartyTable],
-    model: Any,
+    model: FamilySettings,
     *,
     privacy: Privacy,
     training: TrainingSettings | None = None,
@@ -38,7 +39,8 @@ def simulate(
 
     Args:
         parties: The primary's table, with labels, then the secondaries'.
-        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``.
+        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
+            installed package's family, too.
         privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
         training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
         pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
@@ -92,7 +94,7 @@ def _task_of(primary: PartyTable) -> Task:
 
 def _source(
     parties: Sequence[PartyTable],
-    model: Any,
+    model: FamilySettings,
     *,
     privacy: Privacy,
     training: TrainingSettings,
@@ -102,10 +104,6 @@ def _source(
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int,
 ) -> dict[str, Any]:
-    family = next((one for one in FAMILIES.values() if type(model) is one.config_class), None)
-    if family is None:
-        known = ", ".join(one.config_class.__name__ for one in FAMILIES.values())
-        raise ConfigError(f"model: must be one of {known}, got {type(model).__name__}")
     tables = []
     for number, party in enumerate(parties):
         own = bounds.get(party.name) if isinstance(bounds, Mapping) else bounds
@@ -121,7 +119,7 @@ def _source(
         )
     return {
         "federation": {"name": "simulation", "task": task, "seed": seed},
-        "model": {"family": family.name, **_given(model)},
+        "model": {"family": family_of(model).name, **_given(model)},
         "training": _given(training),
         "pretraining": _given(pretraining),
         "privacy": _given(privacy),

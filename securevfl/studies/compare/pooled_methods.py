@@ -16,10 +16,10 @@ from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.keys import keys_of
 from securevfl.linking.shown import linked_primary, shown_keys
+from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.boosting import fit_boosting
-from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.fit import BaselineResult
-from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.tasks import TaskHead

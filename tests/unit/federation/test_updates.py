@@ -23,7 +23,7 @@ from securevfl.federation.updates import (
 )
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.registry import FAMILIES
 
 ROWS, LINKS, FEATURES = 13, 4, 3
@@ -103,7 +103,7 @@ def test_without_clip_and_noise_a_lesson_is_the_plain_gradient(
 def test_every_family_can_be_taught_row_by_row(name: str) -> None:
     """Nothing in a bottom model may depend on which links there are, or pool behind the clip."""
     family = FAMILIES[name]
-    config = family.config_class()
+    config = family.settings_class()
     torch.manual_seed(3)
     bottom = family.build_bottom(config, num_features=FEATURES, key_dim=2).train()
     if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in bottom.modules()):
