@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.studies.links import study_links
 
 SIMPLER = ("top1sim", "avgsim", "exact")
@@ -22,7 +22,7 @@ SIMPLER = ("top1sim", "avgsim", "exact")
 
 def deltas(folder: Path) -> dict[str, float]:
     """Return Delta per link of a row, so that tables with other K can be compared."""
-    config = read_federation_file(folder / "fed.toml")
+    config = read_federation(folder / "fed.toml")
     with tempfile.TemporaryDirectory() as links:
         study = study_links(config, folder, Path(links), estimate=True, observe=lambda _event: None)
     (secondary,) = study.figures["secondaries"].values()

@@ -28,7 +28,7 @@ import pandas as pd
 import tomli_w
 import torch
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
 from securevfl.launch.ports import free_port
 from securevfl.runtime.party import PartyJob, run_party
@@ -119,7 +119,7 @@ def run_measured(role: str, path: Path, options: argparse.Namespace) -> None:
     """Be the primary, or the whole simulation."""
     keep_freed_memory()
     torch.set_num_threads(options.threads)
-    config = read_federation_file(path)
+    config = read_federation(path)
     device = torch.device("cpu")
     turns = Turns(options.steps)
     if role == "simulated":
@@ -225,7 +225,7 @@ def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]
         try:
             sides["federated"].helpers = {
                 party.name: start_secondary(party.name, path, options.threads)
-                for party in read_federation_file(path).secondaries
+                for party in read_federation(path).secondaries
             }
             for number in range(TURNS):
                 for side in sides.values():

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from securevfl.cli.compare_progress import CompareProgress
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
@@ -35,7 +35,7 @@ def run_compare(
         raise ConfigError(f"--jobs: must be at least 1, got {jobs}")
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
-    config = read_federation_file(path)
+    config = read_federation(path)
     comparison = Comparison(
         config=config,
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),

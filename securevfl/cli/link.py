@@ -10,7 +10,7 @@ from rich.table import Table
 
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.run import run_folder_for
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.studies.links import study_links
@@ -21,7 +21,7 @@ def run_link(
 ) -> None:
     """Link a federation's tables in this process and print how good the links are."""
     keep_freed_memory()
-    config = read_federation_file(path, only_linkage=True)
+    config = read_federation(path, only_linkage=True)
     folder = run_folder_for(config, out)
     files.require_writable_folder(folder)
     with RunProgress(metric="recall") as progress:

@@ -11,7 +11,7 @@ from typing import Any
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining, print_results
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
@@ -50,7 +50,7 @@ def run_train(
     as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation on this machine, one process per party; print its metrics."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
     if metrics is None:
@@ -92,7 +92,7 @@ def run_simulate(
     as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation in this process; print its metrics."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
     if metrics is None:
@@ -136,7 +136,7 @@ def run_party(
     from securevfl.runtime.party import run_party as run_one_party
 
     try:
-        config = read_federation_file(path)
+        config = read_federation(path)
         folder = run_folder_for(config, out, resume=resume)
         _warn(config)
         job = PartyJob(
@@ -190,7 +190,7 @@ def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
     path = folder / "metrics.json"
     if not path.exists():
         return None
-    ran = read_federation_file(folder / "federation.toml")
+    ran = read_federation(folder / "federation.toml")
     if ran.settings_digest != config.settings_digest:
         raise ConfigError(
             f"run folder {folder}: holds a finished run of other settings; restore the federation "

@@ -27,7 +27,7 @@ from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_named
 
 
-def read_federation_file(path: Path, *, only_linkage: bool = False) -> FederationConfig:
+def read_federation(path: Path, *, only_linkage: bool = False) -> FederationConfig:
     """Read and check a federation file.
 
     Args:
@@ -50,7 +50,7 @@ def read_federation_file(path: Path, *, only_linkage: bool = False) -> Federatio
 def parse_federation(
     source: Mapping[str, Any], *, file: str, only_linkage: bool = False
 ) -> FederationConfig:
-    """Check a parsed federation file; see :func:`read_federation_file`."""
+    """Check a parsed federation file; see :func:`read_federation`."""
     sections = {
         "federation",
         "model",

@@ -16,7 +16,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 from securevfl.runtime.device import device_named
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 
 
 def simulate(
@@ -33,7 +33,7 @@ def simulate(
     device: str = "cpu",
     out: Path | None = None,
     observe: Observer = lambda _event: None,
-) -> SimulationResult:
+) -> RunResult:
     """Run a federation in this process.
 
     Args:

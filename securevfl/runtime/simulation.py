@@ -32,7 +32,7 @@ from securevfl.runtime.run_folder import write_federation
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationResult:
+class RunResult:
     """What a simulated run leaves behind in memory."""
 
     metrics: dict[str, Any]
@@ -58,7 +58,7 @@ def simulate_federation(
     with_solo: bool = True,
     observe: Observer = lambda _event: None,
     pretrain_only: bool = False,
-) -> SimulationResult:
+) -> RunResult:
     """Run all parties of a federation in this process.
 
     Args:
@@ -102,7 +102,7 @@ def _simulate(
     observe: Observer,
     ledgers: contextlib.ExitStack,
     pretrain_only: bool,
-) -> SimulationResult:
+) -> RunResult:
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
@@ -187,12 +187,12 @@ def _simulate(
         )
     if pretrain_only:
         figures = write_pretraining(run_folder, run.pretraining, {})
-        return SimulationResult(metrics=figures, history=[], losses=[], ledger=[])
+        return RunResult(metrics=figures, history=[], losses=[], ledger=[])
     run.train(resume_epoch=epoch)
     metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
     assert ledger.path is not None
     lines = ledger.path.read_text(encoding="utf-8").splitlines()
-    return SimulationResult(
+    return RunResult(
         metrics=metrics,
         history=run.primary.history,
         losses=run.primary.losses,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -26,7 +26,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
             losses.append(event["loss"])
 
     metrics, _ = train_in_processes(
-        read_federation_file(path),
+        read_federation(path),
         out,
         data_root=path.parent,
         resume=False,
@@ -37,7 +37,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
 
 
 def simulated(path: Path, out: Path):
-    config = read_federation_file(path)
+    config = read_federation(path)
     return simulate_federation(
         config, read_tables(config, path.parent), out, device=torch.device("cpu")
     )
