@@ -15,8 +15,9 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.runtime.preflight import warnings_about
-from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.table import summary, table_rows, write_comparison
+from securevfl.studies.compare.comparison import Comparison
+from securevfl.studies.compare.table import table_rows
+from securevfl.studies.entry import compare_and_write
 
 
 def run_compare(
@@ -55,7 +56,7 @@ def run_compare(
             progress.done(result)
 
         try:
-            results = compare_methods(comparison, jobs=jobs, tell=progress, done=done)
+            figures = compare_and_write(comparison, jobs=jobs, tell=progress, done=done)
         except KeyboardInterrupt:
             progress.stop()
             print(
@@ -64,9 +65,6 @@ def run_compare(
                 file=sys.stderr,
             )
             raise
-    figures = summary(results, federation=config.federation.name, task=config.federation.task)
-    figures["folder"] = str(comparison.folder)
-    write_comparison(comparison.folder, figures, results)
     _write_plot(comparison.folder, figures)
     if as_json:
         print(json.dumps(figures))

@@ -54,3 +54,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'securevfl.models' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), f"{name}Config")
+
+
+def __dir__() -> list[str]:
+    """Name everything public, loaded yet or not."""
+    return __all__

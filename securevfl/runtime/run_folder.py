@@ -12,9 +12,11 @@ import tomli_w
 from securevfl.config.channels import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
+from securevfl.core.errors import ConfigError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
 
+_COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
 
@@ -25,6 +27,27 @@ def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> Non
     writer.writeheader()
     writer.writerows({name: row.get(name, "") for name in HISTORY_FIELDS} for row in history)
     files.write_text(run_folder / "history.csv", buffer.getvalue())
+
+
+def read_history(run_folder: Path) -> list[dict[str, Any]]:
+    """Read ``history.csv``: one mapping an epoch, without what was not known.
+
+    Raises:
+        ConfigError: If the folder has none.
+    """
+    path = run_folder / "history.csv"
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                {name: _number(name, text) for name, text in row.items() if text}
+                for row in csv.DictReader(file)
+            ]
+    except OSError:
+        raise ConfigError(f"run folder {run_folder}: has no {path.name}") from None
+
+
+def _number(name: str, text: str) -> float | int:
+    return int(text) if name in _COUNTS else float(text)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -2,7 +2,8 @@
 
 import sys
 
-from securevfl.federation import audit_party, audit_worlds
+from securevfl.studies.audit import party as audit_party
+from securevfl.studies.audit import worlds as audit_worlds
 
 build = audit_worlds.build_secondary
 
