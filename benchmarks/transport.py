@@ -37,9 +37,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from securevfl.core.memory import keep_freed_memory
+from securevfl.federation.messages import RoundKind
 from securevfl.launch.ports import free_port
+from securevfl.linking.messages import LinkingKind
 from securevfl.transport.identity import Identity, public_text
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.provision import provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 from securevfl.transport.tls import tls_context
@@ -67,12 +69,12 @@ def cpu_s() -> float:
 def ours_round(transport: PrimaryTransport, counter: Iterator[int]) -> Round:
     def run(words: int) -> int:
         number = next(counter)
-        plan = Message(kind=MessageKind.PLAN, round_number=number, tensors={"rows": ROWS})
+        plan = Message(kind=RoundKind.PLAN, round_number=number, tensors={"rows": ROWS})
         transport.broadcast(transport.secondaries, plan)
         return sum(
             int(message.tensor("words", dtype="int64", shape=(words,))[-1])
             for message in transport.receive_each(
-                transport.secondaries, MessageKind.SHARE, round_number=number, deadline_s=WAIT_S
+                transport.secondaries, RoundKind.SHARE, round_number=number, deadline_s=WAIT_S
             )
         )
 
@@ -159,15 +161,15 @@ def serve_secondary(folder: Path, name: str, ports: list[int]) -> None:
         raw = stack.enter_context(raw_client(identity, ports[2]))
         while True:
             order = transport.receive(
-                (MessageKind.EPOCH, MessageKind.DONE), round_number=None, deadline_s=WAIT_S
+                (RoundKind.EPOCH, StarKind.DONE), round_number=None, deadline_s=WAIT_S
             )
-            if order.kind is MessageKind.DONE:
+            if order.kind is StarKind.DONE:
                 return
             words = np.full(order.figure("words", int), 1, dtype=np.int64)
             started = cpu_s()
             answer(order, words, transport, exchange, raw)
             spent = {"cpu_s": cpu_s() - started}
-            transport.send(Message(kind=MessageKind.LINKED, meta=spent))
+            transport.send(Message(kind=LinkingKind.LINKED, meta=spent))
 
 
 def answer(
@@ -187,10 +189,10 @@ def answer(
             receive_words(raw, len(ROWS))
             raw.sendall(words.data.cast("B"))
         else:
-            plan = transport.receive(MessageKind.PLAN, round_number=None, deadline_s=WAIT_S)
+            plan = transport.receive(RoundKind.PLAN, round_number=None, deadline_s=WAIT_S)
             transport.send(
                 Message(
-                    kind=MessageKind.SHARE,
+                    kind=RoundKind.SHARE,
                     round_number=plan.round_number,
                     tensors={"words": words},
                 ),
@@ -295,7 +297,7 @@ def measure(count: int, *, turns: int, rounds: int) -> dict[str, dict[str, dict[
             size: take_turns(transport, star, runs, words, turns=turns, rounds=rounds)
             for size, words in SIZES.items()
         }
-        transport.broadcast(transport.secondaries, Message(kind=MessageKind.DONE))
+        transport.broadcast(transport.secondaries, Message(kind=StarKind.DONE))
         return result
 
 
@@ -314,7 +316,7 @@ def take_turns(
         for variant in VARIANTS:
             order = {"variant": variant, "words": words, "rounds": rounds}
             cpu = cpu_s()
-            transport.broadcast(transport.secondaries, Message(kind=MessageKind.EPOCH, meta=order))
+            transport.broadcast(transport.secondaries, Message(kind=RoundKind.EPOCH, meta=order))
             if variant == "grpc_mtls":
                 star.collect()  # a call brings its share first, and takes the announcement back
             started = time.perf_counter()
@@ -324,7 +326,7 @@ def take_turns(
             if variant == "grpc_mtls":
                 star.announce()
             reports = transport.receive_each(
-                transport.secondaries, MessageKind.LINKED, round_number=0, deadline_s=WAIT_S
+                transport.secondaries, LinkingKind.LINKED, round_number=0, deadline_s=WAIT_S
             )
             others = sum(report.figure("cpu_s", float) for report in reports)
             if turn:  # the first turn warms up

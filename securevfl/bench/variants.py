@@ -14,6 +14,7 @@ from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.exchange_over_star import PrimaryWire
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.star_secondary import SecondaryWire
 from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms, to_float
 from securevfl.mpc.compat import import_crypten
@@ -21,7 +22,7 @@ from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 crypten = import_crypten()
@@ -131,7 +132,7 @@ class Bench:
         if isinstance(self.transport, SecondaryTransport):
             self.transport.send(
                 Message(
-                    kind=MessageKind.SHARE,
+                    kind=RoundKind.SHARE,
                     round_number=round_number,
                     meta={},
                     tensors={"x": self.x.numpy()},
@@ -141,7 +142,7 @@ class Bench:
         total = torch.zeros_like(self.x)
         for message in self.transport.receive_each(
             [self.names[rank] for rank in self.secondaries],
-            MessageKind.SHARE,
+            RoundKind.SHARE,
             round_number=round_number,
             deadline_s=DEADLINE_S,
         ):

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.config.sections import RuntimeSettings
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.mpc.codec import decode_sum, to_float
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import SumTo
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 
 
@@ -38,7 +39,7 @@ class PrimaryWire:
         total = np.zeros(count, dtype=np.int64)
         shares = self._transport.receive_each(
             [self._names[rank] for rank in ranks],
-            MessageKind.SHARE,
+            RoundKind.SHARE,
             round_number=round_number,
             deadline_s=self._deadline_s,
         )
@@ -96,7 +97,7 @@ class FederatedExchange:
         self._tell(
             plan.active,
             Message(
-                kind=MessageKind.PLAN,
+                kind=RoundKind.PLAN,
                 round_number=plan.round_number,
                 meta={"active": list(plan.active), "purpose": plan.purpose},
                 tensors={"rows": plan.rows},
@@ -123,7 +124,7 @@ class FederatedExchange:
         self._tell(
             plan.active,
             Message(
-                kind=MessageKind.GRADIENT,
+                kind=RoundKind.GRADIENT,
                 round_number=plan.round_number,
                 meta={},
                 tensors={"gradient": gradient.detach().cpu().numpy()},
@@ -137,9 +138,7 @@ class FederatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.average_positions` reveals.
         """
         round_number = self.rounds.next()
-        self._tell(
-            self.ranks, Message(kind=MessageKind.AVERAGE, round_number=round_number, meta={})
-        )
+        self._tell(self.ranks, Message(kind=RoundKind.AVERAGE, round_number=round_number, meta={}))
         words = encode_weighted(own, weight=1, parties=len(self.names) + 1)
         total = self.sum_to(words, round_number=round_number, active=self.ranks)
         assert total is not None, "the primary's reveal returns the total"
@@ -147,7 +146,7 @@ class FederatedExchange:
         self._tell(
             self.ranks,
             Message(
-                kind=MessageKind.MEAN,
+                kind=RoundKind.MEAN,
                 round_number=round_number,
                 meta={},
                 tensors={name: value.cpu().numpy() for name, value in mean.items()},
@@ -164,7 +163,7 @@ class FederatedExchange:
         self._tell(
             self.ranks,
             Message(
-                kind=MessageKind.EPOCH,
+                kind=RoundKind.EPOCH,
                 round_number=0,
                 meta={"epoch": mark.epoch, "best": mark.best, "restore_best": mark.restore_best},
             ),

@@ -8,10 +8,11 @@ import numpy as np
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES, KeyOffer, SessionKey
 from securevfl.transport.identity import Identity, verify
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 
 PROTOCOL_VERSION: Final = 1
 
@@ -46,7 +47,7 @@ def hello(
     """
     signature = identity.sign(_signed_text(config, key.offer))
     return Message(
-        kind=MessageKind.HELLO,
+        kind=RoundKind.HELLO,
         meta={
             "digest": config.digest,
             "protocol": PROTOCOL_VERSION,
@@ -111,7 +112,7 @@ def welcome(hellos: Mapping[str, Message], facts: RunFacts) -> Message:
     for name, message in hellos.items():
         tensors[f"public:{name}"] = _fixed(message, "public", PUBLIC_BYTES)
         tensors[f"signature:{name}"] = _fixed(message, "signature", _SIGNATURE_BYTES)
-    return Message(kind=MessageKind.WELCOME, meta=asdict(facts), tensors=tensors)
+    return Message(kind=RoundKind.WELCOME, meta=asdict(facts), tensors=tensors)
 
 
 def open_welcome(

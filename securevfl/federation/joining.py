@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.federation import handshake
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import MessageKind
 from securevfl.transport.star import SecondaryTransport
 
 
@@ -75,7 +75,7 @@ def joined(
             )
         )
         message = transport.receive(
-            MessageKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
+            RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
         )
         facts, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
         yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from securevfl.config.sections import RuntimeSettings
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.mpc.codec import encode
 from securevfl.mpc.secure_mean import encode_weighted
 from securevfl.mpc.sum_to import SumTo
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import SecondaryTransport
 
 _NEXT: Final = (
-    MessageKind.PLAN,
-    MessageKind.AVERAGE,
-    MessageKind.EPOCH,
-    MessageKind.DONE,
+    RoundKind.PLAN,
+    RoundKind.AVERAGE,
+    RoundKind.EPOCH,
+    StarKind.DONE,
 )
 _PURPOSES: Final = ("release", "train", "validation", "test")
 
@@ -41,7 +42,7 @@ class SecondaryWire:
         """
         self._transport.send(
             Message(
-                kind=MessageKind.SHARE,
+                kind=RoundKind.SHARE,
                 round_number=round_number,
                 meta={},
                 tensors={"words": words.numpy()},
@@ -100,11 +101,11 @@ class SecondaryServer:
             message = self.transport.receive(
                 _NEXT, round_number=None, deadline_s=self.runtime.idle_timeout_s
             )
-            if message.kind is MessageKind.PLAN:
+            if message.kind is RoundKind.PLAN:
                 self._round(self._read_plan(message))
-            elif message.kind is MessageKind.AVERAGE:
+            elif message.kind is RoundKind.AVERAGE:
                 self._average(message.round_number)
-            elif message.kind is MessageKind.EPOCH:
+            elif message.kind is RoundKind.EPOCH:
                 self._epoch(message)
             else:
                 return
@@ -125,7 +126,7 @@ class SecondaryServer:
         )
         if plan.wants_gradient:
             message = self.transport.receive(
-                MessageKind.GRADIENT,
+                RoundKind.GRADIENT,
                 round_number=plan.round_number,
                 deadline_s=self.runtime.round_timeout_s,
             )
@@ -142,7 +143,7 @@ class SecondaryServer:
             active=ranks,
         )
         message = self.transport.receive(
-            MessageKind.MEAN,
+            RoundKind.MEAN,
             round_number=round_number,
             deadline_s=self.runtime.round_timeout_s,
         )

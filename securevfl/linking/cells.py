@@ -12,8 +12,9 @@ from securevfl.linkage.grid_cells import cells_of
 from securevfl.linking.blocks import Block, Search
 from securevfl.linking.key_metric import quantised
 from securevfl.linking.lines import Desk
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.third_parties import third_parties
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 
 # A shift hides where a key lies within 2^16 units: the coordinator sees positions that a shift of
 # any other key could give, but with probability 2^-24.
@@ -46,7 +47,7 @@ def send_cells(
     """
     coordinator, _ = third_parties(config)
     cells = cells_of(units + shift, config.linkage.cell_units)
-    desk.send(coordinator, Message(kind=MessageKind.LINK_CELLS, tensors={"cells": cells}))
+    desk.send(coordinator, Message(kind=LinkingKind.LINK_CELLS, tensors={"cells": cells}))
 
 
 def comparing_cost(

@@ -14,8 +14,9 @@ from securevfl.linking.kept_links import LinkCache, links_key
 from securevfl.linking.key_metric import code_bytes
 from securevfl.linking.lines import Desk
 from securevfl.linking.links_of_party import coordinate
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.similarities import SimilarLinks
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 
 class Coordinator:
@@ -50,7 +51,7 @@ class Coordinator:
             the primary: noised similarities in falling order, if the family reads them.
         """
         coded = self._config.linkage.protection == "bloom"
-        mine = self._desk.receive(self._primary, MessageKind.LINK_CODES) if coded else None
+        mine = self._desk.receive(self._primary, LinkingKind.LINK_CODES) if coded else None
         rows = self._cells(self._primary, self._rows)
         figures: dict[str, dict[str, object]] = {}
         for party in self._config.secondaries:
@@ -64,14 +65,14 @@ class Coordinator:
                 self._desk.send(
                     self._primary,
                     Message(
-                        kind=MessageKind.SIMILARITIES, tensors={"similarities": similar.values}
+                        kind=LinkingKind.SIMILARITIES, tensors={"similarities": similar.values}
                     ),
                 )
-        self._desk.receive(self._primary, MessageKind.DONE)
+        self._desk.receive(self._primary, StarKind.DONE)
         return figures
 
     def _by_codes(self, name: str, mine: Message) -> tuple[Candidates, SimilarLinks | None]:
-        theirs = self._desk.receive(name, MessageKind.LINK_CODES)
+        theirs = self._desk.receive(name, LinkingKind.LINK_CODES)
         if mine.figure("check", str) != theirs.figure("check", str):
             raise ConfigError(
                 f"linkage.secret: that of {name!r} differs from that of {self._primary!r}; give "
@@ -91,7 +92,7 @@ class Coordinator:
     def _by_shares(
         self, name: str, row_cells: np.ndarray | None
     ) -> tuple[Candidates, SimilarLinks | None]:
-        turn = self._desk.receive(self._primary, MessageKind.LINK_TURN)
+        turn = self._desk.receive(self._primary, LinkingKind.LINK_TURN)
         records = turn.figure("records", int)
         if records < self._config.model.neighbours:
             raise ProtocolError(f"{name}: has {records} records, fewer than model.neighbours")
@@ -120,13 +121,13 @@ class Coordinator:
         self._desk.send(
             name,
             Message(
-                kind=MessageKind.LINK_BLOCK,
+                kind=LinkingKind.LINK_BLOCK,
                 meta={"rows": len(rows), "due": block.due},
                 tensors={"records": records},
             ),
         )
         one, other = (
-            self._desk.receive(sender, MessageKind.LINK_SHARE)
+            self._desk.receive(sender, LinkingKind.LINK_SHARE)
             .tensor("share", dtype=np.int64, shape=(len(rows), len(records)))
             .view(np.uint64)
             for sender in (self._primary, name)
@@ -137,14 +138,14 @@ class Coordinator:
         """Return a data party's cells where the federation file has any."""
         if self._config.linkage.cell is None:
             return None
-        message = self._desk.receive(name, MessageKind.LINK_CELLS)
+        message = self._desk.receive(name, LinkingKind.LINK_CELLS)
         shape = (count, len(self._config.primary.key))
         return message.tensor("cells", dtype=np.int64, shape=shape)
 
 
 def _block_message(rows: np.ndarray, *, records: int, done: int, of: int) -> Message:
     meta = {"records": records, "done": done, "of": of}
-    return Message(kind=MessageKind.LINK_BLOCK, meta=meta, tensors={"rows": rows})
+    return Message(kind=LinkingKind.LINK_BLOCK, meta=meta, tensors={"rows": rows})
 
 
 def _lists(candidates: Candidates) -> Message:
@@ -153,7 +154,7 @@ def _lists(candidates: Candidates) -> Message:
     else:
         assert candidates.ranked is not None, "one of the two forms is there"
         tensors = {"indices": candidates.ranked.indices}
-    return Message(kind=MessageKind.LINK_LISTS, tensors=tensors)
+    return Message(kind=LinkingKind.LINK_LISTS, tensors=tensors)
 
 
 def serve_as_dealer(config: FederationConfig, desk: Desk) -> int:
@@ -168,8 +169,8 @@ def serve_as_dealer(config: FederationConfig, desk: Desk) -> int:
     names = {rank: name for name, rank in config.ranks.items()}
     dimension, blocks = len(config.primary.key), 0
     while True:
-        turn = desk.receive(config.primary.name, MessageKind.LINK_TURN, MessageKind.DONE)
-        if turn.kind is MessageKind.DONE:
+        turn = desk.receive(config.primary.name, LinkingKind.LINK_TURN, StarKind.DONE)
+        if turn.kind is StarKind.DONE:
             return blocks
         secondary = names.get(turn.figure("secondary", int))
         mine, theirs = deal(turn.figure("rows", int), turn.figure("records", int), dimension)
@@ -179,7 +180,7 @@ def serve_as_dealer(config: FederationConfig, desk: Desk) -> int:
             desk.send(
                 name,
                 Message(
-                    kind=MessageKind.LINK_DEALING,
+                    kind=LinkingKind.LINK_DEALING,
                     tensors={
                         "mask": dealing.mask.view(np.int64),
                         "product": dealing.product.view(np.int64),

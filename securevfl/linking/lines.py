@@ -9,24 +9,25 @@ from collections.abc import Collection, Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.message import Message, MessageKind
+from securevfl.linking.messages import LinkingKind
+from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.sealed import SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 _LINKING: Final = (
-    MessageKind.LINKED,
-    MessageKind.SEALED,
-    MessageKind.LINK_CODES,
-    MessageKind.LINK_TURN,
-    MessageKind.LINK_CELLS,
-    MessageKind.LINK_BLOCK,
-    MessageKind.LINK_DEALING,
-    MessageKind.LINK_MASKED,
-    MessageKind.LINK_SHARE,
-    MessageKind.LINK_CIPHERS,
-    MessageKind.LINK_LISTS,
-    MessageKind.SIMILARITIES,
-    MessageKind.DONE,
+    LinkingKind.LINKED,
+    StarKind.SEALED,
+    LinkingKind.LINK_CODES,
+    LinkingKind.LINK_TURN,
+    LinkingKind.LINK_CELLS,
+    LinkingKind.LINK_BLOCK,
+    LinkingKind.LINK_DEALING,
+    LinkingKind.LINK_MASKED,
+    LinkingKind.LINK_SHARE,
+    LinkingKind.LINK_CIPHERS,
+    LinkingKind.LINK_LISTS,
+    LinkingKind.SIMILARITIES,
+    StarKind.DONE,
 )
 
 
@@ -103,7 +104,7 @@ class PrimaryDesk:
             came = self._transport.receive_any(
                 list(self._names.values()), _LINKING, deadline_s=self._deadline_s
             )
-            if came.kind is MessageKind.SEALED:
+            if came.kind is StarKind.SEALED:
                 self._relay(came)
             else:
                 self._inboxes.put(came.sender, came)
@@ -114,9 +115,7 @@ class PrimaryDesk:
         sender = self._ranks[message.sender]
         if to not in self._names or to == sender:
             raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, who is nobody")
-        sealed = Message(
-            kind=MessageKind.SEALED, meta={"from": sender}, tensors=dict(message.tensors)
-        )
+        sealed = Message(kind=StarKind.SEALED, meta={"from": sender}, tensors=dict(message.tensors))
         self._transport.send(self._names[to], sealed, owned=True)
 
 
@@ -166,7 +165,7 @@ class CallerDesk:
         """
         while (message := self._inboxes.take(name, kinds)) is None:
             came = self._transport.receive(_LINKING, round_number=None, deadline_s=self._deadline_s)
-            if came.kind is not MessageKind.SEALED:
+            if came.kind is not StarKind.SEALED:
                 self._inboxes.put(self._primary, came)
                 continue
             peer = self._peers.get(came.figure("from", int))

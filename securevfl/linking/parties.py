@@ -21,10 +21,11 @@ from securevfl.linking.key_messages import pack_columns, unpack_columns
 from securevfl.linking.key_metric import linkage_secret
 from securevfl.linking.lines import CallerDesk, PrimaryDesk
 from securevfl.linking.list_messages import read_similarities
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.protected_primary import ProtectedPrimary
 from securevfl.linking.protected_secondary import ProtectedSecondary
 from securevfl.linking.shown import ShownKeys, link_shown, linked_primary, shown_keys
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 
@@ -80,10 +81,10 @@ def link_as_primary(
     tensors = pack_columns(config, shown.keys)
     if shown.scaler is not None:
         tensors |= {"centre": shown.scaler.centre, "width": shown.scaler.width}
-    transport.broadcast(names, Message(kind=MessageKind.LINK_KEYS, tensors=tensors))
+    transport.broadcast(names, Message(kind=LinkingKind.LINK_KEYS, tensors=tensors))
     parts: dict[str, Float32[np.ndarray, "rows links"] | None] = {}
     for message in transport.receive_each(
-        names, MessageKind.LINKED, round_number=0, deadline_s=deadline_s
+        names, LinkingKind.LINKED, round_number=0, deadline_s=deadline_s
     ):
         parts[message.sender] = read_similarities(config, message, rows=place.keys.num_rows)
     return LinkedPrimary(
@@ -126,7 +127,7 @@ def link_as_secondary(
             config, place.keys, rows=rows, desk=desk, cache=place.cache, observe=observe
         )
         return protected.link(place.secret(), transport.session)
-    message = transport.receive(MessageKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
+    message = transport.receive(LinkingKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
     dimension = len(config.primary.key)
     shown = ShownKeys(
         keys=unpack_columns(config, message, rows=rows),
@@ -135,7 +136,7 @@ def link_as_secondary(
     linked = link_shown(config, place.keys, shown, place.cache)
     values = linked.similarities
     transport.send(
-        Message(kind=MessageKind.LINKED, tensors={} if values is None else {"similarities": values})
+        Message(kind=LinkingKind.LINKED, tensors={} if values is None else {"similarities": values})
     )
     return linked
 

@@ -21,6 +21,7 @@ from securevfl.linking.keys import key_scaler, model_keys
 from securevfl.linking.lines import Desk
 from securevfl.linking.links_of_party import wants_similarities
 from securevfl.linking.list_messages import read_similarities, require_numbers
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.paillier_numbers import (
     IN_PLACE_TASKS,
     cipher_bytes,
@@ -28,7 +29,7 @@ from securevfl.linking.paillier_numbers import (
     unpack_numbers,
 )
 from securevfl.linking.third_parties import send_codes, third_parties
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 
 class ProtectedPrimary:
@@ -78,16 +79,16 @@ class ProtectedPrimary:
             self._share_distances()
         for party in self._config.callers:
             if party.is_helper:
-                self._desk.send(party.name, Message(kind=MessageKind.DONE))
+                self._desk.send(party.name, Message(kind=StarKind.DONE))
         scaler = key_scaler(self._config, None)
         return LinkedPrimary(keys=model_keys(scaler, self._keys), similarities=stacked(self._parts))
 
     def _finish(self, name: str) -> None:
         """Wait until a secondary has its lists; its similarities come before its neighbour's."""
         if wants_similarities(self._config):
-            message = self._desk.receive(self._coordinator, MessageKind.SIMILARITIES)
+            message = self._desk.receive(self._coordinator, LinkingKind.SIMILARITIES)
             self._parts.append(read_similarities(self._config, message, rows=self._keys.num_rows))
-        self._desk.receive(name, MessageKind.LINKED)
+        self._desk.receive(name, LinkingKind.LINKED)
 
     def _share_distances(self) -> None:
         units = quantised(self._config, self._keys)
@@ -98,12 +99,12 @@ class ProtectedPrimary:
         with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as apply:
             cipher = _CipherRows(self._config, units, apply) if paillier else None
             for party in self._config.secondaries:
-                turn = self._desk.receive(party.name, MessageKind.LINK_TURN)
+                turn = self._desk.receive(party.name, LinkingKind.LINK_TURN)
                 records = turn.figure("records", int)
                 self._desk.send(
                     self._coordinator,
                     Message(
-                        kind=MessageKind.LINK_TURN,
+                        kind=LinkingKind.LINK_TURN,
                         meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
                     ),
                 )
@@ -114,14 +115,14 @@ class ProtectedPrimary:
         """Send the coordinator this party's cells, under a shift that it does not get."""
         shift = fresh_shift(units.shape[1])
         for party in self._config.secondaries:
-            message = Message(kind=MessageKind.LINK_CELLS, tensors={"shift": shift})
+            message = Message(kind=LinkingKind.LINK_CELLS, tensors={"shift": shift})
             self._desk.send(party.name, message)
         send_cells(self._config, units, shift, self._desk)
 
     def _compare_blocks(self, name: str, units: np.ndarray, cipher: "_CipherRows | None") -> None:
         pace = Pace(self._observe, event="links", name=name)
         while True:
-            block = self._desk.receive(self._coordinator, MessageKind.LINK_BLOCK)
+            block = self._desk.receive(self._coordinator, LinkingKind.LINK_BLOCK)
             rows = block.tensor("rows", dtype=np.int64, shape=(None,))
             if not len(rows):
                 return
@@ -137,7 +138,7 @@ class ProtectedPrimary:
                 share = cipher.share(rows, answers, tell)
             self._desk.send(
                 self._coordinator,
-                Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+                Message(kind=LinkingKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
             )
 
     def _by_shares(self, name: str, units: np.ndarray, records: int) -> np.ndarray:
@@ -145,11 +146,11 @@ class ProtectedPrimary:
         self._desk.send(
             self._dealer,
             Message(
-                kind=MessageKind.LINK_TURN,
+                kind=LinkingKind.LINK_TURN,
                 meta={"secondary": rank, "rows": len(units), "records": records},
             ),
         )
-        dealt = self._desk.receive(self._dealer, MessageKind.LINK_DEALING)
+        dealt = self._desk.receive(self._dealer, LinkingKind.LINK_DEALING)
         dealing = Dealing(
             mask=dealt.tensor("mask", dtype=np.int64, shape=shape).view(np.uint64),
             product=dealt.tensor("product", dtype=np.int64, shape=(len(units), records)).view(
@@ -157,8 +158,8 @@ class ProtectedPrimary:
             ),
         )
         masked = masked_keys(units, dealing).view(np.int64)
-        self._desk.send(name, Message(kind=MessageKind.LINK_MASKED, tensors={"keys": masked}))
-        theirs = self._desk.receive(name, MessageKind.LINK_MASKED).tensor(
+        self._desk.send(name, Message(kind=LinkingKind.LINK_MASKED, tensors={"keys": masked}))
+        theirs = self._desk.receive(name, LinkingKind.LINK_MASKED).tensor(
             "keys", dtype=np.int64, shape=(records, units.shape[1])
         )
         return primary_share(units, dealing, theirs.view(np.uint64))
@@ -168,7 +169,7 @@ class ProtectedPrimary:
         self._desk.send(
             name,
             Message(
-                kind=MessageKind.LINK_CIPHERS,
+                kind=LinkingKind.LINK_CIPHERS,
                 tensors={
                     "modulus": np.frombuffer(
                         modulus.to_bytes(self._config.linkage.key_bits // 8, "big"), dtype=np.uint8
@@ -177,7 +178,7 @@ class ProtectedPrimary:
                 },
             ),
         )
-        answer = self._desk.receive(name, MessageKind.LINK_CIPHERS).tensor(
+        answer = self._desk.receive(name, LinkingKind.LINK_CIPHERS).tensor(
             "answers", dtype=np.uint8, shape=(len(packed.packs), records, cipher_bytes(modulus))
         )
         return unpack_numbers(answer, modulus)

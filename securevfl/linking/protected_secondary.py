@@ -18,6 +18,7 @@ from securevfl.linking.keys import key_scaler
 from securevfl.linking.lines import Desk
 from securevfl.linking.links_of_party import link_from_candidates
 from securevfl.linking.list_messages import read_candidates, require_numbers
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.paillier_numbers import (
     IN_PLACE_TASKS,
     FreshObfuscators,
@@ -26,7 +27,7 @@ from securevfl.linking.paillier_numbers import (
     unpack_numbers,
 )
 from securevfl.linking.third_parties import send_codes, third_parties
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 
 
 class ProtectedSecondary:
@@ -76,7 +77,7 @@ class ProtectedSecondary:
         """
         if secret is not None:
             send_codes(self._config, self._keys, secret, session, self._desk)
-            lists = self._desk.receive(self._coordinator, MessageKind.LINK_LISTS)
+            lists = self._desk.receive(self._coordinator, LinkingKind.LINK_LISTS)
         else:
             lists = self._share_distances()
         candidates = read_candidates(
@@ -89,7 +90,7 @@ class ProtectedSecondary:
             key_scaler(self._config, None),
             rows=self._rows,
         )
-        self._desk.send(self._config.primary.name, Message(kind=MessageKind.LINKED))
+        self._desk.send(self._config.primary.name, Message(kind=LinkingKind.LINKED))
         return linked
 
     def _share_distances(self) -> Message:
@@ -97,13 +98,13 @@ class ProtectedSecondary:
         units = quantised(self._config, self._keys)
         primary = self._config.primary.name
         if self._config.linkage.cell is not None:
-            message = self._desk.receive(primary, MessageKind.LINK_CELLS)
+            message = self._desk.receive(primary, LinkingKind.LINK_CELLS)
             shift = message.tensor("shift", dtype=np.int64, shape=(units.shape[1],))
             send_cells(self._config, units, shift, self._desk)
         self._desk.send(
             primary,
             Message(
-                kind=MessageKind.LINK_TURN,
+                kind=LinkingKind.LINK_TURN,
                 meta={"records": len(units), "tag": table_tag(self._cache.folder, units)},
             ),
         )
@@ -111,9 +112,9 @@ class ProtectedSecondary:
         with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as self._apply:
             while True:
                 block = self._desk.receive(
-                    self._coordinator, MessageKind.LINK_BLOCK, MessageKind.LINK_LISTS
+                    self._coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS
                 )
-                if block.kind is MessageKind.LINK_LISTS:
+                if block.kind is LinkingKind.LINK_LISTS:
                     return block
                 records = block.tensor("records", dtype=np.int64, shape=(None,))
                 require_numbers(block, records, below=len(units))
@@ -124,12 +125,12 @@ class ProtectedSecondary:
                     share = self._by_shares(units[records], rows)
                 self._desk.send(
                     self._coordinator,
-                    Message(kind=MessageKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
+                    Message(kind=LinkingKind.LINK_SHARE, tensors={"share": share.view(np.int64)}),
                 )
 
     def _by_shares(self, units: np.ndarray, rows: int) -> np.ndarray:
         primary = self._config.primary.name
-        dealt = self._desk.receive(self._dealer, MessageKind.LINK_DEALING)
+        dealt = self._desk.receive(self._dealer, LinkingKind.LINK_DEALING)
         dealing = Dealing(
             mask=dealt.tensor("mask", dtype=np.int64, shape=units.shape).view(np.uint64),
             product=dealt.tensor("product", dtype=np.int64, shape=(rows, len(units))).view(
@@ -137,15 +138,15 @@ class ProtectedSecondary:
             ),
         )
         masked = masked_keys(units, dealing).view(np.int64)
-        self._desk.send(primary, Message(kind=MessageKind.LINK_MASKED, tensors={"keys": masked}))
-        theirs = self._desk.receive(primary, MessageKind.LINK_MASKED).tensor(
+        self._desk.send(primary, Message(kind=LinkingKind.LINK_MASKED, tensors={"keys": masked}))
+        theirs = self._desk.receive(primary, LinkingKind.LINK_MASKED).tensor(
             "keys", dtype=np.int64, shape=(rows, units.shape[1])
         )
         return secondary_share(units, dealing, theirs.view(np.uint64))
 
     def _by_ciphers(self, units: np.ndarray, rows: int, *, due: int) -> np.ndarray:
         primary, bits = self._config.primary.name, self._config.linkage.key_bits
-        message = self._desk.receive(primary, MessageKind.LINK_CIPHERS)
+        message = self._desk.receive(primary, LinkingKind.LINK_CIPHERS)
         raw = message.tensor("modulus", dtype=np.uint8, shape=(bits // 8,))
         modulus = int.from_bytes(raw.tobytes(), "big")
         if modulus.bit_length() != bits or modulus % 2 == 0:
@@ -167,7 +168,7 @@ class ProtectedSecondary:
         self._desk.send(
             primary,
             Message(
-                kind=MessageKind.LINK_CIPHERS, tensors={"answers": pack_numbers(answers, modulus)}
+                kind=LinkingKind.LINK_CIPHERS, tensors={"answers": pack_numbers(answers, modulus)}
             ),
         )
         return share

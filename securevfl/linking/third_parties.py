@@ -5,7 +5,8 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linking.key_metric import encode
 from securevfl.linking.lines import Desk
-from securevfl.transport.message import Message, MessageKind
+from securevfl.linking.messages import LinkingKind
+from securevfl.transport.message import Message
 
 
 def third_parties(config: FederationConfig) -> tuple[str, str]:
@@ -32,5 +33,5 @@ def send_codes(
     codes = encode(config, keys, secret)
     desk.send(
         coordinator,
-        Message(kind=MessageKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
+        Message(kind=LinkingKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from securevfl.config.sections import RuntimeSettings
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.messages import RoundKind
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted, words_needed
 from securevfl.mpc.sum_to import SumTo
 from securevfl.pretraining.exchange import (
@@ -19,16 +20,17 @@ from securevfl.pretraining.exchange import (
     projection_words,
 )
 from securevfl.pretraining.learner_with_records import IterationFigures
+from securevfl.pretraining.messages import PretrainingKind
 from securevfl.pretraining.secondary import PretrainingSecondary
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 _STEPS: Final = (
-    MessageKind.PRETRAIN,
-    MessageKind.CROSS,
-    MessageKind.LOCAL,
-    MessageKind.TOPS,
-    MessageKind.PRETRAINED,
+    PretrainingKind.PRETRAIN,
+    PretrainingKind.CROSS,
+    PretrainingKind.LOCAL,
+    PretrainingKind.TOPS,
+    PretrainingKind.PRETRAINED,
 )
 
 
@@ -61,7 +63,7 @@ class FederatedPretraining:
         """
         self._tell(
             Message(
-                kind=MessageKind.PRETRAIN,
+                kind=PretrainingKind.PRETRAIN,
                 meta={"iteration": iteration},
                 tensors={"held_out": held_out},
             )
@@ -81,7 +83,7 @@ class FederatedPretraining:
         """
         self._tell(
             Message(
-                kind=MessageKind.CROSS,
+                kind=PretrainingKind.CROSS,
                 round_number=round_number,
                 tensors={"rows": rows, "sent": sent.detach().cpu().numpy()},
             )
@@ -90,7 +92,7 @@ class FederatedPretraining:
         if self.plain:
             messages = self.transport.receive_each(
                 list(self.names.values()),
-                MessageKind.PROJECTIONS,
+                PretrainingKind.PROJECTIONS,
                 round_number=round_number,
                 deadline_s=self.runtime.idle_timeout_s,
             )
@@ -117,7 +119,7 @@ class FederatedPretraining:
         Reveals:
             Nothing.
         """
-        self._tell(Message(kind=MessageKind.LOCAL, meta={"iteration": iteration}))
+        self._tell(Message(kind=PretrainingKind.LOCAL, meta={"iteration": iteration}))
 
     def aggregate(
         self, own: Mapping[str, Tensor], *, weight: int, round_number: int
@@ -127,14 +129,14 @@ class FederatedPretraining:
         Reveals:
             What :meth:`PretrainingExchange.aggregate` reveals.
         """
-        self._tell(Message(kind=MessageKind.TOPS, round_number=round_number))
+        self._tell(Message(kind=PretrainingKind.TOPS, round_number=round_number))
         words = encode_weighted(own, weight=weight, parties=len(self.names) + 1).cpu()
         total = self.sum_to(words, round_number=round_number, active=tuple(self.names))
         assert total is not None, "the primary's reveal returns the total"
         mean = decode_mean(total, {name: own[name].shape for name in own})
         self._tell(
             Message(
-                kind=MessageKind.MEAN,
+                kind=RoundKind.MEAN,
                 round_number=round_number,
                 tensors={name: value.cpu().numpy() for name, value in mean.items()},
             )
@@ -148,7 +150,7 @@ class FederatedPretraining:
             What :meth:`PretrainingExchange.end_iteration` reveals.
         """
         meta = {"iterations": iterations, "last": last}
-        self._tell(Message(kind=MessageKind.PRETRAINED, meta=meta))
+        self._tell(Message(kind=PretrainingKind.PRETRAINED, meta=meta))
         return []
 
     def _tell(self, message: Message) -> None:
@@ -197,14 +199,14 @@ class PretrainingServer:
             message = self.transport.receive(
                 _STEPS, round_number=None, deadline_s=self.runtime.idle_timeout_s
             )
-            if message.kind is MessageKind.PRETRAIN:
+            if message.kind is PretrainingKind.PRETRAIN:
                 held_out = message.tensor("held_out", dtype=np.int64, shape=(None,))
                 self.secondary.begin_iteration(message.figure("iteration", int), held_out)
-            elif message.kind is MessageKind.CROSS:
+            elif message.kind is PretrainingKind.CROSS:
                 self._cross(message)
-            elif message.kind is MessageKind.LOCAL:
+            elif message.kind is PretrainingKind.LOCAL:
                 self.secondary.learning.learn_local(message.figure("iteration", int))
-            elif message.kind is MessageKind.TOPS:
+            elif message.kind is PretrainingKind.TOPS:
                 self._aggregate(message.round_number)
             else:
                 last = self._end(message)
@@ -223,7 +225,7 @@ class PretrainingServer:
         if self.plain:
             self.transport.send(
                 Message(
-                    kind=MessageKind.PROJECTIONS,
+                    kind=PretrainingKind.PROJECTIONS,
                     round_number=number,
                     tensors={"vectors": vectors.cpu().numpy()},
                 )
@@ -242,7 +244,7 @@ class PretrainingServer:
         words = encode_weighted(own, weight=learning.weight, parties=self.parties).cpu()
         self.sum_to(words, round_number=round_number, active=active)
         message = self.transport.receive(
-            MessageKind.MEAN,
+            RoundKind.MEAN,
             round_number=round_number,
             deadline_s=self.runtime.idle_timeout_s,
         )

@@ -6,11 +6,12 @@ from pathlib import Path
 from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.federation.joining import joined
+from securevfl.federation.messages import RoundKind
 from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.lines import CallerDesk
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 
 
 def help_to_link(
@@ -38,7 +39,7 @@ def help_to_link(
     """
     with joined(config, identity, pinned, epochs=[], pretrained=[]) as star:
         log("connected")
-        star.transport.send(Message(kind=MessageKind.READY))
+        star.transport.send(Message(kind=RoundKind.READY))
         desk = CallerDesk(
             star.transport,
             config.ranks,

@@ -22,6 +22,7 @@ from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
 from securevfl.federation.joining import joined, transport_limits
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.run_plan import (
     RunFacts,
@@ -50,7 +51,7 @@ from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.tables import read_party
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport, new_session
 
 
@@ -213,7 +214,7 @@ def _run_primary(
         )
         if not job.pretrain_only:
             run.train(resume_epoch=facts.resume_epoch)
-        transport.broadcast(secondaries, Message(kind=MessageKind.DONE))
+        transport.broadcast(secondaries, Message(kind=StarKind.DONE))
     traffic = {
         job.name: {
             "sent": sum(transport.bytes_sent.values()),
@@ -238,7 +239,7 @@ def _greet(
     for party in job.config.callers:
         message = transport.receive(
             party.name,
-            MessageKind.HELLO,
+            RoundKind.HELLO,
             round_number=0,
             deadline_s=job.config.runtime.round_timeout_s,
         )
@@ -260,7 +261,7 @@ def _greet(
     # Not even keys are sent before every party's budget has room for the run.
     for _ in transport.receive_each(
         list(hellos),
-        MessageKind.READY,
+        RoundKind.READY,
         round_number=0,
         deadline_s=job.config.runtime.round_timeout_s,
     ):
@@ -293,7 +294,7 @@ def _run_secondary(
         plan = release_plan(config, facts)
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
         checkpoints.guard(ledger)
-        transport.send(Message(kind=MessageKind.READY))
+        transport.send(Message(kind=RoundKind.READY))
         linked = link_as_secondary(
             _place(job, table), transport, pair_keys, rows=facts.rows, observe=observe
         )

@@ -11,7 +11,7 @@ from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.transport.connection import Connection, Outgoing
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.socket_loop import StarLoop
 from securevfl.transport.tls import peer_public_text, refusal
 
@@ -162,14 +162,14 @@ class Doorkeeper:
             own_rank=0,
             max_waiting=self._loop.limits.max_waiting_messages,
         )
-        greeting = Message(kind=MessageKind.SESSION, meta={"rank": self._ranks[name]})
+        greeting = Message(kind=StarKind.SESSION, meta={"rank": self._ranks[name]})
         admitted.outgoing.append(Outgoing(encode(greeting)))
         admitted.unread = True  # TLS may have read the party's first frame with the handshake
         self._loop.add(admitted)
 
     def _turn_away_twin(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
         reason = f"a party of this name has joined already, so this second {name} was refused"
-        greeting = Message(kind=MessageKind.SESSION, meta={"rank": self._ranks[name]})
+        greeting = Message(kind=StarKind.SESSION, meta={"rank": self._ranks[name]})
         abort = Failure(party=name, reason=reason).message()
         for sequence, message in enumerate((greeting, abort)):
             for buffer in encode(message).frame(

@@ -16,7 +16,7 @@ from securevfl.core.errors import (
 from securevfl.transport.connection import Connection, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, FrameReader
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.tls import peer_public_text, refusal
 
 # Pause between calls while the primary is not there yet.
@@ -132,7 +132,7 @@ def _next_message(connection: ssl.SSLSocket, reader: FrameReader, *, place: str)
         if count == 0:
             raise PartyFailedError(f"{place}: hung up before it named the session")
         message = reader.advance(count)
-        if message is not None and message.kind is MessageKind.ABORT:
+        if message is not None and message.kind is StarKind.ABORT:
             raise Failure.read(message, relayed=True).error()
         if message is not None:
             return message

@@ -12,7 +12,7 @@ from securevfl.core.errors import (
     ProtocolError,
     SecureVflError,
 )
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 FailureKind = Literal["failed", "timeout", "protocol", "authentication"]
 
@@ -52,7 +52,7 @@ class Failure:
             To the receiver: the party's name, the kind of failure and the reason.
         """
         meta = {"party": self.party, "reason": self.reason[:_MAX_REASON], "kind": self.kind}
-        return Message(kind=MessageKind.ABORT, meta=meta)
+        return Message(kind=StarKind.ABORT, meta=meta)
 
     @classmethod
     def read(cls, message: Message, *, relayed: bool) -> "Failure":

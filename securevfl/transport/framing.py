@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.message import DTYPES, Message, MessageKind
+from securevfl.transport.message import DTYPES, Message, MessageKind, StarKind, kind_of
 
 SESSION_BYTES: Final = 16
 PROTOCOL_VERSION: Final = 1
@@ -203,11 +203,11 @@ class FrameReader:
                 f"install the same version of securevfl at all parties"
             )
         try:
-            kind = MessageKind(code)
+            kind = kind_of(code)
         except ValueError:
             self._refuse(f"sent a message of unknown kind {code}")
         if self.session is None:
-            if kind is not MessageKind.SESSION:
+            if kind is not StarKind.SESSION:
                 self._refuse(f"began with {kind.name} where SESSION was due")
             self.session = session
         if session != self.session:

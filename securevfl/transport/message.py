@@ -7,7 +7,7 @@ object: nothing that arrives is ever executed, imported or unpickled.
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,40 @@ DTYPES: Final = tuple(np.dtype(name) for name in ("<i8", "<i4", "u1", "<f4", "<f
 
 
 class MessageKind(enum.IntEnum):
-    """What a message is for, and what it tells to whom. Codes are never reused."""
+    """What a message is for: each package that speaks has kinds of its own, under one numbering.
+
+    A code is a message's number on the wire. It belongs to one kind for ever.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Take the kinds of a package in.
+
+        Raises:
+            ValueError: If a code is another kind's already.
+        """
+        for kind in cls:
+            other = _KINDS.setdefault(kind.value, kind)
+            if other is not kind:
+                raise ValueError(f"{kind!r}: its code is that of {other!r}")
+
+
+_KINDS: dict[int, MessageKind] = {}
+
+
+def kind_of(code: int) -> MessageKind:
+    """Return the kind that has a code.
+
+    Raises:
+        ValueError: If there is none, or none in this process.
+    """
+    try:
+        return _KINDS[code]
+    except KeyError:
+        raise ValueError(f"there is no message of kind {code}") from None
+
+
+class StarKind(MessageKind):
+    """What the star itself says, whatever it is for."""
 
     SESSION = 1
     """Primary to a secondary, the first frame of a connection: session id and rank. Public."""
@@ -33,105 +66,12 @@ class MessageKind(enum.IntEnum):
     LEAVE = 4
     """Either way: the sender is done; the connection closes after it."""
 
-    HELLO = 5
-    """Secondary to primary: protocol version, digest of the federation file, its signed public key
-    of the session, and the epochs that it could resume."""
-
-    WELCOME = 6
-    """Primary to every secondary: all have joined; their signed public keys of the session, and
-    how many rows there are for training, validation and test."""
-
-    LINK_KEYS = 7
-    """Primary to every secondary: its key columns with their mean and deviation, as the linkage
-    protection ``none`` allows."""
-
-    LINKED = 8
-    """Secondary to primary: linkage is done; for families that read them, noised similarities of
-    every row's links, in falling order and without record numbers."""
-
-    PLAN = 9
-    """Primary to every active secondary: row ids of a round, who is active and what it is for."""
-
-    SHARE = 10
-    """Active secondary to primary: its masked words; only the sum over all can be read."""
-
-    GRADIENT = 11
-    """Primary to every active secondary: one gradient for all, from which labels may leak."""
-
-    AVERAGE = 12
-    """Primary to every secondary: send your positional encodings' words. Tells nothing else."""
-
-    MEAN = 13
-    """Primary to every secondary: mean parameters."""
-
-    EPOCH = 14
-    """Primary to every secondary: an epoch has ended, and whether it was the best."""
-
     DONE = 15
     """Primary to every secondary: the run is over. Tells nothing else."""
-
-    READY = 16
-    """Secondary to primary: its table and its budget have room for the run. Tells nothing else."""
 
     SEALED = 20
     """Between two callers, through the primary: a message under a key that the primary does not
     have. Tells the primary its size."""
-
-    LINK_CODES = 21
-    """Data party to coordinator: Bloom-filter codes of its keys under the linkage secret, and a
-    value that tells whether two secrets are equal."""
-
-    LINK_TURN = 22
-    """Whose turn in a protected linkage: numbers of rows and records. Tells nothing else."""
-
-    LINK_DEALING = 23
-    """Dealer to a data party: uniformly random masks for one block."""
-
-    LINK_MASKED = 24
-    """Data party to data party: its keys under a mask that the other does not know."""
-
-    LINK_SHARE = 25
-    """Data party to coordinator: its share of one block's squared distances."""
-
-    LINK_CIPHERS = 26
-    """Primary to a secondary: its keys, encrypted; back: masked distances, encrypted."""
-
-    LINK_LISTS = 27
-    """Coordinator to a secondary: for each primary row, record numbers in order of distance."""
-
-    SIMILARITIES = 28
-    """Coordinator to primary: one secondary's noised similarities in falling order, without
-    record numbers."""
-
-    LINK_CELLS = 29
-    """Primary to a secondary: a random shift of the grid. Data party to coordinator: the grid cell
-    of each of its keys, shifted. Only where ``linkage.cell`` says so."""
-
-    LINK_BLOCK = 30
-    """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
-    secondary: numbers of its records to compare next, with how many rows. Without
-    ``linkage.cell`` it tells nothing but sizes."""
-
-    PRETRAIN = 32
-    """Primary to every secondary: an iteration of pretraining begins; which of its rows are held
-    out for validation and testing."""
-
-    CROSS = 33
-    """Primary to every secondary: row ids of a batch and the primary's projections of them, with
-    the noise that ``pretraining.primary_sends`` asks for."""
-
-    PROJECTIONS = 34
-    """Secondary to primary, in a plain exchange alone: its projections of the batch in clear. (In
-    an averaged one it sends a SHARE.)"""
-
-    LOCAL = 35
-    """Primary to every secondary: learn from your own records. Tells nothing else."""
-
-    TOPS = 36
-    """Primary to every secondary: send your local top encoder's words. Tells nothing else."""
-
-    PRETRAINED = 37
-    """Primary to every secondary: so many iterations are done, and whether it was the last."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -210,3 +150,25 @@ class Message:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ProtocolError(f"{place}: {name} must be {kind.__name__}, got {value!r:.80}")
         return value
+
+
+class TypedMessage:
+    """Base of the dataclasses that are messages to those who send and read them.
+
+    A subclass names its kind and its way, and its docstring begins with what it tells: the table
+    of who tells what to whom in ``docs/threat-model.md`` is made of the two. It may add
+    ``to_message``, where it holds anything, and ``from_message``, which checks all that a reader
+    relies on.
+    """
+
+    __slots__ = ()
+
+    KIND: ClassVar[MessageKind]
+    """What it is for."""
+
+    WAY: ClassVar[str]
+    """Who tells whom, for example ``"primary to every secondary"``."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent; this one holds nothing but its kind."""
+        return Message(kind=self.KIND)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 _LABEL: Final = b"securevfl/linking/sealed/v1"
 _KEY_BYTES: Final = 32
@@ -61,7 +61,7 @@ class SealedLine:
         sealed = self._out.encrypt(_nonce(self._sent), b"".join(frame), None)
         self._sent += 1
         return Message(
-            kind=MessageKind.SEALED,
+            kind=StarKind.SEALED,
             meta={"to": self._peer_rank},
             tensors={"sealed": np.frombuffer(sealed, dtype=np.uint8)},
         )

@@ -16,7 +16,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 # A heartbeat is sent four times within the silence that is tolerated: three may be late.
 _HEARTBEATS_PER_SILENCE: Final = 4
@@ -61,7 +61,7 @@ class StarLoop:
         self._flushed: set[str] = set()
         self._gone: set[str] = set()
         self._news = False
-        self._heartbeat = encode(Message(kind=MessageKind.PING))
+        self._heartbeat = encode(Message(kind=StarKind.PING))
         self._heartbeat_s = limits.silence_timeout_s / _HEARTBEATS_PER_SILENCE
         self._wake_receive, self._wake_send = socket.socketpair()
         self._wake_receive.setblocking(False)
@@ -196,13 +196,13 @@ class StarLoop:
             self._lost(connection, connection.end_reason)
 
     def _take(self, connection: Connection, message: Message) -> None:
-        if message.kind is MessageKind.PING:
+        if message.kind is StarKind.PING:
             return
-        if message.kind is MessageKind.ABORT:
+        if message.kind is StarKind.ABORT:
             self.fail(Failure.read(message, relayed=not self._relays), heard=True)
-        elif message.kind is MessageKind.LEAVE:
+        elif message.kind is StarKind.LEAVE:
             connection.peer_left = True
-        elif message.kind is MessageKind.SESSION:
+        elif message.kind is StarKind.SESSION:
             raise ProtocolError(f"{connection.peer}: sent SESSION twice")
         else:
             connection.keep(message)
@@ -266,7 +266,7 @@ class StarLoop:
         self._farewell_deadline = now + self.limits.farewell_timeout_s
         if self.service is not None:
             self.service.stop()
-        last = self._failure.message() if self._failure else Message(kind=MessageKind.LEAVE)
+        last = self._failure.message() if self._failure else Message(kind=StarKind.LEAVE)
         for connection in self.connections.values():
             if self._failure is not None:
                 connection.drop_unsent()

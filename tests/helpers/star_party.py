@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from securevfl.core.errors import SecureVflError
+from securevfl.federation.messages import RoundKind
 from securevfl.launch import child
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, public_text
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 RANKS = {"agency": 0, "rental": 1, "bank": 2}
@@ -28,14 +29,14 @@ COUNT = 200_000
 def serve(transport: SecondaryTransport) -> None:
     while True:
         message = transport.receive(
-            (MessageKind.PLAN, MessageKind.DONE), round_number=None, deadline_s=WAIT_S
+            (RoundKind.PLAN, StarKind.DONE), round_number=None, deadline_s=WAIT_S
         )
-        if message.kind is MessageKind.DONE:
+        if message.kind is StarKind.DONE:
             return
         share = np.full(COUNT, RANKS[transport.name], dtype=np.int64)
         transport.send(
             Message(
-                kind=MessageKind.SHARE,
+                kind=RoundKind.SHARE,
                 round_number=message.round_number,
                 tensors={"words": share},
             )
@@ -44,6 +45,7 @@ def serve(transport: SecondaryTransport) -> None:
 
 def tell(**fields: str | None) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()  # events follow, straight to the pipe
 
 
 def lead(transport: PrimaryTransport) -> None:
@@ -52,10 +54,10 @@ def lead(transport: PrimaryTransport) -> None:
     transport.wait_for_parties(WAIT_S)
     for number in itertools.count(1):
         transport.broadcast(
-            transport.secondaries, Message(kind=MessageKind.PLAN, round_number=number)
+            transport.secondaries, Message(kind=RoundKind.PLAN, round_number=number)
         )
         for _ in transport.receive_each(
-            transport.secondaries, MessageKind.SHARE, round_number=number, deadline_s=WAIT_S
+            transport.secondaries, RoundKind.SHARE, round_number=number, deadline_s=WAIT_S
         ):
             pass
         child.report("round", number=number)

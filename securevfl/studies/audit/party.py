@@ -13,6 +13,7 @@ import torch
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
 from securevfl.federation import handshake
 from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
+from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.run_plan import cut_shape, slots
 from securevfl.federation.secondary import Secondary
@@ -26,7 +27,7 @@ from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettin
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 
@@ -66,7 +67,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     transport.wait_for_parties(deadline_s)
     hellos = {}
     for name in names.values():
-        message = transport.receive(name, MessageKind.HELLO, round_number=0, deadline_s=deadline_s)
+        message = transport.receive(name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s)
         handshake.check_hello(config, message)
         hellos[name] = message
     transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
@@ -87,7 +88,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
             rounds=rounds,
         )
         np.save(folder / f"{stage.release}.npy", stage.run(exchange, rounds))
-        transport.broadcast(list(hellos), Message(kind=MessageKind.DONE))
+        transport.broadcast(list(hellos), Message(kind=StarKind.DONE))
     report(ROUNDS_EVENT, seconds=time.monotonic() - started)
 
 
@@ -121,7 +122,7 @@ def _serve(
     transport.connect(deadline_s)
     key = SessionKey(session=transport.session, rank=rank, name=identity.name)
     transport.send(handshake.hello(config, identity=identity, key=key, epochs=[]))
-    message = transport.receive(MessageKind.WELCOME, round_number=0, deadline_s=deadline_s)
+    message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=deadline_s)
     _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
     masks = PairwiseMasks(rank, pair_keys)
     sum_to = CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks)

@@ -12,15 +12,16 @@ from helpers import star_party
 from helpers.star import make_star
 
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError
+from securevfl.federation.messages import RoundKind
 from securevfl.launch.child import EVENTS_VARIABLE
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 pytestmark = pytest.mark.multiprocess
 
-PLAN, SHARE = MessageKind.PLAN, MessageKind.SHARE
+PLAN, SHARE = RoundKind.PLAN, RoundKind.SHARE
 JOIN_S = 60.0
 END_S = 10.0
 
@@ -81,7 +82,7 @@ def test_processes_run_rounds_and_end_well(star):
     """Ten rounds between three processes; then everybody ends with exit code 0."""
     with running(star) as (primary, processes):
         assert [run_round(primary, number) for number in range(1, 11)] == [3] * 10
-        primary.broadcast(primary.secondaries, Message(kind=MessageKind.DONE))
+        primary.broadcast(primary.secondaries, Message(kind=StarKind.DONE))
         primary.close()
         for process in processes.values():
             assert outcome(process) == {"error": None, "exit_code": 0}

@@ -15,7 +15,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError, SecureVflError
-from securevfl.federation import comparison_workers
+from securevfl.studies.compare import workers
 from securevfl.studies.compare.comparison import Comparison, compare_methods
 from securevfl.studies.compare.run import MethodRun
 
@@ -69,7 +69,7 @@ def test_failure_of_a_worker_is_told_with_its_run(tmp_path: Path) -> None:
     """An error keeps its kind; a process that dies is named."""
     path = write_federation(tmp_path, **SMALL)
     plan = plan_of(path, out="out")
-    job = comparison_workers.Job(
+    job = workers.Job(
         source=plan.config.source, data_root=tmp_path, comparison=plan.folder, device="cpu"
     )
     runs = [(run, "") for run in plan.runs]
@@ -81,8 +81,8 @@ def test_failure_of_a_worker_is_told_with_its_run(tmp_path: Path) -> None:
     def ignore(run: MethodRun, event: Mapping[str, Any]) -> None:
         pass
 
-    def train(tell: comparison_workers.Tell) -> None:
-        comparison_workers.train_in_workers(job, runs, workers=1, tell=tell, done=pytest.fail)
+    def train(tell: workers.Tell) -> None:
+        workers.train_in_workers(job, runs, workers=1, tell=tell, done=pytest.fail)
 
     with pytest.raises(SecureVflError, match="fet, seed 3: its process ended with exit code -9"):
         train(kill)

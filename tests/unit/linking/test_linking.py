@@ -12,8 +12,9 @@ from securevfl.linkage.quality import link_quality
 from securevfl.linkage.sources import FixedLinks
 from securevfl.linking.in_process import Linker
 from securevfl.linking.key_messages import pack_columns, unpack_columns
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.similarities import similar_links
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 
 RANGES = [[0.0, 10.0], [0.0, 10.0]]
 
@@ -148,7 +149,7 @@ def test_key_columns_travel_as_they_are() -> None:
     )
     keys = text_table("agency", 4, seed=1)
     keys.columns["lon"][:] = ["Ame\u0301lie", None, "", "東京 ﬁ"]
-    message = Message(kind=MessageKind.LINK_KEYS, tensors=pack_columns(config, keys), sender="x")
+    message = Message(kind=LinkingKind.LINK_KEYS, tensors=pack_columns(config, keys), sender="x")
     back = unpack_columns(config, message, rows=4)
 
     assert back.columns["lon"].tolist() == ["Ame\u0301lie", None, "", "東京 ﬁ"]
@@ -162,7 +163,7 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
     )
     arrays = pack_columns(config, text_table("agency", 4, seed=1))
     arrays["lengths:0"] = arrays["lengths:0"] + 1
-    message = Message(kind=MessageKind.LINK_KEYS, tensors=arrays, sender="x")
+    message = Message(kind=LinkingKind.LINK_KEYS, tensors=arrays, sender="x")
     with pytest.raises(ProtocolError, match="do not add up"):
         unpack_columns(config, message, rows=4)
 

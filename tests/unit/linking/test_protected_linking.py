@@ -27,10 +27,11 @@ from securevfl.linking.cells import comparing_cost
 from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.in_process import Linker
 from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.messages import LinkingKind
 from securevfl.linking.protected_primary import ProtectedPrimary
 from securevfl.linking.protected_secondary import ProtectedSecondary
 from securevfl.models.registry import FAMILIES
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
 
 RANGES = [[0.0, 10.0], [0.0, 10.0]]
@@ -157,7 +158,7 @@ def test_cells_leave_links_as_they_are(
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
     config = replace(config, parties=tuple(p for p in config.parties if p.name != "shop"))
     found, wires = linked(config, keys)
-    shares = [m for a, b, m in wires.travelled if m.kind is MessageKind.LINK_SHARE and a == "bank"]
+    shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
 
     wanted = in_process(config, keys)["bank"]
@@ -173,7 +174,7 @@ def test_cells_do_not_say_where() -> None:
     seen = []
     for _ in range(2):
         _, wires = linked(config, keys)
-        sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is MessageKind.LINK_CELLS]
+        sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_CELLS]
         assert {b for _, b, m in sent if "shift" in m.tensors} == {"bank", "shop"}
         cells = {a: m.tensors["cells"] for a, b, m in sent if b == "coordinator"}
         assert set(cells) == set(keys)
@@ -191,7 +192,7 @@ def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
     first, _ = linked(config, keys, cache=tmp_path)
     again, wires = linked(config, keys, cache=tmp_path)
 
-    assert not any(m.kind is MessageKind.LINK_SHARE for _, _, m in wires.travelled)
+    assert not any(m.kind is LinkingKind.LINK_SHARE for _, _, m in wires.travelled)
     rows = np.arange(60)
     links = [found["bank"].source.link(rows).indices for found in (first, again)]
     assert np.array_equal(*links)
@@ -215,10 +216,10 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     """By the primary, before anything of it is sent."""
     wires = Wires()
     config, keys = federation("shares"), tables()
-    turn = Message(kind=MessageKind.LINK_TURN, meta={"records": 40, "tag": "x"})
+    turn = Message(kind=LinkingKind.LINK_TURN, meta={"records": 40, "tag": "x"})
     wires.desk("bank").send("agency", turn)
     block = Message(
-        kind=MessageKind.LINK_BLOCK,
+        kind=LinkingKind.LINK_BLOCK,
         meta={"records": 40, "done": 0, "of": 60},
         tensors={"rows": np.array([3, number])},
     )
@@ -283,7 +284,7 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
             "modulus": np.frombuffer(number.to_bytes(256, "big"), dtype=np.uint8),
             "packs": ciphertexts.pack_numbers([[7, 7]], number),
         }
-        sent = Message(kind=MessageKind.LINK_CIPHERS, tensors=tensors)
+        sent = Message(kind=LinkingKind.LINK_CIPHERS, tensors=tensors)
         wires.desk("agency").send("bank", sent)
 
     units = np.array([[1, 2], [3, 4]])
@@ -336,7 +337,7 @@ def test_another_secret_is_found_before_linking() -> None:
 
     assert isinstance(found["coordinator"], ConfigError)
     assert "'shop'" in str(found["coordinator"])
-    lists = [b for _, b, m in wires.travelled if m.kind is MessageKind.LINK_LISTS]
+    lists = [b for _, b, m in wires.travelled if m.kind is LinkingKind.LINK_LISTS]
     assert "shop" not in lists
 
 
@@ -371,7 +372,7 @@ def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
     assert np.array_equal(values, again["agency"].similarities)
     assert not np.array_equal(values, fresh["agency"].similarities)
     to_primary = {m.kind for _, b, m in wires.travelled if b == "agency"}
-    assert MessageKind.LINK_LISTS not in to_primary
+    assert LinkingKind.LINK_LISTS not in to_primary
 
 
 def test_codes_of_texts_find_twins() -> None:
@@ -427,13 +428,13 @@ class TestSealedLine:
 
     def message(self, value: int) -> Message:
         tensors = {"codes": np.full((3, 40_000), value, dtype=np.uint8)}
-        return Message(kind=MessageKind.LINK_CODES, meta={"check": "x"}, tensors=tensors)
+        return Message(kind=LinkingKind.LINK_CODES, meta={"check": "x"}, tensors=tensors)
 
     def test_messages_come_out_as_they_went_in(self) -> None:
         one, other = self.lines()
         for value in (1, 2):
             opened = other.open(one.seal(self.message(value)))
-            assert opened.kind is MessageKind.LINK_CODES
+            assert opened.kind is LinkingKind.LINK_CODES
             assert opened.sender == "a"
             assert (opened.tensors["codes"] == value).all()
         back = one.open(other.seal(self.message(3)))

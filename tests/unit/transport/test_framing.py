@@ -6,11 +6,12 @@ import pytest
 from helpers.frames import SESSION, feed, frame_bytes, new_reader
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.messages import RoundKind
 from securevfl.transport.framing import encode
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 
 WORDS = Message(
-    kind=MessageKind.SHARE, round_number=3, tensors={"words": np.arange(4, dtype=np.int64)}
+    kind=RoundKind.SHARE, round_number=3, tensors={"words": np.arange(4, dtype=np.int64)}
 )
 # Offsets of the header's fields, from the table in the module's text.
 VERSION, KIND, BODY_BYTES, HEAD = 4, 5, 44, 52
@@ -24,7 +25,7 @@ def test_header_layout_is_the_documented_one():
     """Field by field, the bytes are those that the module's text promises."""
     raw = frame_bytes(WORDS, sequence=5)
     assert raw[:4] == b"SVFL"
-    assert struct.unpack_from("<BBH", raw, 4) == (1, MessageKind.SHARE, 1)
+    assert struct.unpack_from("<BBH", raw, 4) == (1, RoundKind.SHARE, 1)
     assert raw[8:24] == SESSION
     sequence, round_number, head, body = struct.unpack_from("<QQIQ", raw, 24)
     assert (sequence, round_number, body) == (5, 3, 32)
@@ -65,7 +66,7 @@ def test_what_was_not_agreed_on_is_refused(raw, text):
 def test_a_session_is_learned_from_a_session_frame_only():
     """A secondary takes the session id from the first frame, which must be SESSION."""
     reader = new_reader(session=None)
-    feed(reader, frame_bytes(Message(kind=MessageKind.SESSION), session=b"s" * 16))
+    feed(reader, frame_bytes(Message(kind=StarKind.SESSION), session=b"s" * 16))
     assert reader.session == b"s" * 16
     with pytest.raises(ProtocolError, match="another session"):
         feed(reader, frame_bytes(WORDS, sequence=1))
@@ -94,7 +95,7 @@ def test_a_shape_that_no_array_can_have_is_refused():
 
 def test_a_truth_value_is_zero_or_one():
     """A byte of 2 under the type bool would be both true and unequal to true."""
-    raw = frame_bytes(Message(kind=MessageKind.PLAN, tensors={"mask": np.array([True, False])}))
+    raw = frame_bytes(Message(kind=RoundKind.PLAN, tensors={"mask": np.array([True, False])}))
     assert feed(new_reader(), raw)[0].tensors["mask"].tolist() == [True, False]
     with pytest.raises(ProtocolError, match="'mask' is bool but not 0 or 1"):
         feed(new_reader(), raw[:-1] + b"\x02")
@@ -103,7 +104,7 @@ def test_a_truth_value_is_zero_or_one():
 @pytest.mark.parametrize("dtype", ["float16", "complex64", "object", "datetime64[s]", "U3", "u8"])
 def test_only_six_types_travel(dtype):
     """Objects, texts and every type that the protocol does not know are refused when sent."""
-    message = Message(kind=MessageKind.SHARE, tensors={"x": np.zeros(2, dtype=dtype)})
+    message = Message(kind=RoundKind.SHARE, tensors={"x": np.zeros(2, dtype=dtype)})
     with pytest.raises(ProtocolError, match=r"SHARE: x is .*, which may not be sent; allowed"):
         encode(message)
 
@@ -111,19 +112,19 @@ def test_only_six_types_travel(dtype):
 def test_figures_must_be_few_and_finite():
     """A table hidden in the figures, or a NaN among them, does not leave the party."""
     with pytest.raises(ProtocolError, match="send arrays as tensors"):
-        encode(Message(kind=MessageKind.HELLO, meta={"column": list(range(100_000))}))
+        encode(Message(kind=RoundKind.HELLO, meta={"column": list(range(100_000))}))
     with pytest.raises(ValueError, match="JSON"):
-        encode(Message(kind=MessageKind.HELLO, meta={"loss": float("nan")}))
+        encode(Message(kind=RoundKind.HELLO, meta={"loss": float("nan")}))
 
 
 def test_large_arrays_are_sent_from_where_they_lie():
     """A large body refers to the array's own memory; a small one is a copy."""
     large = np.zeros(100_000, dtype=np.int64)
     small = np.zeros(10, dtype=np.int64)
-    encoded = encode(Message(kind=MessageKind.SHARE, tensors={"words": large}))
+    encoded = encode(Message(kind=RoundKind.SHARE, tensors={"words": large}))
     assert encoded.borrows
     assert np.shares_memory(np.frombuffer(encoded.body[0], dtype=np.int64), large)
-    copied = encode(Message(kind=MessageKind.SHARE, tensors={"words": small}))
+    copied = encode(Message(kind=RoundKind.SHARE, tensors={"words": small}))
     assert not copied.borrows
     small[:] = 1
     assert not any(copied.body[0])
@@ -133,7 +134,7 @@ def test_foreign_byte_order_and_strides_are_made_plain():
     """Big-endian and non-contiguous arrays arrive as the same numbers."""
     swapped = np.arange(5).astype(">i4")
     strided = np.arange(10.0)[::2]
-    message = Message(kind=MessageKind.MEAN, tensors={"a": swapped, "b": strided})
+    message = Message(kind=RoundKind.MEAN, tensors={"a": swapped, "b": strided})
     arrived = feed(new_reader(), frame_bytes(message))[0]
     assert arrived.tensor("a", dtype="int32", shape=(5,)).tolist() == [0, 1, 2, 3, 4]
     assert arrived.tensor("b", dtype="float64", shape=(5,)).tolist() == [0, 2, 4, 6, 8]

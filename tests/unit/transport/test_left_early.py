@@ -3,17 +3,18 @@ import pytest
 from helpers.star import WAIT_S, make_star, together
 
 from securevfl.core.errors import PartyFailedError
-from securevfl.transport.message import Message, MessageKind
+from securevfl.federation.messages import RoundKind
+from securevfl.transport.message import Message, StarKind
 
 
 def test_sending_to_a_party_that_has_left_fails_and_never_waits(tmp_path):
     """A large message to a party that said farewell ends in an error that names the party."""
     star = make_star(tmp_path)
-    mean = Message(kind=MessageKind.MEAN, tensors={"weights": np.zeros(4_000_000)})
+    mean = Message(kind=RoundKind.MEAN, tensors={"weights": np.zeros(4_000_000)})
     with star.joined() as (primary, ends):
         calls = [ends["rental"].close, lambda: primary.broadcast(primary.secondaries, mean)]
         together(calls)
         with pytest.raises(PartyFailedError, match=r"^rental: left before"):
             primary.broadcast(primary.secondaries, mean)
         with pytest.raises(PartyFailedError, match=r"^rental: left before"):
-            ends["bank"].receive(MessageKind.DONE, round_number=0, deadline_s=WAIT_S)
+            ends["bank"].receive(StarKind.DONE, round_number=0, deadline_s=WAIT_S)

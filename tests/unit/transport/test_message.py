@@ -2,15 +2,20 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.message import Message, MessageKind
+from securevfl.federation.messages import RoundKind
+from securevfl.linking.messages import LinkingKind
+from securevfl.pretraining.messages import PretrainingKind
+from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
 SHARE = Message(
-    kind=MessageKind.SHARE,
+    kind=RoundKind.SHARE,
     round_number=7,
     meta={"count": 3, "flag": True, "text": "x"},
     tensors={"words": np.arange(6, dtype=np.int64).reshape(2, 3), "bad": np.array([1.0, np.nan])},
     sender="rental",
 )
+
+KINDS = (StarKind, RoundKind, LinkingKind, PretrainingKind)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -58,7 +63,9 @@ def test_repr_shows_sizes_only():
 
 def test_kind_codes_never_change():
     """Codes are part of the protocol: parties of different releases must mean the same."""
-    assert {kind.name: kind.value for kind in MessageKind} == {
+    kinds = [kind for package in KINDS for kind in package]
+    assert set(MessageKind.__subclasses__()) == set(KINDS)
+    assert {kind.name: kind.value for kind in kinds} == {
         "SESSION": 1, "PING": 2, "ABORT": 3, "LEAVE": 4, "HELLO": 5, "WELCOME": 6,
         "LINK_KEYS": 7, "LINKED": 8, "PLAN": 9, "SHARE": 10, "GRADIENT": 11, "AVERAGE": 12,
         "MEAN": 13, "EPOCH": 14, "DONE": 15, "READY": 16,
@@ -68,3 +75,12 @@ def test_kind_codes_never_change():
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37,
     }  # fmt: skip
+
+
+def test_a_code_belongs_to_one_kind():
+    """Two packages that took one code would read each other's messages."""
+    with pytest.raises(ValueError, match="its code is that of"):
+        MessageKind("TakenKind", {"ANYTHING": RoundKind.SHARE.value})
+    assert kind_of(10) is RoundKind.SHARE
+    with pytest.raises(ValueError, match="no message of kind 99"):
+        kind_of(99)

@@ -8,9 +8,10 @@ from helpers.proxy import in_the_middle
 from helpers.star import CALM, WAIT_S, make_star, together
 
 from securevfl.core.errors import PartyFailedError, ProtocolError
-from securevfl.transport.message import Message, MessageKind
+from securevfl.federation.messages import RoundKind
+from securevfl.transport.message import Message
 
-SHARE = MessageKind.SHARE
+SHARE = RoundKind.SHARE
 RANKS = {"agency": 0, "rental": 1}
 WORDS = np.frombuffer(b"a secret" * 5_000, dtype=np.int64)
 

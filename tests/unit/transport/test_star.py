@@ -18,15 +18,16 @@ from securevfl.core.errors import (
     PartyTimeoutError,
     ProtocolError,
 )
+from securevfl.federation.messages import RoundKind
 from securevfl.transport.connection import Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import EncodedMessage, encode
 from securevfl.transport.identity import Identity, certificate_pem
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport
 from securevfl.transport.tls import tls_context
 
-PLAN, SHARE = MessageKind.PLAN, MessageKind.SHARE
+PLAN, SHARE = RoundKind.PLAN, RoundKind.SHARE
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +110,9 @@ def test_a_good_end_is_no_failure(star):
         ends["rental"].send(words(5))
         ends["rental"].close()
         assert take(primary, "rental").tensors["words"][0] == 5
-        primary.send("bank", Message(kind=MessageKind.DONE))
+        primary.send("bank", Message(kind=StarKind.DONE))
         primary.close()
-        ends["bank"].receive(MessageKind.DONE, round_number=0, deadline_s=WAIT_S)
+        ends["bank"].receive(StarKind.DONE, round_number=0, deadline_s=WAIT_S)
     assert primary.failure is None
     assert ends["bank"].failure is None
 
@@ -188,7 +189,7 @@ def test_a_secondary_that_waits_in_vain_says_so(joined):
     """A secondary's missed deadline is told to all, in its own name."""
     primary, ends = joined
     with pytest.raises(PartyTimeoutError, match=r"agency: sent no PLAN or DONE within 0\.2 s"):
-        ends["bank"].receive((PLAN, MessageKind.DONE), round_number=1, deadline_s=0.2)
+        ends["bank"].receive((PLAN, StarKind.DONE), round_number=1, deadline_s=0.2)
     outcome = together([lambda: take(primary, "rental")])[0]
     assert isinstance(outcome, PartyTimeoutError)
     assert str(outcome).startswith("bank: ")
@@ -516,7 +517,7 @@ def test_a_party_that_takes_nothing_in_is_noticed(star):
 
         def beat() -> None:
             for sequence in itertools.count():
-                ping = encode(Message(kind=MessageKind.PING))
+                ping = encode(Message(kind=StarKind.PING))
                 frame = ping.frame(session=session, sender_rank=1, sequence=sequence)
                 deaf.sendall(b"".join(frame))
                 if ended.wait(0.2):
@@ -525,7 +526,7 @@ def test_a_party_that_takes_nothing_in_is_noticed(star):
         heart = threading.Thread(target=beat)
         heart.start()
         primary.wait_for_parties(WAIT_S)
-        large = Message(kind=MessageKind.MEAN, tensors={"x": np.zeros(8_000_000)})
+        large = Message(kind=RoundKind.MEAN, tensors={"x": np.zeros(8_000_000)})
         with pytest.raises(PartyTimeoutError, match=r"^rental: took in nothing .* for 1\.5 s$"):
             primary.send("rental", large)
         ended.set()
