@@ -22,7 +22,8 @@ from securevfl.data.aligned.views import AlignedViews, ScarceRows
 from securevfl.federation.rounds import RoundCounter
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
-from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
+from securevfl.models.baselines.boosting import fit_boosting
+from securevfl.models.baselines.config import BoostingConfig
 from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
@@ -199,7 +200,7 @@ def fine_tune(
             outputs=prepared.head.outputs,
             columns=prepared.columns[0],
         )
-    models = [top, *bottoms]
+    models: list[FedHSSLTop | FedHSSLBottom] = [top, *bottoms]
     for number, model in enumerate(models):
         initialise(model, seed=derive_seed(seed, "init", number), positions_seed=0)
         if encoders is not None:

@@ -59,7 +59,8 @@ def main() -> None:
     for name, pairs in {**points, "all": together}.items():
         if len(pairs) < 3:
             continue
-        result = spearmanr(*zip(*pairs, strict=True))
+        estimates, gains = zip(*pairs, strict=True)
+        result = spearmanr(estimates, gains)
         print(f"| {name} | {len(pairs)} | {result.statistic:+.2f} | {result.pvalue:.3f} |")
 
 

@@ -172,7 +172,7 @@ class Measured:
             self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.process.args} ended early")
+            raise SystemExit(f"{self.name} ended early")
         self.settle()
         if not first:
             self.steps += json.loads(line)["steps"]
@@ -182,7 +182,7 @@ class Measured:
         """Let it run to its end, and note peak memory."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        processes = {self.name: self.process, **self.helpers}
+        processes: dict[str, subprocess.Popen[Any]] = {self.name: self.process, **self.helpers}
         for name, process in processes.items():
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -192,13 +192,16 @@ class Measured:
 
     def kill(self) -> None:
         """End what still runs."""
-        for process in (self.process, *self.helpers.values()):
+        for process in self._processes():
             if process.returncode is None:
                 process.kill()
                 process.wait()
 
     def _cpu(self) -> float:
-        return sum(_cpu_s(process.pid) for process in (self.process, *self.helpers.values()))
+        return sum(_cpu_s(process.pid) for process in self._processes())
+
+    def _processes(self) -> list[subprocess.Popen[Any]]:
+        return [self.process, *self.helpers.values()]
 
 
 def _cpu_s(pid: int) -> float:
