@@ -15,7 +15,10 @@ Accounting = Literal["sound", "as-published"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Privacy:
-    """How representations are protected, and the guarantee that is asked for (DESIGN 5.2 and 7)."""
+    """How representations are protected, and the guarantee that is asked for.
+
+    docs/privacy.md says what each guarantee promises and what it costs.
+    """
 
     mechanism: Mechanism = "gaussian"
     """``none`` releases averages without noise, and must be written out."""

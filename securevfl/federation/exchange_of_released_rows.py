@@ -1,4 +1,4 @@
-"""Each row released once, then reused: what a frozen encoder allows (DESIGN 7)."""
+"""Each row released once, then reused, as a frozen encoder allows; docs/privacy.md, section 4."""
 
 from collections.abc import Callable, Mapping
 

@@ -108,7 +108,7 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
 
 
 def _projection_rounding(config: FederationConfig) -> float:
-    """Return what rounding can add where a row's sum is drawn back to norm C (DESIGN 7).
+    """Return what rounding can add where a row's sum is drawn back to norm C.
 
     A projected sum is rounded towards zero, which moves each coordinate of two neighbouring sums
     apart by less than one unit; the ring's coarsest unit is taken, since the unit is only chosen

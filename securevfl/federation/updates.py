@@ -129,7 +129,8 @@ class PrivateLesson:
     row teaches does not depend on how many are taught.
 
     References:
-        DESIGN 7, ``dp-trained``; [ACGMMTZ16] Algorithm 1, with a row in place of an example.
+        docs/privacy.md, section 3, "Updates of a dp-trained encoder"; [ACGMMTZ16]
+        Algorithm 1, with a row in place of an example.
     """
 
     def __init__(

@@ -96,8 +96,8 @@ class SentWithGaussianNoise:
     """Clipped vectors with discrete Gaussian noise, each batch booked before it is sent.
 
     The encoder was trained on the rows, so one row may change all B vectors of a batch, by up to
-    2C each: this is the unit ``secondary-record`` of a trained encoder (DESIGN 7) with the primary
-    as the only party that contributes.
+    2C each: this is the unit ``secondary-record`` of a trained encoder (docs/privacy.md, section
+    3), with the primary as the only party that contributes.
     """
 
     def __init__(self, plan: ReleasePlan, ledger: Ledger) -> None:

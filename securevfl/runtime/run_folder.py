@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``metrics.json`` and ``history.csv`` (DESIGN 5.3)."""
+"""The figures in a run folder: ``metrics.json``, ``history.csv`` and ``federation.toml``."""
 
 import csv
 import io

@@ -64,7 +64,7 @@ def simulate_federation(
     Args:
         config: The federation file.
         tables: Every party's table, by name.
-        run_folder: Gets the files of DESIGN 5.3, without a report.
+        run_folder: Gets the files that docs/architecture.md lists ("A run folder"), but no report.
         device: Where models and noise are computed.
         resume: Go on from the last epoch that was saved in ``run_folder``.
         with_solo: Train the solo baseline too; None is reported for it otherwise.

@@ -196,9 +196,9 @@ class AuditStage:
 
     def _federation(self) -> FederationConfig:
         settings = self.settings
-        # A noise multiplier is measured by what it protects (DESIGN 7). With a frozen encoder a
-        # row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of the average; with a
-        # trained one every row of a round may change, and by twice as much.
+        # A noise multiplier is measured by what it protects (docs/privacy.md, section 3). With a
+        # frozen encoder a row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of
+        # the average; with a trained one every row of a round may change, and by twice as much.
         multiplier = settings.noise_multiplier
         if not self.pooled:
             multiplier /= 2 * self.rows_per_round**0.5

@@ -139,7 +139,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
 
 
 def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
-    """A federated run with noise leaves every file of DESIGN 5.3, and charges match releases."""
+    """A federated run with noise leaves every file of a run folder, and charges match releases."""
     privacy = {
         "epsilon": 50.0,
         "delta": 1e-4,

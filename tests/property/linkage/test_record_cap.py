@@ -156,7 +156,7 @@ def worst_change(way: str, *, cap: int, k: int) -> int:
 
 
 def test_the_wrong_ways_to_cap_exceed_it() -> None:
-    """Negative controls (DESIGN 7): greedy and surplus-dropping caps of 4 change more rows."""
+    """Negative controls: greedy and surplus-dropping caps of 4 change more rows."""
     assert worst_change("record-side", cap=4, k=3) <= 4
     assert worst_change("greedy", cap=4, k=3) > 4
     assert worst_change("surplus", cap=4, k=3) > 4

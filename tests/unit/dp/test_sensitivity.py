@@ -1,4 +1,4 @@
-"""Sensitivities of DESIGN 7 and the noise that answers them."""
+"""Sensitivities of docs/privacy.md, section 3, and the noise that answers them."""
 
 import itertools
 import math

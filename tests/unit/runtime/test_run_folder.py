@@ -88,7 +88,7 @@ def named(config: FederationConfig) -> dict[str, dict[str, str]]:
 
 
 def test_channels_say_what_is_not_covered(tmp_path: Path) -> None:
-    """Every channel of DESIGN 7 is listed in every run, whatever is switched on."""
+    """Every run lists every channel of docs/privacy.md, section 1, whatever is switched on."""
     trained = named(config_of(tmp_path, privacy=NOISED))
     averaged = named(config_of(tmp_path, model={"average_positions_every": 1}))
     path = write_federation(tmp_path, rows=60, secondaries=1, privacy=FROZEN)
