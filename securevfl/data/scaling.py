@@ -181,10 +181,6 @@ class LabelScaler:
         """Return standardised labels."""
         return ((labels.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
 
-    def invert(self, outputs: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
-        """Return outputs in the label's unit."""
-        return (outputs.astype(np.float64) * self.deviation + self.mean).astype(np.float32)
-
 
 def feature_scaler(
     features: Float32[np.ndarray, "rows features"],

@@ -181,8 +181,3 @@ class Privacy:
             return self.gradient_noise_multiplier / self.noise_multiplier
         share = 0.5 if self.gradient_share is None else self.gradient_share
         return math.sqrt((1 - share) / share)
-
-    @property
-    def epsilon_limit(self) -> float:
-        """What may be spent in all: ``epsilon`` if given, else infinity."""
-        return math.inf if self.epsilon is None else self.epsilon

@@ -9,7 +9,8 @@ from torch import nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
-from securevfl.core.errors import DataError, PrivacyError
+from securevfl.config.rules import require_enough_records
+from securevfl.core.errors import PrivacyError
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import LabelScaler, feature_scaler
@@ -30,19 +31,6 @@ from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
 from securevfl.mpc.ring_format import RingFormat
-
-
-def require_enough_records(config: FederationConfig, table: PartyTable) -> None:
-    """Refuse a secondary's table that has fewer records than links of one row.
-
-    Raises:
-        DataError: Naming the table and both numbers.
-    """
-    if table.num_rows < config.model.neighbours:
-        raise DataError(
-            f"table of {table.name!r}: has {table.num_rows} records, fewer than "
-            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
-        )
 
 
 def build_secondary(

@@ -8,6 +8,7 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.exchange_over_star import PrimaryWire
@@ -67,7 +68,7 @@ def pretrain_as_primary(
         FederatedPretraining(
             transport,
             names=names,
-            sum_to=CrypTenSumTo(CrypTenBridge(wire, rank=0), None),
+            sum_to=CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None),
             plain=config.pretraining.exchange == "plain",
             runtime=config.runtime,
             device=device,

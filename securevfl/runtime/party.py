@@ -10,14 +10,15 @@ import torch
 from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
-from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.config.rules import require_covered_channels, require_enough_records, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.events import EventLog
 from securevfl.core.progress import Observer
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.data.tables import PartyTable
 from securevfl.federation import handshake
-from securevfl.federation.build import build_secondary, require_enough_records
+from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
@@ -177,7 +178,7 @@ def _run_primary(
         exchange = FederatedExchange(
             transport,
             names=names,
-            sum_to=CrypTenSumTo(CrypTenBridge(wire, rank=0), None),
+            sum_to=CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None),
             ring=ring,
             slots=slots(config, plan),
             cut_shape=cut_shape(config),

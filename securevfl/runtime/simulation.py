@@ -11,11 +11,11 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
-from securevfl.config.rules import require_covered_channels
+from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import build_secondary, require_enough_records
+from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import Checkpoints, require_resumable
 from securevfl.federation.epochs import EpochKeeper
 from securevfl.federation.exchange_in_process import SimulatedExchange

@@ -27,18 +27,6 @@ class Augmentation(Protocol):
         ...
 
 
-class Unchanged:
-    """The view that is the batch itself."""
-
-    def __call__(
-        self,
-        batch: Float[Tensor, "rows features"],
-        generator: torch.Generator,  # noqa: ARG002 - an Augmentation
-    ) -> Float[Tensor, "rows features"]:
-        """Return the batch."""
-        return batch
-
-
 class CorruptedFeatures:
     """Replace some features of each row by the same features of other rows.
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation import handshake
 from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
 from securevfl.federation.messages import RoundKind
@@ -22,7 +23,7 @@ from securevfl.launch.child import end_with_launcher, report, report_failure
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.pair_keys import SessionKey
-from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo
+from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.connection import TransportLimits
@@ -50,7 +51,7 @@ def run_audit_party(folder: Path, name: str) -> None:
     ranks = {party: number for number, party in enumerate(settings.names)}
     limits = TransportLimits(silence_timeout_s=settings.timeout_s)
     pinned = job["pinned"]
-    if rank == PRIMARY:
+    if rank == PRIMARY_RANK:
         primary = PrimaryTransport(address, identity, pinned, new_session(), ranks, limits=limits)
         with primary:
             _reveal(primary, stages, folder)
@@ -62,7 +63,7 @@ def run_audit_party(folder: Path, name: str) -> None:
 
 def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: Path) -> None:
     config, deadline_s = stages[0].config, stages[0].settings.timeout_s
-    names = {rank: name for name, rank in config.ranks.items() if rank != PRIMARY}
+    names = {rank: name for name, rank in config.ranks.items() if rank != PRIMARY_RANK}
     transport.listen()
     transport.wait_for_parties(deadline_s)
     hellos = {}
@@ -72,7 +73,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
         hellos[name] = message
     transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
     wire = PrimaryWire(transport, names, deadline_s=deadline_s)
-    sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY), None)
+    sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
     rounds = RoundCounter()
     started = time.monotonic()
     for stage in stages:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
@@ -205,11 +206,11 @@ class AuditStage:
         parties: list[dict[str, Any]] = [
             {
                 "name": name,
-                "role": "primary" if rank == 0 else "secondary",
+                "role": "primary" if rank == PRIMARY_RANK else "secondary",
                 "data": f"{name}.csv",
                 "key": ["place"],
                 "scaling": "none",
-                **({"label": "label", "address": "127.0.0.1:0"} if rank == 0 else {}),
+                **({"label": "label", "address": "127.0.0.1:0"} if rank == PRIMARY_RANK else {}),
             }
             for rank, name in enumerate(settings.names)
         ]

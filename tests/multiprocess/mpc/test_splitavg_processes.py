@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import ring_reference as reference
 from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.mpc import reference
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.provision import provision
 

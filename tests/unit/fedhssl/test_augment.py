@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedhssl.augment import CorruptedFeatures, Unchanged
+from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages, turn_hue
 from securevfl.models.fedhssl.columns import CategoricalColumn
 
@@ -74,11 +74,10 @@ def test_a_few_words_get_their_share_too() -> None:
     assert replaced.mean(dim=0).tolist() == pytest.approx([0.75, 0.75], abs=0.03)
 
 
-def test_no_rate_and_no_augmentation_leave_the_batch() -> None:
+def test_no_rate_leaves_the_batch() -> None:
     """The view is the batch."""
     batch = torch.rand(4, 3)
     assert torch.equal(CorruptedFeatures(batch, rate=0.0)(batch, generator()), batch)
-    assert torch.equal(Unchanged()(batch, generator()), batch)
 
 
 def test_one_seed_gives_one_view() -> None:
