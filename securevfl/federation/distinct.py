@@ -1,4 +1,4 @@
-"""Representations of links by a bottom model that sees each record alone: each record once."""
+"""Compute each linked record's representation once, however many links lead to it."""
 
 import torch
 from jaxtyping import Bool, Float, Int64

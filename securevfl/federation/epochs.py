@@ -13,7 +13,7 @@ class EpochKeeper:
         self._checkpoints = checkpoints
 
     def __call__(self, mark: EpochMark) -> None:
-        """Do what the mark says."""
+        """Save the epoch, keep it as the best one, or go back to the best, as the mark says."""
         if mark.restore_best:
             self._secondary.bottom.load_state_dict(self._checkpoints.load_best(mark.epoch))
             return

@@ -14,7 +14,7 @@ from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
 
 
 class ReleasedRows:
-    """An exchange that answers from releases made before; nothing moves any more."""
+    """An exchange that answers from stored releases: nothing is sent between parties."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from securevfl.transport.star import PrimaryTransport
 
 
 class PrimaryWire:
-    """Where CrypTen's reveal gets the secondaries' masked words from."""
+    """The primary's end of the wire, from which CrypTen's reveal gets the masked words."""
 
     def __init__(
         self, transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float

@@ -63,7 +63,7 @@ def hello(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumable:
-    """What a secondary could go on from."""
+    """The epochs and pretraining iterations that a secondary has saved and can resume from."""
 
     epochs: frozenset[int]
     """Epochs of training."""

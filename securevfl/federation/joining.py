@@ -17,7 +17,7 @@ from securevfl.transport.star import SecondaryTransport
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Joined:
-    """A caller's place in a session."""
+    """What a caller has once it has joined a session."""
 
     transport: SecondaryTransport
     """Its connection to the primary."""
@@ -41,7 +41,7 @@ def joined(
     epochs: list[int],
     pretrained: list[int],
 ) -> Iterator[Joined]:
-    """Join the session that the primary holds, and leave it in the end.
+    """Join the primary's session, and leave it when the ``with`` block ends.
 
     Args:
         config: The federation file.

@@ -113,7 +113,7 @@ class Secondary:
         self.optimizer.step()
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return the linked records' numbers, 0 where there is none, and where there is one."""
+        """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
         index = torch.as_tensor(self.links.link(rows).indices, device=self.features.device)
         present = index >= 0
         return index.clamp_min(0), present

@@ -92,7 +92,7 @@ class RevealToPrimary(Protocol):
 
 
 class CrypTenSumTo:
-    """The real thing: pairwise masks make the words secret shares, CrypTen reveals their sum."""
+    """The sum between processes: masks make the words secret shares, CrypTen reveals their sum."""
 
     def __init__(self, bridge: RevealToPrimary, masks: PairwiseMasks | None) -> None:
         if (masks is None) != (bridge.rank == PRIMARY_RANK):

@@ -93,7 +93,7 @@ def build_pretraining_secondary(
     start: int,
     observe: Observer,
 ) -> PretrainingSecondary:
-    """Return a secondary's part.
+    """Return a secondary as it takes part in pretraining.
 
     Args:
         config: The federation file.
@@ -137,7 +137,7 @@ def build_run(
     start: int,
     observe: Observer,
 ) -> PretrainingRun:
-    """Return the primary's part.
+    """Return the primary's run of pretraining.
 
     Args:
         config: The federation file.

@@ -28,7 +28,7 @@ class Sending(Protocol):
     def __call__(
         self, vectors: Float[Tensor, "batch width"], *, round_number: int
     ) -> Float[Tensor, "batch width"]:
-        """Return what is sent of them.
+        """Return what is sent in place of the vectors.
 
         Reveals:
             To every secondary: what is returned.
@@ -36,7 +36,7 @@ class Sending(Protocol):
         ...
 
     def close(self) -> None:
-        """Let files go."""
+        """Close the files that are held open."""
         ...
 
 
@@ -129,7 +129,7 @@ class SentWithGaussianNoise:
         return to_float(units, self.ring, divisor=1)
 
     def close(self) -> None:
-        """Let the ledger go."""
+        """Close the ledger."""
         self.ledger.close()
 
 

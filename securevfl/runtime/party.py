@@ -58,7 +58,7 @@ from securevfl.transport.star import PrimaryTransport, new_session
 
 @dataclass(frozen=True, kw_only=True)
 class PartyJob:
-    """What a party's process is told."""
+    """What a party's process needs to know to run."""
 
     config: FederationConfig
     name: str

@@ -19,7 +19,7 @@ def open_ledger(
     resume: bool,
     simulated: bool = False,
 ) -> Ledger:
-    """Open a party's ledger: its own file of the run, or the one that runs on its data share.
+    """Open a party's ledger: that of this run, or one that all runs on the same data share.
 
     A fresh run must fit into what the ledger has left. A resumed one has spent a part of it, and
     asks before every epoch and every release. A simulated run's own file is not synced line by

@@ -56,7 +56,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 def write_federation(run_folder: Path, config: FederationConfig) -> None:
-    """Write ``federation.toml``: the file that this run really had."""
+    """Write ``federation.toml``: the settings that this run was made with."""
     files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
 
 

@@ -33,7 +33,7 @@ from securevfl.runtime.run_folder import write_federation
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a simulated run leaves behind in memory."""
+    """What a run leaves behind in memory."""
 
     metrics: dict[str, Any]
     """The content of ``metrics.json``."""
@@ -42,7 +42,7 @@ class RunResult:
     """One mapping an epoch."""
 
     losses: list[float]
-    """Loss of every training round."""
+    """Loss of every training round of this call, in order."""
 
     ledger: list[dict[str, Any]]
     """The primary's ledger, one mapping a line."""
