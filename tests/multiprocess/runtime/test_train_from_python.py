@@ -20,7 +20,8 @@ def test_train_returns_what_the_simulation_does(tmp_path: Path) -> None:
     def figures(run: sv.RunResult) -> list[list[object]]:
         return [[row[name] for name in ("epoch", "loss", "validation")] for row in run.history]
 
-    assert trained.losses == pytest.approx(simulated.losses, rel=1e-4)
+    # As close as the ring's steps let sums of float32 be; see test_simulated_equals_federated.py.
+    assert trained.losses == pytest.approx(simulated.losses, abs=2**-14)
     assert len(figures(trained)) == len(figures(simulated)) == 2
     assert trained.metrics["peak_memory_bytes"].keys() == {"agency", "bank-1", "bank-2"}
     assert [line.get("round") for line in trained.ledger] == [
