@@ -23,7 +23,8 @@ from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
-from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
+from securevfl.models.baselines.baseline_config import BoostingConfig
+from securevfl.models.baselines.boosting import fit_boosting
 from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
@@ -203,7 +204,7 @@ def fine_tune(
             outputs=prepared.head.outputs,
             columns=prepared.columns[0],
         )
-    models = [top, *bottoms]
+    models: list[FedHSSLTop | FedHSSLBottom] = [top, *bottoms]
     for number, model in enumerate(models):
         initialise(model, seed=derive_seed(seed, "init", number), positions_seed=0)
         if encoders is not None:

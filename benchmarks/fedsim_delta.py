@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.studies.links import study_links
 
 SIMPLER = ("top1sim", "avgsim", "exact")
@@ -22,7 +22,7 @@ SIMPLER = ("top1sim", "avgsim", "exact")
 
 def deltas(folder: Path) -> dict[str, float]:
     """Return Delta per link of a row, so that tables with other K can be compared."""
-    config = read_federation_file(folder / "fed.toml")
+    config = read_federation(folder / "fed.toml")
     with tempfile.TemporaryDirectory() as links:
         study = study_links(config, folder, Path(links), estimate=True, observe=lambda _event: None)
     (secondary,) = study.figures["secondaries"].values()
@@ -59,7 +59,8 @@ def main() -> None:
     for name, pairs in {**points, "all": together}.items():
         if len(pairs) < 3:
             continue
-        result = spearmanr(*zip(*pairs, strict=True))
+        estimates, gains = zip(*pairs, strict=True)
+        result = spearmanr(estimates, gains)
         print(f"| {name} | {len(pairs)} | {result.statistic:+.2f} | {result.pvalue:.3f} |")
 
 

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.studies.digits import write_tables
 
+Task = Literal["regression", "binary", "multiclass"]
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"
 SPLIT_SEED = 0
 # The paper's own gates, and its ablations: each gate off, or replaced by what it replaces it with.
@@ -47,7 +48,7 @@ class Tables:
     """Two parties' tables and what is to be learned from them."""
 
     parties: list[PartyTable]
-    task: str
+    task: Task
     neighbours: int
     truth: bool
     """Whether true matches are known."""
@@ -89,7 +90,7 @@ def letter(*, rows: int | None, key_noise: float) -> Tables:
     return Tables(parties=parties, task="multiclass", neighbours=20, truth=True)
 
 
-def fate(name: str, task: str, *, rows: int | None, key_noise: float) -> Tables:
+def fate(name: str, task: Task, *, rows: int | None, key_noise: float) -> Tables:
     """One of FATE's tables, joined by its exact number and split again with fuzzy keys."""
     primary, secondary = load_folder(name)
     place = {int(key): row for row, key in enumerate(secondary.keys[:, 0])}

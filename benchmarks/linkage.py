@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +202,9 @@ def rounds(size: Sizes) -> dict[str, Any]:
         chosen = [rng.choice(len(mine), 128, replace=False) for _ in samples]
         cost, answers = {}, {}
         for method in ("list", "rebuild"):
-            setup, linker = timed(
-                lambda m=method, q=rate: SampledLinker(mine, theirs, K, rate=q, method=m)
-            )
-            each, answers[method] = timed(
-                lambda made=linker, c=chosen, s=samples: list(map(made.link, c, s))
-            )
+            setup, linker = timed(partial(SampledLinker, mine, theirs, K, rate=rate, method=method))
+            # The map links as the list is made.
+            each, answers[method] = timed(partial(list, map(linker.link, chosen, samples)))
             cost[method] = (setup, each / len(samples))
         saved = cost["rebuild"][1] - cost["list"][1]
         figures[f"q={rate}"] = {

@@ -28,7 +28,7 @@ import pandas as pd
 import tomli_w
 import torch
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
 from securevfl.launch.ports import free_port
 from securevfl.runtime.party import run_party
@@ -120,7 +120,7 @@ def run_measured(role: str, path: Path, options: argparse.Namespace) -> None:
     """Be the primary, or the whole simulation."""
     keep_freed_memory()
     torch.set_num_threads(options.threads)
-    config = read_federation_file(path)
+    config = read_federation(path)
     device = torch.device("cpu")
     turns = Turns(options.steps)
     if role == "simulated":
@@ -173,7 +173,7 @@ class Measured:
             self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.process.args} ended early")
+            raise SystemExit(f"{self.name} ended early")
         self.settle()
         if not first:
             self.steps += json.loads(line)["steps"]
@@ -183,7 +183,7 @@ class Measured:
         """Let it run to its end, and note peak memory."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        processes = {self.name: self.process, **self.helpers}
+        processes: dict[str, subprocess.Popen[Any]] = {self.name: self.process, **self.helpers}
         for name, process in processes.items():
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -193,13 +193,16 @@ class Measured:
 
     def kill(self) -> None:
         """End what still runs."""
-        for process in (self.process, *self.helpers.values()):
+        for process in self._processes():
             if process.returncode is None:
                 process.kill()
                 process.wait()
 
     def _cpu(self) -> float:
-        return sum(_cpu_s(process.pid) for process in (self.process, *self.helpers.values()))
+        return sum(_cpu_s(process.pid) for process in self._processes())
+
+    def _processes(self) -> list[subprocess.Popen[Any]]:
+        return [self.process, *self.helpers.values()]
 
 
 def _cpu_s(pid: int) -> float:
@@ -226,7 +229,7 @@ def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]
         try:
             sides["federated"].helpers = {
                 party.name: start_secondary(party.name, path, options.threads)
-                for party in read_federation_file(path).secondaries
+                for party in read_federation(path).secondaries
             }
             for number in range(TURNS):
                 for side in sides.values():

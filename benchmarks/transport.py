@@ -212,18 +212,21 @@ def grpc_client(folder: Path, name: str, port: int) -> Iterator[Callable[..., by
         yield channel.unary_unary(METHOD)
 
 
-@contextmanager
-def raw_client(identity: Identity, port: int) -> Iterator[ssl.SSLSocket]:
-    context = tls_context(identity, ["agency"], server=False)
+def connected(port: int) -> socket.socket:
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
-            raw = socket.create_connection(("127.0.0.1", port))
-            break
+            return socket.create_connection(("127.0.0.1", port))
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+@contextmanager
+def raw_client(identity: Identity, port: int) -> Iterator[ssl.SSLSocket]:
+    context = tls_context(identity, ["agency"], server=False)
+    raw = connected(port)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with context.wrap_socket(raw) as connection:
         yield connection

@@ -8,6 +8,8 @@ Run: ``python examples/digits_fet.py [--smoke] [--epsilon 32] [--seed 0]``
 """
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from sklearn.datasets import load_digits
 
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     }
 
 
-def _show(epoch: dict[str, float]) -> None:
+def _show(epoch: Mapping[str, Any]) -> None:
     print(
         f"epoch {epoch['epoch']:>2}: loss {epoch['loss']:.3f}, "
         f"validation accuracy {epoch['validation']:.3f}, epsilon {epoch['epsilon']:.3g}"

@@ -11,7 +11,9 @@ Run: ``python examples/fedhssl_digits.py [--smoke] [--labels 50] [--seeds 1]``, 
 
 import argparse
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -29,22 +31,20 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     if options.tables:
         write_tables(_parties(options, seed=0), options.tables)
         return {}
-    small = {"hidden": 128, "encoder_hidden": 128}
-    methods = {
-        "solo": None,
-        "fedsplitnn": sv.models.FedSplitNN(**small),
-        "fedlocalssl": sv.models.FedLocalSSL(**small),
-        "fedhssl": sv.models.FedHSSL(**small),
+    models = {
+        "fedsplitnn": sv.models.FedSplitNN(hidden=128, encoder_hidden=128),
+        "fedlocalssl": sv.models.FedLocalSSL(hidden=128, encoder_hidden=128),
+        "fedhssl": sv.models.FedHSSL(hidden=128, encoder_hidden=128),
     }
-    found: dict[str, list[float]] = {name: [] for name in methods}
+    channels: list[dict[str, Any]] = []
+    found: dict[str, list[float]] = {name: [] for name in ("solo", *models)}
     for seed in range(options.seeds):
-        for name, model in methods.items():
-            if model is not None:
-                metrics = train(model, options, seed=seed)
-                found[name].append(metrics["test"])
-                if name == "fedhssl":
-                    found["solo"].append(metrics["solo_test"])
-                    channels = metrics["privacy"]["channels"]
+        for name, model in models.items():
+            metrics = train(model, options, seed=seed)
+            found[name].append(metrics["test"])
+            if name == "fedhssl":
+                found["solo"].append(metrics["solo_test"])
+                channels = metrics["privacy"]["channels"]
 
     means = {name: statistics.mean(values) for name, values in found.items()}
     print(f"\ntest accuracy with {options.labels} labels, mean of {options.seeds} seeds:")
@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     return means
 
 
-def train(model: object, options: argparse.Namespace, *, seed: int) -> dict:
+def train(
+    model: sv.models.FamilySettings, options: argparse.Namespace, *, seed: int
+) -> dict[str, Any]:
     """Pretrain and fine-tune one method in this process; return the run's metrics."""
     print(f"{type(model).__name__.removesuffix('Config')}, seed {seed}")
     run = sv.simulate(
@@ -94,7 +96,7 @@ def _parties(options: argparse.Namespace, *, seed: int) -> list[sv.data.PartyTab
     return sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
 
 
-def _show(event: dict) -> None:
+def _show(event: Mapping[str, Any]) -> None:
     if event["event"] == "pretraining" and event["iteration"] % 10 == 0:
         parts = [
             f"{name} loss {event[f'{name}_loss']:.3f}, spread {event[f'{name}_spread']:.2f}"

@@ -11,30 +11,50 @@ from securevfl.version import __version__
 if TYPE_CHECKING:
     from securevfl import data, dp, linkage, models
     from securevfl.config.linkage import LinkageSettings
+    from securevfl.config.reading import read_federation
     from securevfl.config.sections import TrainingSettings
     from securevfl.core.errors import SecureVflError
     from securevfl.models.fedhssl.settings import PretrainingSettings
+    from securevfl.runtime.entry import train
     from securevfl.runtime.in_memory import simulate
+    from securevfl.runtime.simulation import RunResult
+    from securevfl.studies.audit.report import audit
+    from securevfl.studies.audit.settings import AuditSettings
+    from securevfl.studies.entry import compare, link
 
 __all__ = [
+    "AuditSettings",
     "LinkageSettings",
     "PretrainingSettings",
+    "RunResult",
     "SecureVflError",
     "TrainingSettings",
     "__version__",
+    "audit",
+    "compare",
     "data",
     "dp",
+    "link",
     "linkage",
     "models",
+    "read_federation",
     "simulate",
+    "train",
 ]
 
 _HOME = {
+    "AuditSettings": "securevfl.studies.audit.settings",
     "LinkageSettings": "securevfl.config.linkage",
     "PretrainingSettings": "securevfl.models.fedhssl.settings",
+    "RunResult": "securevfl.runtime.simulation",
     "SecureVflError": "securevfl.core.errors",
     "TrainingSettings": "securevfl.config.sections",
+    "audit": "securevfl.studies.audit.report",
+    "compare": "securevfl.studies.entry",
+    "link": "securevfl.studies.entry",
+    "read_federation": "securevfl.config.reading",
     "simulate": "securevfl.runtime.in_memory",
+    "train": "securevfl.runtime.entry",
 }
 _PACKAGES = ("data", "dp", "linkage", "models")
 
@@ -46,3 +66,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Name everything public, loaded yet or not."""
+    return __all__

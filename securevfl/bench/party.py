@@ -14,8 +14,8 @@ from securevfl.bench.traffic import own_traffic
 from securevfl.bench.variants import CLIP_NORM, DEADLINE_S, Bench, crypten
 from securevfl.core.files import write_json
 from securevfl.core.memory import keep_freed_memory
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.core.seeds import derive_seed
-from securevfl.mpc.sum_to import PRIMARY
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
@@ -50,7 +50,7 @@ def run_party(folder: Path, rank: int) -> None:
         shape = {"rows": job["rows"], "width": job["width"]}
         held = torch.zeros(job["rows"], job["width"])
         bench = Bench(
-            held if rank == PRIMARY else bounded_rows(rank, **shape),
+            held if rank == PRIMARY_RANK else bounded_rows(rank, **shape),
             rank=rank,
             names=names,
             transport=transport,
@@ -60,7 +60,7 @@ def run_party(folder: Path, rank: int) -> None:
             noise_share_std=job["noise_share_std"],
         )
         exact = None
-        if rank == PRIMARY:
+        if rank == PRIMARY_RANK:
             others = [bounded_rows(r, **shape).double() for r in bench.secondaries]
             exact = sum(others, start=torch.zeros(1)).reshape(-1) / len(others)
         write_json(folder / f"result-{rank}.json", _measure(bench, job["repeats"], exact))
@@ -74,7 +74,7 @@ def _connect(folder: Path, job: dict[str, Any], rank: int) -> PrimaryTransport |
     ranks = {party: r for r, party in enumerate(job["names"])}
     address = ("127.0.0.1", job["port"])
     limits = TransportLimits(silence_timeout_s=DEADLINE_S)
-    if rank == PRIMARY:
+    if rank == PRIMARY_RANK:
         primary = PrimaryTransport(
             address, identity, job["pinned"], new_session(), ranks, limits=limits
         )

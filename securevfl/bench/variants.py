@@ -12,6 +12,7 @@ import torch.distributed as dist
 from jaxtyping import Float32
 from torch import Tensor
 
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.exchange_over_star import PrimaryWire
 from securevfl.federation.messages import RoundKind
@@ -21,7 +22,7 @@ from securevfl.mpc.compat import import_crypten
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.ring_format import RingFormat
-from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo
+from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -50,7 +51,7 @@ class Bench:
         self.x = x
         self.rank = rank
         self.names = dict(names)
-        self.secondaries: Sequence[int] = tuple(r for r in names if r != PRIMARY)
+        self.secondaries: Sequence[int] = tuple(r for r in names if r != PRIMARY_RANK)
         self.transport = transport
         masks = None
         if isinstance(transport, PrimaryTransport):
@@ -96,7 +97,7 @@ class Bench:
             shared = crypten.cryptensor(mine, src=source)
             total = shared if total is None else total + shared
         assert total is not None
-        return self._mean(total.get_plain_text(dst=PRIMARY))
+        return self._mean(total.get_plain_text(dst=PRIMARY_RANK))
 
     def one_zero_share(self, _round: int) -> Tensor | None:
         """Add each tensor to one common sharing of zero, reveal: CrypTen used economically.
@@ -106,9 +107,9 @@ class Bench:
         """
         arithmetic = crypten.mpc.primitives.ArithmeticSharedTensor
         shared = arithmetic.from_shares(arithmetic.PRZS(self.x.shape).share)
-        if self.rank != PRIMARY:
+        if self.rank != PRIMARY_RANK:
             shared.share += shared.encoder.encode(self.x)
-        return self._mean(shared.get_plain_text(dst=PRIMARY))
+        return self._mean(shared.get_plain_text(dst=PRIMARY_RANK))
 
     def gather_float32(self, _round: int) -> Tensor | None:
         """Send every tensor to the primary over gloo, in clear.
@@ -116,11 +117,11 @@ class Bench:
         Reveals:
             To the primary and to everybody on the wire: every tensor.
         """
-        if self.rank != PRIMARY:
-            dist.gather(self.x, dst=PRIMARY)
+        if self.rank != PRIMARY_RANK:
+            dist.gather(self.x, dst=PRIMARY_RANK)
             return None
         gathered = [torch.empty_like(self.x) for _ in self.names]
-        dist.gather(self.x, gathered, dst=PRIMARY)
+        dist.gather(self.x, gathered, dst=PRIMARY_RANK)
         return self._mean(sum(gathered[1:], start=torch.zeros_like(self.x)))
 
     def gather_float32_tls(self, round_number: int) -> Tensor | None:
@@ -169,7 +170,7 @@ class Bench:
     def _splitavg(self, round_number: int, *, noise_share_std: float) -> Tensor | None:
         fmt = self.formats[noise_share_std]
         elements = self.x.numel()
-        if self.rank == PRIMARY:
+        if self.rank == PRIMARY_RANK:
             words = torch.zeros(fmt.words(elements), dtype=torch.int64)
         else:
             units = quantise(self.x, fmt)
@@ -187,6 +188,6 @@ class Bench:
 
     def _mean(self, total: Tensor | None) -> Tensor | None:
         # CrypTen hands something to every party; only the primary's is the sum.
-        if self.rank != PRIMARY or total is None:
+        if self.rank != PRIMARY_RANK or total is None:
             return None
         return total / len(self.secondaries)

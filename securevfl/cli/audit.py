@@ -44,9 +44,9 @@ def mechanism(
         rounds=rounds,
         timeout_s=timeout,
     )
-    from securevfl.studies.audit.report import audit_in_processes
+    from securevfl.studies.audit import report as audit_report
 
-    report = audit_in_processes(settings)
+    report = audit_report.audit(settings)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:

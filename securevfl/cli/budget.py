@@ -1,23 +1,19 @@
 """``securevfl budget``: epsilon from noise, noise from epsilon, steps from both.
 
-Imports neither torch nor CrypTen.
+Imports neither torch nor CrypTen, and the accountants, with all of scipy, only to answer.
 """
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.budget import Budget
-from securevfl.dp.comparison import Comparison, compare
-from securevfl.dp.similarity_bound import (
-    expected_recoveries,
-    reachable_floor,
-    recovery_bound,
-    similarity_noise_std,
-)
+
+if TYPE_CHECKING:
+    from securevfl.dp.budget import Budget
+    from securevfl.dp.comparison import Comparison
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -122,6 +118,9 @@ def budget(
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
+    from securevfl.dp.budget import Budget
+    from securevfl.dp.comparison import compare
+
     asked = Budget(**settings)
     if noise_multiplier is None:
         assert epsilon is not None  # one of the two is given
@@ -139,10 +138,10 @@ def budget(
 
 
 def _answer(
-    asked: Budget,
+    asked: "Budget",
     *,
     noise_multiplier: float,
-    rows: list[Comparison],
+    rows: "list[Comparison]",
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -233,6 +232,13 @@ def similarity(
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
     if (noise_std is None) == (bound is None):
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
+    from securevfl.dp.similarity_bound import (
+        expected_recoveries,
+        reachable_floor,
+        recovery_bound,
+        similarity_noise_std,
+    )
+
     if noise_std is None:
         assert bound is not None  # exactly one is given
         noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from securevfl.cli.compare_progress import CompareProgress
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.runtime.preflight import warnings_about
-from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.table import summary, table_rows, write_comparison
+from securevfl.studies.compare.comparison import Comparison
+from securevfl.studies.compare.table import table_rows
+from securevfl.studies.entry import compare_and_write
 
 
 def run_compare(
@@ -35,7 +36,7 @@ def run_compare(
         raise ConfigError(f"--jobs: must be at least 1, got {jobs}")
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
-    config = read_federation_file(path)
+    config = read_federation(path)
     comparison = Comparison(
         config=config,
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
@@ -55,7 +56,7 @@ def run_compare(
             progress.done(result)
 
         try:
-            results = compare_methods(comparison, jobs=jobs, tell=progress, done=done)
+            figures = compare_and_write(comparison, jobs=jobs, tell=progress, done=done)
         except KeyboardInterrupt:
             progress.stop()
             print(
@@ -64,9 +65,6 @@ def run_compare(
                 file=sys.stderr,
             )
             raise
-    figures = summary(results, federation=config.federation.name, task=config.federation.task)
-    figures["folder"] = str(comparison.folder)
-    write_comparison(comparison.folder, figures, results)
     _write_plot(comparison.folder, figures)
     if as_json:
         print(json.dumps(figures))

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.run import run_folder_for
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
-from securevfl.studies.links import study_links
+from securevfl.studies.entry import link
 
 
 def run_link(
@@ -21,12 +21,15 @@ def run_link(
 ) -> None:
     """Link a federation's tables in this process and print how good the links are."""
     keep_freed_memory()
-    config = read_federation_file(path, only_linkage=True)
+    config = read_federation(path, only_linkage=True)
     folder = run_folder_for(config, out)
-    files.require_writable_folder(folder)
     with RunProgress(metric="recall") as progress:
-        study = study_links(
-            config, data_root or path.parent, folder, estimate=estimate, observe=progress
+        study = link(
+            config,
+            out=folder,
+            data_root=data_root or path.parent,
+            estimate=estimate,
+            observe=progress,
         )
     # Loaded here: plots take most of a second to load.
     from securevfl.report.plots import similarities_plot

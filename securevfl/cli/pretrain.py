@@ -5,7 +5,7 @@ from pathlib import Path
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining
 from securevfl.cli.run import run_folder_for
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.pretraining.stage import nothing_to_pretrain, wants_pretraining
@@ -30,7 +30,7 @@ def run_pretrain(
     Raises:
         ConfigError: If the federation file has nothing to pretrain.
     """
-    config = read_federation_file(path)
+    config = read_federation(path)
     if not wants_pretraining(config):
         raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)

@@ -14,7 +14,7 @@ _QUIET_SECONDS = 5.0
 
 
 def bars(console: Console, *, name_width: int) -> Progress:
-    """Return bars with a name, what is done of how much, figures and the time; on terminals."""
+    """Return progress bars with name, bar, count, figures and time; shown on terminals only."""
     return Progress(
         TextColumn(f"[bold]{{task.description:<{name_width}}}"),
         BarColumn(bar_width=24),
@@ -79,7 +79,7 @@ class RunProgress:
             self._line(f"epoch {event['epoch']}/{event['epochs']}: {self._text()}")
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        """Keep the figures that any event may bring; the time left is that of one event."""
+        """Keep the event's figures for the lines to come, but the time left for this event only."""
         if "epsilon" in event:
             self._figures["epsilon"] = f"epsilon {event['epsilon']:.3g}"
         if "bytes" in event:

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from securevfl.config.parties import parse_address
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core import checks, files
 from securevfl.transport.provision import provision, provision_one, trust
 
 
 def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:
     """Make identities and print the lines that the federation file pins."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     checks.at_least(1, days=days)
     files.require_writable_folder(out, what="folder")
     assert config.primary.address is not None

@@ -35,7 +35,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
-    """Print what a pretraining came to on stdout."""
+    """Print the losses and spreads of a pretraining on stdout."""
     if as_json:
         print(json.dumps({key: value for key, value in figures.items() if key != "history"}))
         return

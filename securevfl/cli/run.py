@@ -11,18 +11,15 @@ from typing import Any
 from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining, print_results
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation_file
-from securevfl.core import files
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.device import device_named
-from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.entry import finished_metrics, simulate_from_file, train
 from securevfl.runtime.preflight import warnings_about
-from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
@@ -50,7 +47,7 @@ def run_train(
     as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation on this machine, one process per party; print its metrics."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
     if metrics is None:
@@ -65,21 +62,17 @@ def train_and_report(
     config: FederationConfig, folder: Path, *, data_root: Path, resume: bool, device: str
 ) -> dict[str, Any]:
     """Run a federation in processes, with progress on stderr, and write its report."""
-    device_named(device)
-    _warn(config)
     with RunProgress(metric=_metric_name(config)) as progress:
-        metrics, exits = train_in_processes(
+        result = train(
             config,
-            folder,
-            data_root=data_root.resolve(),
+            out=folder,
+            data_root=data_root,
             resume=resume,
             device=device,
             observe=progress,
         )
-    metrics["peak_memory_bytes"] = {name: end.peak_memory_bytes for name, end in exits.items()}
-    files.write_json(folder / "metrics.json", metrics)
     _write_report(folder)
-    return metrics
+    return result.metrics
 
 
 def run_simulate(
@@ -92,22 +85,18 @@ def run_simulate(
     as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation in this process; print its metrics."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
     if metrics is None:
         keep_freed_memory()
-        torch_device = device_named(device)
-        _warn(config)
-        files.require_writable_folder(folder)
-        tables = read_tables(config, data_root or path.parent)
         with RunProgress(metric=_metric_name(config)) as progress:
-            metrics = simulate_federation(
+            metrics = simulate_from_file(
                 config,
-                tables,
-                folder,
-                device=torch_device,
+                out=folder,
+                data_root=data_root or path.parent,
                 resume=resume,
+                device=device,
                 observe=progress,
             ).metrics
         _write_report(folder)
@@ -136,7 +125,7 @@ def run_party(
     from securevfl.runtime.party_job import PartyJob
 
     try:
-        config = read_federation_file(path)
+        config = read_federation(path)
         folder = run_folder_for(config, out, resume=resume)
         _warn(config)
         job = PartyJob(
@@ -182,22 +171,9 @@ def run_report(folder: Path, *, as_json: bool) -> None:
 
 
 def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
-    """Return the metrics of a run that has nothing left to do.
-
-    Raises:
-        ConfigError: If it is a run of other settings.
-    """
-    path = folder / "metrics.json"
-    if not path.exists():
-        return None
-    ran = read_federation_file(folder / "federation.toml")
-    if ran.settings_digest != config.settings_digest:
-        raise ConfigError(
-            f"run folder {folder}: holds a finished run of other settings; restore the federation "
-            f"file, or choose another --out"
-        )
-    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
+    metrics = finished_metrics(config, folder)
+    if metrics is not None:
+        print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
     return metrics
 
 

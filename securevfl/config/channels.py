@@ -72,7 +72,10 @@ def reveals_of(config: FederationConfig, role: str) -> list[str]:
 
 
 def channels(config: FederationConfig) -> list[dict[str, str]]:
-    """Return every way in which a party learns something, and what covers it (DESIGN 7)."""
+    """Return every way in which a party learns something, and what covers it.
+
+    docs/privacy.md, section 1, says the same in words.
+    """
     privacy, noised = config.privacy, config.privacy.mechanism != "none"
     frozen, private = privacy.encoder == "frozen", privacy.encoder == "dp-trained"
     averaging = 0 if frozen else config.model.average_positions_every

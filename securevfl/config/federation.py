@@ -1,4 +1,4 @@
-"""The federation file: the TOML file that all parties of a federation agree on (DESIGN 5.2)."""
+"""The federation file: the TOML file that all parties of a federation agree on."""
 
 import hashlib
 import json

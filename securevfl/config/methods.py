@@ -1,4 +1,4 @@
-"""The ``[methods.NAME]`` tables: what a method of a comparison has that the others have not.
+"""The ``[methods.NAME]`` tables: settings that one method of a comparison has for itself.
 
 A method is a family of the registry, or one that trains in one place (:data:`IN_ONE_PLACE`).
 It gets the federation file with its own family in place of the file's, and with the settings of
@@ -160,5 +160,5 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 
 def _related(one: type[Any], other: type[Any]) -> bool:
-    """Whether two families' settings are kinds of one and the same."""
+    """Whether two families' settings have a common base class of settings."""
     return any(issubclass(other, kind) for kind in one.__mro__ if dataclasses.is_dataclass(kind))

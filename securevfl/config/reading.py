@@ -27,7 +27,7 @@ from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_named
 
 
-def read_federation_file(path: Path, *, only_linkage: bool = False) -> FederationConfig:
+def read_federation(path: str | Path, *, only_linkage: bool = False) -> FederationConfig:
     """Read and check a federation file.
 
     Args:
@@ -39,7 +39,7 @@ def read_federation_file(path: Path, *, only_linkage: bool = False) -> Federatio
         PrivacyError: If the privacy settings contradict one another.
     """
     try:
-        source = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"federation file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -50,7 +50,7 @@ def read_federation_file(path: Path, *, only_linkage: bool = False) -> Federatio
 def parse_federation(
     source: Mapping[str, Any], *, file: str, only_linkage: bool = False
 ) -> FederationConfig:
-    """Check a parsed federation file; see :func:`read_federation_file`."""
+    """Check a parsed federation file; see :func:`read_federation`."""
     sections = {
         "federation",
         "model",

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.key_tables import KeyKind
+from securevfl.data.tables import KeyTable, PartyTable
 
 
 def key_kinds(config: FederationConfig) -> Mapping[str, KeyKind]:
@@ -155,6 +156,19 @@ def require_encodable(
         raise ConfigError(
             f"model.hidden: {secondaries} secondaries must share it equally for encoder.layout = "
             f'"blocks", got {width}'
+        )
+
+
+def require_enough_records(config: FederationConfig, table: PartyTable | KeyTable) -> None:
+    """Refuse a secondary's table that has fewer records than links of one row.
+
+    Raises:
+        DataError: Naming the table and both numbers.
+    """
+    if table.num_rows < config.model.neighbours:
+        raise DataError(
+            f"table of {table.name!r}: has {table.num_rows} records, fewer than "
+            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
         )
 
 

@@ -1,1 +1,1 @@
-"""securevfl.core."""
+"""What every other package stands on: errors, argument checks, seeds, files, progress."""

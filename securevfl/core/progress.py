@@ -1,4 +1,4 @@
-"""How far a long step of linking is, and how long the rest takes."""
+"""Telling an observer how far a run is, and how long the rest of a step will take."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ Observer = Callable[[Mapping[str, object]], None]
 
 
 class Pace:
-    """Tells an observer how much is done, and the seconds left at the pace so far.
+    """Reports how much of a long step is done, and an estimate of the seconds left.
 
     Args:
         observe: Hears of progress.
-        event: What else each event says.
+        event: Fields that every reported event has besides the progress.
     """
 
     def __init__(self, observe: Observer, **event: Any) -> None:
@@ -22,7 +22,12 @@ class Pace:
         self._begin = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
-        """Tell that so much is done, at least 0, of as much as is known to be due."""
+        """Report progress to the observer.
+
+        Args:
+            done: Units of work that are done, >= 0.
+            of: Units of work in all, as far as is known by now.
+        """
         event = {**self._event, "done": done, "of": of}
         if done:
             took = time.monotonic() - self._begin

@@ -76,7 +76,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _is_number(value: Any, hint: Any) -> bool:
-    """Return False for true and false where a whole number is wanted: Python takes them for one."""
+    """Return whether a value may stand for a number; to Python, True and False are ints too."""
     return hint is not int or not isinstance(value, bool)
 
 

@@ -1,9 +1,9 @@
 """Scale features, keys and regression labels, and say which scalings depend on the data.
 
 A mean and a deviation fitted to a private table are statistics of it. A frozen encoder's guarantee
-(DESIGN 7) needs one record's representation to depend on that record alone, so it goes with
-declared bounds, never with fitted statistics: :attr:`FeatureScaler.data_independent` tells them
-apart.
+(docs/privacy.md, section 4) needs one record's representation to depend on that record alone, so
+it goes with declared bounds, never with fitted statistics: :attr:`FeatureScaler.data_independent`
+tells them apart.
 """
 
 import math
@@ -116,8 +116,8 @@ class FeatureScaler:
 class KeyScaler:
     """Scale the keys of all parties by common statistics, so that one place stays one place.
 
-    Scaled per party, the same coordinates would differ between parties (DESIGN 8). Centring happens
-    in float64, before float32 could round the coordinates of neighbours together.
+    Scaled per party, the same coordinates would differ between parties. Centring happens in
+    float64, before float32 could round the coordinates of neighbours together.
     """
 
     centre: Float64[np.ndarray, " key_dim"]
@@ -180,10 +180,6 @@ class LabelScaler:
     def apply(self, labels: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
         """Return standardised labels."""
         return ((labels.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
-
-    def invert(self, outputs: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
-        """Return outputs in the label's unit."""
-        return (outputs.astype(np.float64) * self.deviation + self.mean).astype(np.float32)
 
 
 def feature_scaler(

@@ -29,7 +29,7 @@ from securevfl.dp.rdp import rdp_epsilon
 Method = Literal["auto", "pld", "rdp"]
 
 # A run's guarantee by PLD is given down to here; below, by RDP; below the second, not at all
-# (DESIGN 7). Gaussians without sampling have a closed form and no such limit.
+# (docs/privacy.md, section 3). Gaussians without sampling have a closed form and no such limit.
 SMALLEST_PLD_DELTA: Final = 1e-7
 SMALLEST_SAMPLED_DELTA: Final = 1e-8
 # What pld_epsilon itself can carry with its allowance for float64, see _float_allowance.

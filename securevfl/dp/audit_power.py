@@ -17,7 +17,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
 FALSE_FAILURE: Final = 1e-6
-"""Largest probability that one test fails a right mechanism (DESIGN 7)."""
+"""Largest probability that one test fails a right mechanism (docs/audit.md, "What is tested")."""
 
 WORLDS: Final = 3
 """Kinds of rows in a round; see :mod:`dp.audit_statistics`."""

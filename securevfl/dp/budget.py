@@ -31,7 +31,7 @@ _MOST_STEPS: Final = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """A plan of releases, without its noise (DESIGN 7, third table).
+    """A plan of releases, without its noise; docs/privacy.md, section 3, "How epsilon is computed".
 
     The noise multiplier is that of one round: ``z = tau sqrt(k - c) / Delta_sum``, the noise that
     honest parties leave on the sum over what one unit can change in it (with the m rows that one
@@ -187,9 +187,9 @@ class Budget:
         """Return what is released at a round's noise multiplier ``z``, for an accountant.
 
         References:
-            DESIGN 7, third table. ``dp-trained``: forward and gradient releases of a round compose
-            to ``(z_f^-2 + z_g^-2)^-1/2``. One sample an epoch: the B rounds that share it are one
-            release of sqrt(B) times the sensitivity.
+            docs/privacy.md, section 3, "How epsilon is computed". ``dp-trained``: forward and
+            gradient releases of a round compose to ``(z_f^-2 + z_g^-2)^-1/2``. One sample an
+            epoch: the B rounds that share it are one release of sqrt(B) times the sensitivity.
         """
         checks.positive(noise_multiplier=noise_multiplier)
         z, count = noise_multiplier, self.steps

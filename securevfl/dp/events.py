@@ -2,7 +2,7 @@
 
 Every event says in its docstring what it means; a new behaviour gets a new class, and an old class
 never changes its meaning. Multipliers are noise standard deviation over the L2 sensitivity of the
-*sum* that the primary learns (DESIGN 7).
+*sum* that the primary learns (docs/privacy.md, section 3).
 """
 
 from dataclasses import dataclass

@@ -38,8 +38,9 @@ def noise_share_std(*, sum_std: float, active: int, colluding: int = 0) -> float
         ``sum_std / sqrt(active - colluding)``.
 
     References:
-        DESIGN 7. Differs from [FeT] section 6.1, which gives each of k parties the variance
-        ``sigma^2/k^2``: under averaging that leaves ``sigma/k^1.5`` on the average, not sigma.
+        docs/privacy.md, section 3. Differs from [FeT] section 6.1, which gives each of k parties
+        the variance ``sigma^2/k^2``: under averaging that leaves ``sigma/k^1.5`` on the average,
+        not sigma.
 
     Examples:
         >>> noise_share_std(sum_std=2.0, active=5, colluding=1)
@@ -52,7 +53,7 @@ def noise_share_std(*, sum_std: float, active: int, colluding: int = 0) -> float
 def noise_multiplier_of_shares(
     *, share_std: float, sensitivity: float, active: int, colluding: int = 0
 ) -> float:
-    """Return ``z = tau sqrt(k_a - c) / Delta_sum`` (DESIGN 7).
+    """Return ``z = tau sqrt(k_a - c) / Delta_sum`` (docs/privacy.md, section 3).
 
     Args:
         share_std: ``tau``, what each party adds to its term of the sum, > 0.

@@ -15,7 +15,10 @@ Accounting = Literal["sound", "as-published"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Privacy:
-    """How representations are protected, and the guarantee that is asked for (DESIGN 5.2 and 7)."""
+    """How representations are protected, and the guarantee that is asked for.
+
+    docs/privacy.md says what each guarantee promises and what it costs.
+    """
 
     mechanism: Mechanism = "gaussian"
     """``none`` releases averages without noise, and must be written out."""
@@ -178,8 +181,3 @@ class Privacy:
             return self.gradient_noise_multiplier / self.noise_multiplier
         share = 0.5 if self.gradient_share is None else self.gradient_share
         return math.sqrt((1 - share) / share)
-
-    @property
-    def epsilon_limit(self) -> float:
-        """What may be spent in all: ``epsilon`` if given, else infinity."""
-        return math.inf if self.epsilon is None else self.epsilon

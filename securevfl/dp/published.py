@@ -49,15 +49,3 @@ def noise_multiplier_as_published(
         epsilon=epsilon,
         delta=delta,
     )
-
-
-def paper_share_std(*, average_noise_std: float, parties: int) -> float:
-    """Return the noise that [FeT] section 6.1 gives to each party: ``sigma / k``.
-
-    Added before the average is taken, it leaves ``sigma / k^1.5`` on the average; added to terms
-    that were divided already, ``sigma / sqrt(k)``. Neither is the sigma that the text announces.
-    """
-    checks.positive(average_noise_std=average_noise_std)
-    checks.whole(parties=parties)
-    checks.at_least(1, parties=parties)
-    return average_noise_std / parties

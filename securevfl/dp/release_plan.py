@@ -36,8 +36,8 @@ class ReleasePlan:
 
     Party dropout: the noise of the released sum grows with the square root of the active
     secondaries; what a linked row or an entity can change in it grows with their number. The worst
-    number is therefore one of the two ends of what the run allows, and both are looked at. (DESIGN
-    7 says the smallest; that is right for ``secondary-record`` alone.)
+    number is therefore one of the two ends of what the run allows, and both are looked at. (The
+    smallest alone would do for ``secondary-record``.)
     """
 
     privacy: Privacy
@@ -269,7 +269,7 @@ class ReleasePlan:
             passes: Most of these rounds that one row was in; ``releases_per_row`` if None.
 
         References:
-            DESIGN 7; docs/privacy.md, section 3, for the proof.
+            docs/privacy.md, section 3.
         """
         checks.positive(noise_share_std=noise_share_std)
         checks.whole(rounds=rounds, row_releases=row_releases)

@@ -36,7 +36,12 @@ from securevfl.core.errors import ConfigError
 from securevfl.dp.noise_tables import EXTENSION_BITS, NoiseTables
 
 MIN_STD_UNITS: Final = 64.0
-"""Below it, sums of discrete Gaussians are no longer as good as one: see :func:`sum_divergence`."""
+"""Below it, sums of discrete Gaussians are no longer as good as one.
+
+The log-density ratio of a sum of n of them, each of deviation s, to one discrete Gaussian is
+pointwise at most ``10 sum_(j=1)^(n-1) exp(-2 pi^2 s^2 j / (j + 1))`` ([KLS21] Theorem 1): below
+1e-300 from 64 units on, and then nothing is charged for it.
+"""
 
 # int32 holds every value of the table, 20 standard deviations, and the row it is added to.
 _MAX_STD_UNITS: Final = 2.0**26
@@ -67,21 +72,6 @@ class RingNoise(Protocol):
     ) -> Int32[Tensor, "..."]:
         """Return fresh, independent samples; none is ever returned twice."""
         ...
-
-
-def sum_divergence(*, std_units: float, parties: int) -> float:
-    """Bound how far a sum of ``parties`` discrete Gaussians is from one discrete Gaussian.
-
-    Returns:
-        tau of the reference: the log-density ratio of the two is at most this, pointwise. It is
-        below 1e-300 from 64 units on, and then nothing is charged for it.
-
-    References:
-        [KLS21] Theorem 1 (arXiv:2102.06387): ``10 sum_(j=1)^(n-1) exp(-2 pi^2 s^2 j / (j + 1))``.
-    """
-    return 10 * sum(
-        math.exp(-2 * math.pi**2 * std_units**2 * j / (j + 1)) for j in range(1, parties)
-    )
 
 
 class ExactDiscreteGaussian:

@@ -1,4 +1,6 @@
-"""How far one unit's data can move the sum that the primary learns, in L2 (DESIGN 7).
+"""How far one unit's data can move the sum that the primary learns, in L2.
+
+The formulas and their reasons are in docs/privacy.md, section 3.
 
 ``C`` is the clip norm of one row at one secondary, ``k_a`` the active secondaries, ``m`` the most
 rows that one record can touch (the record-side cap), ``B`` the rows that are released together.
@@ -131,7 +133,7 @@ def sum_sensitivity(
     """Return ``Delta_sum``: the L2 sensitivity of the sum over ``rows`` rows released together.
 
     References:
-        DESIGN 7, second table; the pooled case is :func:`row_change`.
+        docs/privacy.md, section 3, table of Delta; the pooled case is :func:`row_change`.
 
     Examples:
         >>> sum_sensitivity(

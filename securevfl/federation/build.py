@@ -9,7 +9,8 @@ from torch import nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
-from securevfl.core.errors import DataError, PrivacyError
+from securevfl.config.rules import require_enough_records
+from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
@@ -31,19 +32,6 @@ from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
-
-
-def require_enough_records(config: FederationConfig, table: PartyTable) -> None:
-    """Refuse a secondary's table that has fewer records than links of one row.
-
-    Raises:
-        DataError: Naming the table and both numbers.
-    """
-    if table.num_rows < config.model.neighbours:
-        raise DataError(
-            f"table of {table.name!r}: has {table.num_rows} records, fewer than "
-            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
-        )
 
 
 def build_secondary(

@@ -9,7 +9,7 @@ from securevfl.core.seeds import derive_seed
 
 
 class DropoutStream:
-    """Own state of torch's generator, switched in while this party computes.
+    """A party's own state of torch's generator, active while the party computes.
 
     Layers such as ``nn.Dropout`` draw from torch's one global generator. A simulated federation
     runs all parties in one process, so each party brings its own state and takes it home again:

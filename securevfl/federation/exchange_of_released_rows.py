@@ -1,4 +1,4 @@
-"""Each row released once, then reused: what a frozen encoder allows."""
+"""Each row released once, then reused, as a frozen encoder allows; docs/privacy.md, section 4."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
 
 
 class ReleasedRows:
-    """An exchange that answers from releases made before; nothing moves any more."""
+    """An exchange that answers from stored releases: nothing is sent between parties."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation.cut import Cut
 from securevfl.federation.messages import (
     Announcement,
@@ -20,13 +21,13 @@ from securevfl.federation.messages import (
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
-from securevfl.mpc.sum_to import PRIMARY, CrypTenSumTo, SumTo
+from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport
 
 
 class PrimaryWire:
-    """Where CrypTen's reveal gets the secondaries' masked words from."""
+    """The primary's end of the wire, from which CrypTen's reveal gets the masked words."""
 
     def __init__(
         self, transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
@@ -74,7 +75,7 @@ def sum_to_primary(
         deadline_s: How long a secondary may take to send its words, in seconds.
     """
     wire = PrimaryWire(transport, names, deadline_s=deadline_s)
-    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY), None)
+    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
 
 
 class FederatedExchange:

@@ -1,4 +1,4 @@
-"""Make a secondary's encoder, and fit it to its own records behind noise: booked first."""
+"""Make a secondary's encoder, and fit it to its own records behind noise."""
 
 import math
 from collections.abc import Callable
@@ -87,7 +87,7 @@ class Fitting:
         self._name = name
 
     def __call__(self) -> None:
-        """Book, draw the noise, fit.
+        """Charge the ledger, then fit the encoder behind fresh noise.
 
         Raises:
             BudgetExceededError: If the budget forbids it; nothing was computed then.

@@ -29,7 +29,7 @@ _VERSION: Final = 2
 
 
 class _Session:
-    """What one opening of a ledger planned, and has released."""
+    """What was planned when the ledger was opened, and what has been released since."""
 
     def __init__(self, *, plan: ReleasePlan, noise_share_std: float) -> None:
         self.plan = plan

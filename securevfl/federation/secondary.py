@@ -148,7 +148,7 @@ class Secondary:
         self.optimizer.step()
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return the linked records' numbers, 0 where there is none, and where there is one."""
+        """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
         links = self.data.links.link(rows)
         index = torch.as_tensor(links.indices, device=self.data.features.device)
         present = index >= 0

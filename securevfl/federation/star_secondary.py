@@ -26,7 +26,7 @@ _NEXT: Final = (
 
 
 class SecondaryWire:
-    """Where CrypTen's reveal puts this secondary's masked words."""
+    """A secondary's end of the wire, into which CrypTen's reveal puts the masked words."""
 
     def __init__(self, transport: SecondaryTransport) -> None:
         self._transport = transport

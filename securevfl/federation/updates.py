@@ -31,13 +31,13 @@ class LinkedRecords:
     """The linked records' features; rows of absent links hold anything finite."""
 
     keys: Float[Tensor, "batch links dimension"]
-    """The linked records' keys, likewise."""
+    """The linked records' keys; rows of absent links hold anything finite."""
 
     present: Bool[Tensor, "batch links"]
     """Which links there are."""
 
     def pieces(self, rows: int) -> "list[LinkedRecords]":
-        """Cut into parts of at most so many rows."""
+        """Yield parts of at most that many rows."""
         parts = (self.features.split(rows), self.keys.split(rows), self.present.split(rows))
         return [
             LinkedRecords(features=features, keys=keys, present=present)
@@ -59,20 +59,20 @@ class Lesson(Protocol):
 
 
 class PlainLesson:
-    """The gradient of the graph that the release left behind."""
+    """A plain step: the gradient through the graph that the release was computed on."""
 
     def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
         self._term = term
         self._stream = stream
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
-        """Go back through the clip."""
+        """Set the gradients by going back through the clip and the bottom model."""
         with self._stream.active():
             self._term.backward(gradient)
 
 
 class GradientNoise:
-    """Adds up clipped gradients, and noise: in integers, as releases do and for the same reasons.
+    """Adds up clipped gradients and noise in exact integers, as releases do.
 
     Each row's gradient is rounded towards zero, which lengthens none; their sum is exact; and so is
     the noise. What a run makes of the result (optimizer, averages, best weights) is
@@ -86,7 +86,7 @@ class GradientNoise:
         noise_std: float,
         sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
     ) -> None:
-        """Make it.
+        """Choose the unit in which gradients are rounded, and make the noise for it.
 
         Args:
             clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
@@ -129,7 +129,8 @@ class PrivateLesson:
     row teaches does not depend on how many are taught.
 
     References:
-        DESIGN 7, ``dp-trained``; [ACGMMTZ16] Algorithm 1, with a row in place of an example.
+        docs/privacy.md, section 3, "Updates of a dp-trained encoder"; [ACGMMTZ16]
+        Algorithm 1, with a row in place of an example.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class PrivateLesson:
         self._drawn_from = stream.state
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
-        """Set the noised mean over the batch's rows of what each of them teaches.
+        """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
 
         Raises:
             PrivacyError: If a row's gradient is not finite.
@@ -211,7 +212,7 @@ class PrivateLesson:
 
 
 def rows_at_a_time(bottom: nn.Module) -> int:
-    """Return how many rows' gradients are held at a time, of all parameters each."""
+    """Return for how many rows at a time gradients of all parameters are kept in memory."""
     numbers = sum(value.numel() for value in bottom.parameters())
     return max(1, _MOST_NUMBERS // max(1, numbers))
 

@@ -1,1 +1,1 @@
-"""securevfl.launch."""
+"""Starting one process per party on this machine, and what became of each."""

@@ -26,7 +26,7 @@ class PartyExit:
     """0 to 255 as the process chose; minus the signal's number when a signal ended it."""
 
     seconds: float
-    """From its start."""
+    """Seconds from its start to its end."""
 
     peak_memory_bytes: int
     """Largest resident memory."""

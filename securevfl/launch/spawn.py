@@ -1,4 +1,4 @@
-"""Start one process per party on this machine; the first failure ends them all, and comes home."""
+"""Start one process per party on this machine; the first failure ends them all and is raised."""
 
 import selectors
 import time

@@ -190,7 +190,7 @@ class _Grams:
 
     @cached_property
     def by_gram(self) -> Any:
-        """The matrix the other way round, kept since rows are often linked part by part."""
+        """The transposed matrix, kept because rows are often linked part by part."""
         return self.matrix.T.tocsr()
 
     @classmethod

@@ -41,7 +41,7 @@ class TextCode:
     """Length of the code, a multiple of 8."""
 
     concentration: float = 0.35
-    """Bits that a text sets, as a share of all, before two fall together."""
+    """Share of the code's bits that a text sets, counting those that coincide."""
 
     q: int = 2
     """Letters of a q-gram, >= 1."""

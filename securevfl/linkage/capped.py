@@ -1,9 +1,9 @@
 """Links under a record-side cap: every record is eligible for its own m nearest primary rows.
 
 Adding or removing one record then changes the links of at most m primary rows, which is what the
-accounting of the unit ``secondary-record`` needs (DESIGN 7). A cap applied greedily during top-K,
-or by dropping surplus links afterwards, does not bound the change: a record that goes frees places,
-which free further ones.
+accounting of the unit ``secondary-record`` needs (docs/privacy.md, section 3). A cap applied
+greedily during top-K, or by dropping surplus links afterwards, does not bound the change: a record
+that goes frees places, which free further ones.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.linkage.links import LinkTable, fill_slots
-from securevfl.linkage.metrics import EuclideanKeys, KeyMetric
+from securevfl.linkage.metrics import KeyMetric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -121,16 +121,3 @@ def capped_links(metric: KeyMetric, k: int, *, cap: int) -> LinkTable:
     checks.at_least(1, k=k)
     pairs = eligible_pairs(metric, cap=cap)
     return pairs.links(np.arange(metric.num_rows, dtype=np.int64), k)
-
-
-def capped_records(
-    primary_keys: Float64[np.ndarray, "rows key_dim"],
-    record_keys: Float64[np.ndarray, "records other_dim"],
-    k: int,
-    *,
-    cap: int,
-    workers: int = 1,
-) -> LinkTable:
-    """Return :func:`capped_links` of numeric keys by Euclidean distance."""
-    keys = EuclideanKeys(primary=primary_keys, records=record_keys, workers=workers)
-    return capped_links(keys, k, cap=cap)

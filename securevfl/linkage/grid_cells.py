@@ -36,9 +36,9 @@ class CellBlock:
 
 
 PassLinker = Callable[[Sequence[CellBlock], int], Iterable[LinkTable]]
-"""Links the rows of each block of a pass to its records, so many links a row or as many as there
-are records. A table's record numbers are positions among the block's records, its distances are in
-units."""
+"""Links the rows of each block to the block's records: for each row the given number of links, or
+one to every record if the block has fewer. Yields one table a block, in which a record is numbered
+by its place in the block, and distances are in units of quantised keys."""
 
 
 def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.ndarray, "own _"]:
@@ -152,7 +152,7 @@ def _compare(
     tried: Sequence[Int64[np.ndarray, " _"]],
     link: PassLinker,
 ) -> None:
-    """Put the nearest of those that are tried now into the links, beside those found before."""
+    """Compare rows with the records tried now; keep the nearest of these and of earlier ones."""
     blocks = [
         CellBlock(rows=rows, records=records)
         for rows, records in zip(members, tried, strict=True)

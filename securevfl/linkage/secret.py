@@ -1,7 +1,6 @@
 """The secret that data parties share and the coordinator of a linkage does not have."""
 
 import hashlib
-import hmac
 import os
 from pathlib import Path
 from typing import Final
@@ -71,17 +70,6 @@ class LinkageSecret:
             To whoever gets the value: nothing but whether two secrets are equal.
         """
         return self._hash("check", session).hex()
-
-    def require_same(self, theirs: str, *, session: str, party: str) -> None:
-        """Check another party's check value.
-
-        Raises:
-            ConfigError: If its secret differs: links would look right and mean nothing.
-        """
-        if not hmac.compare_digest(self.check_value(session), theirs):
-            raise ConfigError(
-                f"linkage secret: that of {party!r} differs from ours; give both the same file"
-            )
 
     def _hash(self, *words: str) -> bytes:
         text = "\x1f".join(("securevfl-linkage", *words))

@@ -69,7 +69,7 @@ def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> Link
 
 
 def batches(sizes: Int64[np.ndarray, " rows"], most: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into runs, from a start to an end, whose sizes add up to ``most`` or are one row."""
+    """Yield start and end of runs of rows whose sizes add up to at most ``most``, or of one row."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):

@@ -69,5 +69,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
-    return list(__all__)
+    """Name everything public, loaded yet or not."""
+    return __all__

@@ -38,7 +38,7 @@ class FrozenBottom(nn.Module):
 
     Position j is a function of link j's record and of nothing else: no attention among links, no
     normalisation across rows or records, no learning. That is what per-row sensitivities need
-    (``docs/privacy.md`` section 4); what remains to be promised rests on the clip and the noise.
+    (docs/privacy.md, section 4); what remains to be promised rests on the clip and the noise.
 
     With x the record's F inputs and G a matrix of standard normals,
 

@@ -1,1 +1,1 @@
-"""securevfl.mpc."""
+"""Secure sums: fixed-point words, masks that cancel, and CrypTen's reveal to the primary."""

@@ -15,8 +15,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.mpc.compat import import_crypten
-from securevfl.mpc.sum_to import PRIMARY, WordWire
+from securevfl.mpc.sum_to import WordWire
 
 crypten = import_crypten()
 
@@ -71,9 +72,9 @@ class StarCommunicator(crypten_communicator.Communicator):  # type: ignore[misc]
             To the primary: each party's tensor, which its mask makes uniformly random but for
             the sum. To anyone else: nothing.
         """
-        if dst != PRIMARY or op is not None or async_op or batched:
+        if dst != PRIMARY_RANK or op is not None or async_op or batched:
             _refuse(f"reduce(dst={dst}, op={op}, async_op={async_op}, batched={batched})")
-        if self._rank != PRIMARY:
+        if self._rank != PRIMARY_RANK:
             self._wire.send_words(self._round_number, tensor)
             return None
         total = self._wire.collect_sum(self._round_number, tensor.numel(), self._active)
@@ -106,7 +107,7 @@ class CrypTenBridge:
         with _installed(communicator):
             # Precision 0: words are ring elements already, and CrypTen's codec stays out.
             shared = ArithmeticSharedTensor.from_shares(share, precision=0)
-            total: Tensor | None = shared.reveal(dst=PRIMARY)
+            total: Tensor | None = shared.reveal(dst=PRIMARY_RANK)
         if total is not None and (total.dtype, total.shape) != (torch.int64, share.shape):
             raise ProtocolError(f"the sum came back as {total.dtype} of shape {list(total.shape)}")
         return total

@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError, EncodingRangeError
 _LANE_BITS: Final = {2: 32, 4: 16}
 
 # [KLS21] Theorem 1 (arXiv:2102.06387): sums of discrete Gaussians are as good as discrete
-# Gaussian from here on; DESIGN 7 requires it.
+# Gaussian from here on (docs/privacy.md, section 3).
 MIN_NOISE_STD_UNITS: Final = 64.0
 
 # Noise beyond 12 standard deviations has probability at most 2 exp(-72) = 1.1e-31 an element; with

@@ -7,10 +7,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.mpc.masks import PairwiseMasks
-
-PRIMARY = 0
-"""Rank of the primary; secondaries are 1 and up."""
 
 
 @runtime_checkable
@@ -94,10 +92,10 @@ class RevealToPrimary(Protocol):
 
 
 class CrypTenSumTo:
-    """The real thing: pairwise masks make the words secret shares, CrypTen reveals their sum."""
+    """The sum between processes: masks make the words secret shares, CrypTen reveals their sum."""
 
     def __init__(self, bridge: RevealToPrimary, masks: PairwiseMasks | None) -> None:
-        if (masks is None) != (bridge.rank == PRIMARY):
+        if (masks is None) != (bridge.rank == PRIMARY_RANK):
             raise ConfigError("every secondary masks and the primary does not")
         if masks is not None and masks.rank != bridge.rank:
             raise ConfigError(f"masks of rank {masks.rank} at rank {bridge.rank}")

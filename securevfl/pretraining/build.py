@@ -71,7 +71,7 @@ def build_pretraining_secondary(
     start: int,
     observe: Observer,
 ) -> PretrainingSecondary:
-    """Return a secondary's part.
+    """Return a secondary as it takes part in pretraining.
 
     Args:
         config: The federation file.
@@ -105,7 +105,7 @@ def build_run(
     start: int,
     observe: Observer,
 ) -> PretrainingRun:
-    """Return the primary's part.
+    """Return the primary's run of pretraining.
 
     Args:
         config: The federation file.

@@ -125,7 +125,7 @@ class LearnerWithRecords:
             self._spreads["local"] = spread(target)
 
     def figures(self) -> IterationFigures:
-        """Return what this iteration looked like so far."""
+        """Return this iteration's losses and spreads so far."""
         return IterationFigures(
             cross_loss=_mean(self._cross_losses),
             cross_spread=self._spreads.get("cross"),
@@ -134,11 +134,11 @@ class LearnerWithRecords:
         )
 
     def shared_weights(self) -> dict[str, Tensor]:
-        """Return what parties average."""
+        """Return the weights of the local top encoder, which parties average."""
         return self.learner.shared_weights()
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Take what parties averaged."""
+        """Load averaged weights into the local top encoder."""
         self.learner.load_shared(weights)
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A secondary in pretraining: it finds its records by its links, in a simulation or its process."""
+"""A secondary in pretraining, the same in a simulation and in a process of its own."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ BuildLearner = Callable[[npt.NDArray[np.int64]], LearnerWithRecords]
 
 
 class PretrainingSecondary:
-    """A secondary's answers to the primary."""
+    """Answers the primary's requests in pretraining, with the records linked to its rows."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Sending(Protocol):
     def __call__(
         self, vectors: Float[Tensor, "batch width"], *, round_number: int
     ) -> Float[Tensor, "batch width"]:
-        """Return what is sent of them.
+        """Return what is sent in place of the vectors.
 
         Reveals:
             To every secondary: what is returned.
@@ -36,7 +36,7 @@ class Sending(Protocol):
         ...
 
     def close(self) -> None:
-        """Let files go."""
+        """Close the files that are held open."""
         ...
 
 
@@ -96,8 +96,8 @@ class SentWithGaussianNoise:
     """Clipped vectors with discrete Gaussian noise, each batch booked before it is sent.
 
     The encoder was trained on the rows, so one row may change all B vectors of a batch, by up to
-    2C each: this is the unit ``secondary-record`` of a trained encoder with the primary
-    as the only party that contributes.
+    2C each: this is the unit ``secondary-record`` of a trained encoder (docs/privacy.md, section
+    3), with the primary as the only party that contributes.
     """
 
     def __init__(self, plan: ReleasePlan, ledger: Ledger, *, noise_share_std: float) -> None:
@@ -136,7 +136,7 @@ class SentWithGaussianNoise:
         return to_float(units, self.ring, divisor=1)
 
     def close(self) -> None:
-        """Let the ledger go."""
+        """Close the ledger."""
         self.ledger.close()
 
 

@@ -1,4 +1,4 @@
-"""Pretraining as a stage of a run: who starts, what is kept, and what fine-tuning gets of it."""
+"""Pretraining as a stage of a run: where it starts, what it keeps, what fine-tuning starts from."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def run_pretraining(
 
 
 def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
-    """Return what a pretraining that has ended came to; None if none has ended in this folder."""
+    """Return the figures of a pretraining that has ended in this folder, or None."""
     path = run_folder / _NAME
     if not path.exists():
         return None

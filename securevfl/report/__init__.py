@@ -1,1 +1,1 @@
-"""securevfl.report."""
+"""A run's report: one HTML page with its plots."""

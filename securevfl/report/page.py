@@ -1,6 +1,5 @@
 """A run's report: one HTML file with everything in it, made from the run folder alone."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import jinja2
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.report import plots
+from securevfl.runtime.run_folder import read_history
 
 _TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
     (Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def write_report(run: Path) -> Path:
         ConfigError: If the folder is not that of a finished run.
     """
     metrics = _read_json(run / "metrics.json")
-    history = _read_history(run / "history.csv")
+    history = read_history(run)
     rounds, epsilon = _read_ledger(run / metrics["ledger"]) if metrics["ledger"] else ([], [])
     privacy = metrics["privacy"]
     figures = [
@@ -92,17 +92,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds no figures of a run")
     return content
-
-
-def _read_history(path: Path) -> list[dict[str, float]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [
-                {name: float(value) for name, value in row.items() if value}
-                for row in csv.DictReader(file)
-            ]
-    except OSError:
-        raise ConfigError(f"run folder {path.parent}: has no {path.name}") from None
 
 
 def _read_ledger(path: Path) -> tuple[list[int], list[float]]:

@@ -44,7 +44,7 @@ def train_in_processes(
 
     Args:
         config: The federation file; addresses and identities are replaced by this run's own.
-        run_folder: Gets the files of DESIGN 5.3, without a report.
+        run_folder: Gets the files that docs/architecture.md lists ("A run folder"), but no report.
         data_root: Where relative data paths start.
         resume: Go on from the last epoch that was saved.
         device: Where each party computes.

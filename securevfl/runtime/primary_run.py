@@ -26,7 +26,7 @@ from securevfl.version import __version__
 
 
 class ChargedExchange:
-    """The primary's own books: every release is charged here too before it is asked for."""
+    """An exchange that charges each release to the primary's own ledger before asking for it."""
 
     def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
         self.inner = inner
@@ -118,7 +118,7 @@ class PrimaryRun:
         self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
         self.test_metric = math.nan
         self.pretraining: dict[str, Any] | None = None
-        """What pretraining came to, for the run's figures."""
+        """The figures of pretraining, which become part of the run's."""
 
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon

@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``metrics.json`` and ``history.csv`` (DESIGN 5.3)."""
+"""The figures in a run folder: ``metrics.json``, ``history.csv`` and ``federation.toml``."""
 
 import csv
 import io
@@ -12,9 +12,11 @@ import tomli_w
 from securevfl.config.channels import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
+from securevfl.core.errors import ConfigError
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
 
+_COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
 
@@ -27,13 +29,34 @@ def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> Non
     files.write_text(run_folder / "history.csv", buffer.getvalue())
 
 
+def read_history(run_folder: Path) -> list[dict[str, Any]]:
+    """Read ``history.csv``: one mapping an epoch, without what was not known.
+
+    Raises:
+        ConfigError: If the folder has none.
+    """
+    path = run_folder / "history.csv"
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                {name: _number(name, text) for name, text in row.items() if text}
+                for row in csv.DictReader(file)
+            ]
+    except OSError:
+        raise ConfigError(f"run folder {run_folder}: has no {path.name}") from None
+
+
+def _number(name: str, text: str) -> float | int:
+    return int(text) if name in _COUNTS else float(text)
+
+
 def finite_or_none(value: float) -> float | None:
     """Return a figure that JSON can hold: None stands for "no bound"."""
     return value if math.isfinite(value) else None
 
 
 def write_federation(run_folder: Path, config: FederationConfig) -> None:
-    """Write ``federation.toml``: the file that this run really had."""
+    """Write ``federation.toml``: the settings that this run was made with."""
     files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
 
 

@@ -1,8 +1,9 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
 from securevfl.config.channels import reveals_of
+from securevfl.config.rules import require_enough_records
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import build_secondary, require_enough_records
+from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.handshake import Joined, joined
 from securevfl.federation.messages import Ready

@@ -11,11 +11,11 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
-from securevfl.config.rules import require_covered_channels
+from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import build_secondary, primary_data, require_enough_records
+from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.party_files import PartyFiles
@@ -31,8 +31,8 @@ from securevfl.runtime.run_folder import write_federation
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationResult:
-    """What a simulated run leaves behind in memory."""
+class RunResult:
+    """What a run leaves behind in memory."""
 
     metrics: dict[str, Any]
     """The content of ``metrics.json``."""
@@ -41,7 +41,7 @@ class SimulationResult:
     """One mapping an epoch."""
 
     losses: list[float]
-    """Loss of every training round."""
+    """Loss of every training round of this call, in order."""
 
     ledger: list[dict[str, Any]]
     """The primary's ledger, one mapping a line."""
@@ -57,13 +57,13 @@ def simulate_federation(
     with_solo: bool = True,
     observe: Observer = lambda _event: None,
     pretrain_only: bool = False,
-) -> SimulationResult:
+) -> RunResult:
     """Run all parties of a federation in this process.
 
     Args:
         config: The federation file.
         tables: Every party's table, by name.
-        run_folder: Gets the files of DESIGN 5.3, without a report.
+        run_folder: Gets the files that docs/architecture.md lists ("A run folder"), but no report.
         device: Where models and noise are computed.
         resume: Go on from the last epoch that was saved in ``run_folder``.
         with_solo: Train the solo baseline too; None is reported for it otherwise.
@@ -126,12 +126,12 @@ def simulate_federation(
         )
         if pretrain_only:
             figures = write_pretraining(run_folder, run.pretraining, {})
-            return SimulationResult(metrics=figures, history=[], losses=[], ledger=[])
+            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
         assert own.ledger.path is not None
         lines = own.ledger.path.read_text(encoding="utf-8").splitlines()
-        return SimulationResult(
+        return RunResult(
             metrics=metrics,
             history=run.primary.history,
             losses=run.primary.losses,

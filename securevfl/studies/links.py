@@ -14,8 +14,8 @@ from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import QUANTISED
 from securevfl.config.parties import PartySettings
+from securevfl.config.rules import require_enough_records
 from securevfl.core import files
-from securevfl.core.errors import DataError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
@@ -135,11 +135,8 @@ def _roles(config: FederationConfig) -> list[str]:
 
 def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
     keys = read_keys(config, party, data_root)
-    if party.role == "secondary" and keys.num_rows < config.model.neighbours:
-        raise DataError(
-            f"table of {party.name!r}: has {keys.num_rows} records, fewer than "
-            f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
-        )
+    if party.role == "secondary":
+        require_enough_records(config, keys)
     return keys
 
 

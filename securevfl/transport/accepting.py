@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import FrameReader, encode
@@ -159,7 +160,7 @@ class Doorkeeper:
                 max_body_bytes=self._loop.limits.max_message_bytes,
             ),
             session=self._session,
-            own_rank=0,
+            own_rank=PRIMARY_RANK,
             max_waiting=self._loop.limits.max_waiting_messages,
         )
         greeting = SessionStart(rank=self._ranks[name]).to_message()
@@ -173,7 +174,7 @@ class Doorkeeper:
         abort = Failure(party=name, reason=reason).to_message()
         for sequence, message in enumerate((greeting, abort)):
             for buffer in encode(message).frame(
-                session=self._session, sender_rank=0, sequence=sequence
+                session=self._session, sender_rank=PRIMARY_RANK, sequence=sequence
             ):
                 connection.send(buffer)  # a few hundred bytes always fit into a new connection
         self._refuse(caller, f"{name} had joined already")

@@ -13,6 +13,7 @@ from securevfl.core.errors import (
     PartyTimeoutError,
     ProtocolError,
 )
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, FrameReader
@@ -64,7 +65,10 @@ def dial(
         if peer_public_text(secured) != pinned:
             raise AuthenticationError(f"{place}: holds another key than the pinned {pinned}")
         reader = FrameReader(
-            peer=peer, sender_rank=0, session=None, max_body_bytes=limits.max_message_bytes
+            peer=peer,
+            sender_rank=PRIMARY_RANK,
+            session=None,
+            max_body_bytes=limits.max_message_bytes,
         )
         _greet(secured, reader, rank=rank, place=place)
     except TimeoutError:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, NoReturn, TypeVar
 
 from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure, FailureKind, public_reason
 from securevfl.transport.framing import EncodedMessage
@@ -18,7 +19,6 @@ from securevfl.transport.message import Message, MessageKind
 from securevfl.transport.socket_loop import StarLoop
 from securevfl.transport.tls import check_pins
 
-PRIMARY_RANK: Final = 0
 # A wait wakes up this often even if a notification were lost; it costs nothing.
 LONGEST_NAP_S: Final = 1.0
 

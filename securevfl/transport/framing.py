@@ -26,7 +26,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.transport.message import DTYPES, Message, MessageKind, StarKind, kind_of
 
 SESSION_BYTES: Final = 16
-PROTOCOL_VERSION: Final = 1
+FRAME_VERSION: Final = 1
 
 _MAGIC: Final = b"SVFL"
 _HEADER: Final = struct.Struct("<4sBBH16sQQIQ")
@@ -56,7 +56,7 @@ class EncodedMessage:
         """Return the buffers to send, in order."""
         header = _HEADER.pack(
             _MAGIC,
-            PROTOCOL_VERSION,
+            FRAME_VERSION,
             self.kind,
             sender_rank,
             session,
@@ -157,11 +157,6 @@ class FrameReader:
         """Return where the next received bytes go; never empty."""
         return self._rest
 
-    @property
-    def between_messages(self) -> bool:
-        """Whether no part of an unfinished message has arrived."""
-        return self._header is None and len(self._rest) == _HEADER.size
-
     def advance(self, count: int) -> Message | None:
         """Take note of ``count`` bytes written to :meth:`target`; return a finished message.
 
@@ -197,9 +192,9 @@ class FrameReader:
         )
         if magic != _MAGIC:
             self._refuse("sent bytes that are no securevfl message")
-        if version != PROTOCOL_VERSION:
+        if version != FRAME_VERSION:
             self._refuse(
-                f"speaks protocol {version}, this party {PROTOCOL_VERSION}; "
+                f"speaks protocol {version}, this party {FRAME_VERSION}; "
                 f"install the same version of securevfl at all parties"
             )
         try:

@@ -274,7 +274,7 @@ class StarLoop:
                 connection.outgoing.append(Outgoing(encode(last)))
 
     def _drain(self, connection: Connection) -> None:
-        """Read and forget: closing over unread bytes would destroy our last message."""
+        """Drop what still arrives: closing with unread bytes would lose our last message."""
         connection.unread = False
         try:
             if connection.socket.recv(_DRAIN_BYTES):

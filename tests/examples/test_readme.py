@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 import torch
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -41,7 +41,7 @@ def test_the_federation_file_runs_and_keeps_its_epsilon(tmp_path: Path) -> None:
     source["training"]["epochs"] = 2
     path = tmp_path / "fed.toml"
     path.write_text(tomli_w.dumps(source), encoding="utf-8")
-    config = read_federation_file(path)
+    config = read_federation(path)
 
     metrics = simulate_federation(
         config, read_tables(config, tmp_path), tmp_path / "run", device=torch.device("cpu")

@@ -13,9 +13,8 @@ def frame_bytes(
     return b"".join(frame)
 
 
-def new_reader(**changes) -> FrameReader:
-    settings = {"peer": "rental", "sender_rank": 1, "session": SESSION, "max_body_bytes": 1 << 20}
-    return FrameReader(**{**settings, **changes})
+def new_reader(*, session: bytes | None = SESSION) -> FrameReader:
+    return FrameReader(peer="rental", sender_rank=1, session=session, max_body_bytes=1 << 20)
 
 
 def feed(reader: FrameReader, raw: bytes, *, chunk: int = 1 << 30) -> list[Message]:

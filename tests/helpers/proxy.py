@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
@@ -26,7 +26,7 @@ class Middle:
 
 
 @contextmanager
-def in_the_middle(address):
+def in_the_middle(address: tuple[str, int]) -> Iterator[tuple[Middle, tuple[str, int]]]:
     """Yield a Middle and its own address; one caller is served."""
     middle = Middle()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -14,7 +14,9 @@ class QueueStar:
     """Carries words between threads, and keeps a copy of all that the primary gets."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._queues = {rank: queue.Queue() for rank in ranks}
+        self._queues: dict[int, queue.Queue[tuple[int, Tensor]]] = {
+            rank: queue.Queue() for rank in ranks
+        }
         self.seen: dict[int, list[Tensor]] = {rank: [] for rank in ranks}
 
     def wire(self, rank: int) -> "QueueWire":

@@ -1,4 +1,7 @@
-"""One party of a real SplitAvg: ``python splitavg_party.py FOLDER RANK``, over TLS and CrypTen."""
+"""One party of a real SplitAvg, over TLS and CrypTen.
+
+Run in ``tests`` as ``python -m helpers.splitavg_party FOLDER RANK``.
+"""
 
 import json
 import sys
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ring_keys import bounded_values
+from helpers.ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.exchange_over_star import PrimaryWire
@@ -45,6 +48,7 @@ def main(folder: Path, rank: int) -> None:
             for round_number, fmt in enumerate(formats, start=1):
                 zeros = torch.zeros(fmt.words(job["elements"]), dtype=torch.int64)
                 total = sum_to(zeros, round_number=round_number, active=active)
+                assert total is not None
                 units = decode_sum(total, fmt, elements=job["elements"], parties_active=len(active))
                 sums.append(units.numpy())
         np.save(folder / "sums.npy", np.stack(sums))

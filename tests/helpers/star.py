@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
@@ -34,7 +35,7 @@ class Star:
         return Identity.load(self.folder / name, name)
 
     def primary(
-        self, *, port: int = 0, session: bytes | None = None, **changes
+        self, *, port: int = 0, session: bytes | None = None, **changes: Any
     ) -> PrimaryTransport:
         settings = {"limits": QUICK, **changes}
         pinned = settings.pop("pinned", self.pinned)
@@ -43,7 +44,7 @@ class Star:
             ("127.0.0.1", port), identity, pinned, session or new_session(), self.ranks, **settings
         )
 
-    def secondary(self, name: str, address: tuple[str, int], **changes) -> SecondaryTransport:
+    def secondary(self, name: str, address: tuple[str, int], **changes: Any) -> SecondaryTransport:
         settings = {"limits": QUICK, **changes}
         pinned = settings.pop("pinned", self.pinned)
         ranks = settings.pop("ranks", self.ranks)
@@ -51,7 +52,9 @@ class Star:
         return SecondaryTransport(address, identity, pinned, ranks, **settings)
 
     @contextmanager
-    def joined(self, **changes) -> Iterator[tuple[PrimaryTransport, dict[str, SecondaryTransport]]]:
+    def joined(
+        self, **changes: Any
+    ) -> Iterator[tuple[PrimaryTransport, dict[str, SecondaryTransport]]]:
         """All parties, connected, in this process; every end is closed afterwards."""
         primary = self.primary(**changes)
         ends: dict[str, SecondaryTransport] = {}

@@ -316,7 +316,7 @@ def test_the_aggregates_scale_does_not_matter_to_the_top() -> None:
 
 
 def test_no_model_holds_a_batch_norm() -> None:
-    """Rows of a batch must not mix in a bottom model (DESIGN 7)."""
+    """Rows of a batch must not mix in a bottom model (docs/privacy.md, section 4)."""
     for model in (build_bottom(SEQUENCE), FeTTop(SEQUENCE, num_features=4, key_dim=D, outputs=2)):
         assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 

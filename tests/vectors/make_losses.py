@@ -28,7 +28,7 @@ from helpers.federations import save, write_federation
 
 import securevfl.dp.ring_noise
 import securevfl.linkage.sampling
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -140,7 +140,7 @@ def simulated_losses(name: str) -> list[float]:
     """Return every round's loss of a simulated run, then its test metric."""
     with tempfile.TemporaryDirectory() as temporary, fixed_noise():
         folder = Path(temporary)
-        config = read_federation_file(write_run(folder, name))
+        config = read_federation(write_run(folder, name))
         tables = read_tables(config, folder)
         result = simulate_federation(
             config, tables, folder / "run", device=torch.device("cpu"), with_solo=False
@@ -159,7 +159,7 @@ def federated_losses(name: str) -> list[float]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         metrics, _ = train_in_processes(
-            read_federation_file(write_run(folder, name)),
+            read_federation(write_run(folder, name)),
             folder / "run",
             data_root=folder,
             resume=False,

@@ -124,13 +124,13 @@ class ScarceRows:
     """What is known of the training rows in one experiment; each list contains the next."""
 
     local: Int64[np.ndarray, " local_rows"]
-    """Every party has its features of these, and nobody need know which are the same."""
+    """Rows of which every party has its features; parties need not know which of them match."""
 
     aligned: Int64[np.ndarray, " aligned_rows"]
-    """Parties know which of their rows belong together."""
+    """Rows that match between the parties, who know it."""
 
     labelled: Int64[np.ndarray, " labelled_rows"]
-    """And the primary has labels."""
+    """Rows that match and have a label at the primary."""
 
 
 def scarce_rows(data: AlignedViews, *, aligned: float, labelled: int, seed: int) -> ScarceRows:

@@ -62,11 +62,6 @@ class EncoderConfig:
             if self.width % 8:
                 raise ConfigError(f"width of a resnet18 must be a multiple of 8, got {self.width}")
 
-    @property
-    def mixes_rows(self) -> bool:
-        """Whether a row's representation depends on the other rows of its batch in training."""
-        return self.norm == "batch"
-
 
 class Encoder(nn.Module):
     """A party's encoder: one vector a record."""

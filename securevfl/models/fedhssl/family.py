@@ -63,7 +63,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
         Raises:
             PrivacyError: For ``norm = "batch"``.
         """
-        if settings.encoder_config.mixes_rows:
+        if settings.encoder_config.norm == "batch":
             raise PrivacyError(
                 'model.norm: "batch" lets one record move the representations of a whole batch, so '
                 'epsilon would not hold; use norm = "layer"'

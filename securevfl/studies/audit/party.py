@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation import handshake
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.messages import RoundKind
@@ -19,7 +20,6 @@ from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.launch.child import end_with_launcher, report, report_failure
 from securevfl.mpc.pair_keys import SessionKey
-from securevfl.mpc.sum_to import PRIMARY
 from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.connection import TransportLimits
@@ -47,7 +47,7 @@ def run_audit_party(folder: Path, name: str) -> None:
     ranks = {party: number for number, party in enumerate(settings.names)}
     limits = TransportLimits(silence_timeout_s=settings.timeout_s)
     pinned = job["pinned"]
-    if rank == PRIMARY:
+    if rank == PRIMARY_RANK:
         primary = PrimaryTransport(address, identity, pinned, new_session(), ranks, limits=limits)
         with primary:
             _reveal(primary, stages, folder)
@@ -59,7 +59,7 @@ def run_audit_party(folder: Path, name: str) -> None:
 
 def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: Path) -> None:
     config, deadline_s = stages[0].config, stages[0].settings.timeout_s
-    names = {rank: name for name, rank in config.ranks.items() if rank != PRIMARY}
+    names = {rank: name for name, rank in config.ranks.items() if rank != PRIMARY_RANK}
     transport.listen()
     transport.wait_for_parties(deadline_s)
     hellos = {}

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,12 +11,9 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from securevfl.core import files
-from securevfl.core.errors import EncodingRangeError, PrivacyError
+from securevfl.core.errors import PrivacyError
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import Exchange
-from securevfl.federation.secondary import Secondary
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
@@ -94,13 +91,15 @@ class AuditReport:
         }
 
 
-def audit_in_processes(
-    settings: AuditSettings, *, program: Sequence[str] = PARTY_PROGRAM
+def audit(
+    settings: AuditSettings | None = None, *, program: Sequence[str] = PARTY_PROGRAM
 ) -> AuditReport:
-    """Audit real rounds: every party its own process, TLS, masks, CrypTen's reveal.
+    """Run real rounds on made-up rows, and test the noise and the clip of what is released.
+
+    Every party is its own process, with TLS, masks and CrypTen's reveal between them.
 
     Args:
-        settings: What is audited.
+        settings: What is audited; default: :class:`AuditSettings`.
         program: What each party's process runs.
 
     Raises:
@@ -110,6 +109,7 @@ def audit_in_processes(
     Reveals:
         Nothing: all rows are made up.
     """
+    settings = settings or AuditSettings()
     started = time.monotonic()
     stages = {release: AuditStage(settings, release) for release in RELEASES}
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
@@ -145,54 +145,26 @@ def audit_in_processes(
             for release in RELEASES
             if (path := folder / f"{release}.npy").exists()
         }
-    report = _report(stages, revealed, started=started, refusal=refusal)
+    report = report_of(stages, revealed, started=started, refusal=refusal)
     return replace(report, round_seconds=seconds[0] if seconds else None)
 
 
-def audit_in_process(
-    settings: AuditSettings,
-    *,
-    alter: Callable[[Secondary], None] | None = None,
-    wrap: Callable[[Exchange], Exchange] | None = None,
-) -> AuditReport:
-    """Audit the simulator, which has the same arithmetic without processes, masks or TLS.
-
-    Args:
-        settings: What is audited.
-        alter: Changes each secondary before the first round: how tests of the audit itself make
-            wrong mechanisms.
-        wrap: The same for the exchange.
-    """
-    started = time.monotonic()
-    stages = {release: AuditStage(settings, release) for release in RELEASES}
-    revealed: dict[Release, np.ndarray] = {}
-    refusal = None
-    for release, stage in stages.items():
-        secondaries = {
-            rank: stage.secondary(rank, None) for rank in range(1, settings.secondaries + 1)
-        }
-        for secondary in secondaries.values():
-            if alter is not None:
-                alter(secondary)
-        exchange: Exchange = SimulatedExchange(
-            secondaries, stage.plan.cut, end_epoch=lambda _mark: None
-        )
-        if wrap is not None:
-            exchange = wrap(exchange)
-        try:
-            revealed[release] = stage.run(exchange)
-        except EncodingRangeError as error:
-            refusal = str(error)
-    return _report(stages, revealed, started=started, refusal=refusal)
-
-
-def _report(
+def report_of(
     stages: Mapping[Release, AuditStage],
     revealed: Mapping[Release, np.ndarray],
     *,
     started: float,
     refusal: str | None,
 ) -> AuditReport:
+    """Return what was tested and how it went.
+
+    Args:
+        stages: What each kind of release was made of.
+        revealed: The averages that the primary learned, by the kind of release; shape
+            (rounds, rows, ...).
+        started: When the audit began, on the monotonic clock.
+        refusal: Why the rounds were not finished, if the installed code refused its own output.
+    """
     return AuditReport(
         settings=next(iter(stages.values())).settings,
         tests={release: stages[release].tests(averages) for release, averages in revealed.items()},

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
@@ -193,20 +194,20 @@ class AuditStage:
 
     def _federation(self) -> FederationConfig:
         settings = self.settings
-        # A noise multiplier is measured by what it protects. With a frozen encoder a
-        # row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of the average; with a
-        # trained one every row of a round may change, and by twice as much.
+        # A noise multiplier is measured by what it protects (docs/privacy.md, section 3). With a
+        # frozen encoder a row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of
+        # the average; with a trained one every row of a round may change, and by twice as much.
         multiplier = settings.noise_multiplier
         if not self.pooled:
             multiplier /= 2 * self.rows_per_round**0.5
         parties: list[dict[str, Any]] = [
             {
                 "name": name,
-                "role": "primary" if rank == 0 else "secondary",
+                "role": "primary" if rank == PRIMARY_RANK else "secondary",
                 "data": f"{name}.csv",
                 "key": ["place"],
                 "scaling": "none",
-                **({"label": "label", "address": "127.0.0.1:0"} if rank == 0 else {}),
+                **({"label": "label", "address": "127.0.0.1:0"} if rank == PRIMARY_RANK else {}),
             }
             for rank, name in enumerate(settings.names)
         ]

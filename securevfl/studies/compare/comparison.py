@@ -1,4 +1,4 @@
-"""Methods side by side in the simulator: equal rows, equal seeds, what is done is kept."""
+"""Methods side by side in the simulator, on equal rows and seeds; finished runs are kept."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Comparison:
     """Where relative data paths start."""
 
     folder: Path
-    """Gets a folder a run, and is where a comparison that was cut off goes on."""
+    """Gets one folder for each run; a comparison that was cut off goes on from there."""
 
     device: str = "cpu"
     """Where models are computed."""

@@ -28,7 +28,7 @@ from securevfl.runtime.baselines import joined_inputs, train_combined, train_sol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What a method came to; metrics are the task's own."""
+    """The results of one method, measured by the task's metric."""
 
     train: float
     validation: float
@@ -36,7 +36,7 @@ class Figures:
     epochs: int
     """Epochs, or rounds of boosting, that were run."""
     best_epoch: int
-    """The one whose model is measured."""
+    """The epoch whose model is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

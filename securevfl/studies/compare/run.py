@@ -1,4 +1,4 @@
-"""One method with one seed: train it, and leave the file that says it is done."""
+"""One method with one seed: train it, and write the file that marks it as done."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def run_config(config: FederationConfig, run: MethodRun) -> FederationConfig:
 
 
 def run_digest(config: FederationConfig, run: MethodRun, *, tables_digest: str) -> str:
-    """Return what a finished run's file must have been made from to be taken for this one."""
+    """Return a digest of all that a run's result depends on."""
     settings = run_config(config, run).settings_digest
     if method_family(config.source, run.method) in IN_ONE_PLACE:
         settings += f" {baseline_settings(config.source, run.method)}"

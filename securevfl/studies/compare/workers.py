@@ -137,7 +137,7 @@ def _processes(job: Job, count: int) -> Iterator[dict[Connection, SpawnProcess]]
 
 
 def _work(pipe: Connection, job: Job) -> None:
-    """Train what is handed out until the pipe closes."""
+    """Train each run that comes through the pipe, until the pipe closes."""
     # Ctrl-C is the parent's to handle: it ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

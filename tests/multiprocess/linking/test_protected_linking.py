@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.runtime.launching import train_in_processes
@@ -52,7 +52,7 @@ def protected(folder: Path, protection: str) -> Path:
 def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None:
     """Every party its own process, third parties between them: the same links, row by row."""
     path = protected(tmp_path, protection)
-    config = read_federation_file(path)
+    config = read_federation(path)
     losses: list[float] = []
 
     def observe(event: Any) -> None:
@@ -68,7 +68,7 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
     # Without similarities, whose noise would put the links of a row into another order.
     source = tomllib.loads(path.read_text())
     source["model"] = {"family": "fet", "neighbours": 4}
-    plain = read_federation_file(save(tmp_path, source))
+    plain = read_federation(save(tmp_path, source))
     link = Linker(plain, keys_of(plain, tables["agency"]), data_root=tmp_path)
 
     assert losses

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import ring_reference as reference
 from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.mpc import reference
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.provision import provision
 
@@ -21,7 +21,7 @@ PARTIES = 3
 NOISE_SHARE_STD = 0.2
 ELEMENTS = 100_001
 FALSE_ALARM = 1e-9
-HELPER = Path(__file__).parents[2] / "helpers" / "splitavg_party.py"
+TESTS = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.multiprocess
 
@@ -49,7 +49,9 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     (folder / "job.json").write_text(json.dumps(job))
     parties = [
         subprocess.Popen(
-            [sys.executable, str(HELPER), str(folder), str(rank)], stderr=subprocess.PIPE
+            [sys.executable, "-m", "helpers.splitavg_party", str(folder), str(rank)],
+            cwd=TESTS,
+            stderr=subprocess.PIPE,
         )
         for rank in range(len(names))
     ]

@@ -11,11 +11,11 @@ import pytest
 import torch
 from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.pretraining.encoders_file import load_encoders
 from securevfl.runtime.launching import train_in_processes
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
@@ -38,7 +38,7 @@ def federation(folder: Path, *, secondaries: int = 2, **pretraining: Any) -> Pat
 
 def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, Any]:
     metrics, _ = train_in_processes(
-        read_federation_file(path),
+        read_federation(path),
         out,
         data_root=path.parent,
         device="cpu",
@@ -49,8 +49,8 @@ def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, An
     return metrics
 
 
-def simulated(path: Path, out: Path, **kinds: Any) -> SimulationResult:
-    config = read_federation_file(path)
+def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
+    config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(config, tables, out, device=torch.device("cpu"), **kinds)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -26,7 +26,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
             losses.append(event["loss"])
 
     metrics, _ = train_in_processes(
-        read_federation_file(path),
+        read_federation(path),
         out,
         data_root=path.parent,
         resume=False,
@@ -37,7 +37,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
 
 
 def simulated(path: Path, out: Path):
-    config = read_federation_file(path)
+    config = read_federation(path)
     return simulate_federation(
         config, read_tables(config, path.parent), out, device=torch.device("cpu")
     )
@@ -139,7 +139,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
 
 
 def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
-    """A federated run with noise leaves every file of DESIGN 5.3, and charges match releases."""
+    """A federated run with noise leaves every file of a run folder, and charges match releases."""
     privacy = {
         "epsilon": 50.0,
         "delta": 1e-4,

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import (
     ConfigError,
     PartyFailedError,
@@ -43,7 +43,7 @@ def train(
     path: Path, out: Path, *, resume: bool = False, observe: Callable[[Any], None] = lambda _: None
 ) -> dict[str, Any]:
     metrics, _ = train_in_processes(
-        read_federation_file(path),
+        read_federation(path),
         out,
         data_root=path.parent,
         resume=resume,
@@ -133,7 +133,7 @@ def test_killed_secondary_and_resume(tmp_path: Path) -> None:
     assert metrics["epochs"] == 4
     assert all(charges(out, name) > before[name] for name in NAMES)
     undisturbed = tmp_path / "undisturbed"
-    config = read_federation_file(path)
+    config = read_federation(path)
     tables = read_tables(config, tmp_path)
     simulate_federation(config, tables, undisturbed, device=torch.device("cpu"))
     again, once = (pd.read_csv(folder / "history.csv") for folder in (out, undisturbed))
@@ -217,7 +217,7 @@ def test_files_that_differ(tmp_path: Path) -> None:
     source["training"]["epochs"] += 1
     other = tmp_path / "other.toml"
     other.write_text(tomli_w.dumps(source))
-    digests = [read_federation_file(file).digest for file in (path, other)]
+    digests = [read_federation(file).digest for file in (path, other)]
     out = tmp_path / "runs"
     commands = party_commands(
         {"agency": path, "bank-1": path, "bank-2": other}, tmp_path / "ids", out

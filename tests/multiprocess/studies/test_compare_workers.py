@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError, SecureVflError
 from securevfl.studies.compare import workers
 from securevfl.studies.compare.comparison import Comparison, compare_methods
@@ -27,7 +27,7 @@ SMALL = {"rows": 60, "secondaries": 1, "training": {"epochs": 1, "batch_size": 3
 
 def plan_of(path: Path, *, out: str, seeds: int = 3) -> Comparison:
     return Comparison(
-        config=read_federation_file(path),
+        config=read_federation(path),
         methods=("fet",),
         seeds=seeds,
         data_root=path.parent,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.capped import capped_records, eligible_pairs
+from securevfl.linkage.capped import capped_links, eligible_pairs
 from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics import EuclideanKeys
@@ -20,6 +20,10 @@ def keys(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     if draw(st.booleans()):
         tables = [np.round(table) for table in tables]
     return tables[0], tables[1]
+
+
+def capped_records(rows: np.ndarray, records: np.ndarray, k: int, *, cap: int) -> LinkTable:
+    return capped_links(EuclideanKeys(primary=rows, records=records), k, cap=cap)
 
 
 def linked_sets(links: LinkTable, removed: int | None = None) -> list[frozenset[int]]:
@@ -156,7 +160,7 @@ def worst_change(way: str, *, cap: int, k: int) -> int:
 
 
 def test_the_wrong_ways_to_cap_exceed_it() -> None:
-    """Negative controls (DESIGN 7): greedy and surplus-dropping caps of 4 change more rows."""
+    """Negative controls: greedy and surplus-dropping caps of 4 change more rows."""
     assert worst_change("record-side", cap=4, k=3) <= 4
     assert worst_change("greedy", cap=4, k=3) > 4
     assert worst_change("surplus", cap=4, k=3) > 4

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from helpers import ring_reference as reference
 from helpers.ring_keys import random_pair_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.mpc import reference
 from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.ring_format import RingFormat

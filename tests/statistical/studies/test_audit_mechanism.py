@@ -30,13 +30,14 @@ from helpers.altered_mechanisms import (
     without_noise,
     wrapped,
 )
+from helpers.audit_in_process import audit_in_process
 from typer.testing import CliRunner
 
 from securevfl.cli.audit import app
 from securevfl.federation import aggregation
 from securevfl.federation.secondary import Secondary
 from securevfl.studies.audit import report as audit_report
-from securevfl.studies.audit.report import AuditReport, audit_in_process, audit_in_processes
+from securevfl.studies.audit.report import AuditReport, audit
 from securevfl.studies.audit.settings import RELEASES, AuditSettings, Release
 
 pytestmark = pytest.mark.statistical
@@ -195,7 +196,7 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
     def altered(settings: AuditSettings) -> AuditReport:
         return audit_in_process(settings, alter=noise_at_the_first_only)
 
-    monkeypatch.setattr(audit_report, "audit_in_processes", altered)
+    monkeypatch.setattr(audit_report, "audit", altered)
     result = CliRunner().invoke(app, ["mechanism", "--json"])
     table = CliRunner().invoke(app, ["mechanism"])
 
@@ -210,7 +211,7 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.multiprocess
 def test_the_installed_mechanism_passes_between_processes() -> None:
     """TLS, masks, CrypTen's reveal; false alarm 2e-5."""
-    report = audit_in_processes(AuditSettings(secondaries=2, timeout_s=150))
+    report = audit(AuditSettings(secondaries=2, timeout_s=150))
 
     assert report.failed == []
     assert report.verdict == "pass"
@@ -220,7 +221,7 @@ def test_the_installed_mechanism_passes_between_processes() -> None:
 @pytest.mark.multiprocess
 def test_an_altered_mechanism_fails_between_processes() -> None:
     """One party's noise only, half of the variance: missed less than once in 1e9."""
-    report = audit_in_processes(
+    report = audit(
         AuditSettings(secondaries=2, timeout_s=150), program=(sys.executable, str(HELPER))
     )
 

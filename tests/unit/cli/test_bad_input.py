@@ -11,7 +11,7 @@ import torch
 from helpers.command_line import Ended, securevfl
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 
 Capture = pytest.CaptureFixture[str]
 
@@ -625,4 +625,4 @@ def test_python_interface_refuses_alike(tmp_path: Path) -> None:
     """Whoever reads the file in Python gets the same text as an exception."""
     path = write_federation(tmp_path, rows=60, training={"epochs": 0})
     with pytest.raises(ValueError, match=r"training\.epochs must be at least 1, got 0"):
-        read_federation_file(path)
+        read_federation(path)

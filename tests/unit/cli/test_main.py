@@ -133,3 +133,21 @@ def test_budget_needs_no_torch() -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
     )
     assert not {"torch", "crypten"} & loaded_by(code)
+
+
+def test_version_and_help_load_no_numerics() -> None:
+    """Whoever asks what there is does not wait for libraries that only computing needs."""
+    heavy = {"numpy", "scipy", "pandas", "matplotlib", "sklearn", "torch", "crypten"}
+    pages = [["--version"], ["--help"]]
+    pages += [[command, "--help"] for command in (*COMMANDS, "pretrain", "link", "trust", "budget")]
+    pages += [["budget", "similarity", "--help"], ["audit", "mechanism", "--help"]]
+    pages += [["bench", "splitavg", "--help"]]
+    code = (
+        "import sys\n"
+        "from securevfl.cli.main import main\n"
+        f"for page in {pages}:\n"
+        "    sys.argv = ['securevfl', *page]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as end:\n        assert not end.code, page\n"
+    )
+    assert not heavy & loaded_by(code)

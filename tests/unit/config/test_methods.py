@@ -8,12 +8,12 @@ from helpers.federations import write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import baseline_settings, known_methods
-from securevfl.config.reading import method_config, read_federation_file
+from securevfl.config.reading import method_config, read_federation
 from securevfl.core.errors import ConfigError
 
 
 def read(folder: Path, **methods: dict[str, Any]) -> FederationConfig:
-    return read_federation_file(write_federation(folder, secondaries=1, rows=60, methods=methods))
+    return read_federation(write_federation(folder, secondaries=1, rows=60, methods=methods))
 
 
 def test_a_method_has_its_own_settings_on_top_of_the_file(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_wrong_tables_are_refused_with_the_file(
 def test_methods_must_be_tables(tmp_path: Path) -> None:
     """``[methods] fet = 3`` is no table."""
     with pytest.raises(ConfigError, match=r"methods\.fet: must be a table"):
-        read_federation_file(write_federation(tmp_path, methods={"fet": 3}))
+        read_federation(write_federation(tmp_path, methods={"fet": 3}))
 
 
 def test_parts_of_fedhssl_share_its_network_and_may_pretrain_otherwise(tmp_path: Path) -> None:
     """Related families inherit the whole model; ``pretraining`` is a table of its own."""
-    config = read_federation_file(
+    config = read_federation(
         write_federation(
             tmp_path,
             secondaries=1,

@@ -9,7 +9,7 @@ from helpers.federations import save, write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
-from securevfl.config.reading import parse_federation, read_federation_file
+from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import ConfigError
 
 SPELLED = """
@@ -110,7 +110,7 @@ def test_ranks_and_roles(tmp_path: Path) -> None:
     path = write_federation(tmp_path, secondaries=3, rows=20)
     source = tomllib.loads(path.read_text())
     source["party"] = source["party"][1:] + source["party"][:1]
-    config = read_federation_file(save(tmp_path, source))
+    config = read_federation(save(tmp_path, source))
     assert config.ranks == {"agency": 0, "bank-1": 1, "bank-2": 2, "bank-3": 3}
     assert config.primary.name == "agency"
     assert [party.name for party in config.secondaries] == ["bank-1", "bank-2", "bank-3"]

@@ -44,13 +44,13 @@ def scores_of(noise: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("noise", "rows"), [(0.5, 231), (1.0, 450), (2.0, 1494), (4.0, 5743)])
-def test_the_worlds_get_as_many_rows_as_the_design_says(noise: float, rows: int) -> None:
-    """DESIGN 7 names these numbers; ours are for a miss of 1e-4 and at most 1 in 60 larger."""
+def test_the_worlds_get_as_many_rows_as_are_needed(noise: float, rows: int) -> None:
+    """Found without this code; ours are for a miss of 1e-4 and at most 1 in 60 larger."""
     assert rows <= worlds_needed(noise) <= rows * 61 / 60
 
 
 def test_66_coordinates_catch_a_factor_of_two() -> None:
-    """The figure of DESIGN 7: half the standard deviation is seen with probability 0.99."""
+    """The figure of docs/audit.md: half the standard deviation is seen with probability 0.99."""
     low, _ = variance_bounds(66)
 
     assert stats.chi2.cdf(low * 66 * 4, 66) >= 0.99

@@ -45,7 +45,7 @@ def test_steps_stay_within_the_target_and_one_more_does_not() -> None:
 
 
 def test_each_row_of_the_table_has_its_accountant() -> None:
-    """DESIGN 7's third table, line by line."""
+    """The table "How epsilon is computed" of docs/privacy.md, line by line."""
     linked = budget(
         unit="linked-row", sampling_rate=1.0, links_per_record=None, batches_per_epoch=20
     )

@@ -36,7 +36,7 @@ FROZEN = {"encoder": "frozen", "links_per_record": 4}
 
 
 def test_a_trained_encoder_pays_for_every_row_of_every_round() -> None:
-    """Mu = 2C sqrt(row releases) / (tau sqrt(k)), [DESIGN 7]."""
+    """Mu = 2C sqrt(row releases) / (tau sqrt(k)), as in docs/privacy.md, section 3."""
     plan = plan_of(passes=5, clip_norm=3.0)
     mu = 2 * 3.0 * math.sqrt(5000) / (7.0 * 2)
 

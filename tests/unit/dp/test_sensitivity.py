@@ -1,4 +1,4 @@
-"""Sensitivities of DESIGN 7 and the noise that answers them."""
+"""Sensitivities of docs/privacy.md, section 3, and the noise that answers them."""
 
 import itertools
 import math
@@ -14,7 +14,6 @@ from securevfl.dp.noise_shares import (
     noise_share_std,
     share_std_for_average,
 )
-from securevfl.dp.published import paper_share_std
 from securevfl.dp.sensitivity import row_change, sum_sensitivity
 
 
@@ -79,13 +78,11 @@ def test_a_missing_cap_is_refused() -> None:
 
 
 def test_shares_leave_the_wanted_noise_on_the_average() -> None:
-    """K shares of sqrt(k) s, divided by k, carry s; the paper's sigma/k does not."""
+    """K shares of sqrt(k) s, divided by k, carry s."""
     k, wanted = 10, 0.4
     share = share_std_for_average(average_noise_std=wanted, parties=k)
 
     assert share * math.sqrt(k) / k == pytest.approx(wanted, rel=1e-12)
-    paper = paper_share_std(average_noise_std=wanted, parties=k)
-    assert paper * math.sqrt(k) / k == pytest.approx(wanted * k**-1.5, rel=1e-12)
 
 
 def test_honest_parties_carry_the_noise_alone() -> None:

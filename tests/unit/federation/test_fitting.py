@@ -10,7 +10,7 @@ import torch
 from helpers.federations import FROZEN, save, write_federation
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
 from securevfl.federation import fitting
 from securevfl.federation.ledger import Ledger
@@ -36,11 +36,11 @@ def write_fitted(folder: Path, **sections) -> Path:
 
 
 def config_of(folder: Path, **sections) -> FederationConfig:
-    return read_federation_file(write_fitted(folder, **sections))
+    return read_federation(write_fitted(folder, **sections))
 
 
 def run(path: Path, out: Path, *, resume: bool = False):
-    config = read_federation_file(path)
+    config = read_federation(path)
     return simulate_federation(
         config,
         read_tables(config, path.parent),

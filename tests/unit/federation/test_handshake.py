@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation import handshake
 from securevfl.federation.messages import Hello
@@ -21,7 +21,7 @@ FACTS = RunFacts(rows=10, train_rows=6, validation_rows=2, test_rows=2)
 
 @pytest.fixture
 def config(tmp_path: Path):
-    return read_federation_file(write_federation(tmp_path, secondaries=3))
+    return read_federation(write_federation(tmp_path, secondaries=3))
 
 
 @pytest.fixture
@@ -95,9 +95,7 @@ def test_a_signature_for_another_federation_is_refused(config, people, tmp_path:
     """The same parties under another file: signatures do not carry over."""
     other_folder = tmp_path / "other"
     other_folder.mkdir()
-    other = read_federation_file(
-        write_federation(other_folder, secondaries=3, training={"epochs": 9})
-    )
+    other = read_federation(write_federation(other_folder, secondaries=3, training={"epochs": 9}))
     keys = keys_of(config)
     hellos = hellos_of(config, people, keys)
     hellos["bank-2"] = handshake.hello(
@@ -117,9 +115,7 @@ def test_files_that_differ_show_both_hashes(config, people, tmp_path: Path) -> N
     """The message names the party and holds both digests."""
     other_folder = tmp_path / "other"
     other_folder.mkdir()
-    other = read_federation_file(
-        write_federation(other_folder, secondaries=3, training={"epochs": 9})
-    )
+    other = read_federation(write_federation(other_folder, secondaries=3, training={"epochs": 9}))
     key = keys_of(config)["bank-1"]
     hello = handshake.hello(other, identity=people["bank-1"], key=key, epochs=[])
     message = dataclasses.replace(hello.to_message(), sender="bank-1")

@@ -4,11 +4,11 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import ring_reference as reference
 from helpers.queue_star import QueueStar, run_parties
 from helpers.ring_keys import random_pair_keys
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.mpc import reference
 from securevfl.mpc.codec import decode_sum, encode
 from securevfl.mpc.crypten_bridge import CrypTenBridge, StarCommunicator
 from securevfl.mpc.masks import PairwiseMasks

@@ -3,11 +3,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers import ring_reference as reference
 from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.mpc import reference
 from securevfl.mpc.masks import PairwiseMasks
 
 RANKS = (1, 2, 3, 4)

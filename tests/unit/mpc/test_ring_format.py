@@ -7,7 +7,7 @@ from securevfl.mpc.ring_format import MIN_NOISE_STD_UNITS, NOISE_TAIL, RingForma
 
 
 def fits(fmt: RingFormat) -> bool:
-    """The condition of DESIGN 6, typed again."""
+    """Sums of all parties stay within a lane: the condition of the format, typed again."""
     return fmt.parties * 2 * fmt.bound_units < 2 ** {2: 32, 4: 16}[fmt.lanes]
 
 

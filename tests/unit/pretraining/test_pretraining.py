@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import split_rows
 from securevfl.models.fedhssl.settings import PretrainingSettings
@@ -21,7 +21,7 @@ from securevfl.pretraining.encoders_file import load_encoders
 from securevfl.pretraining.learner_with_records import IterationFigures
 from securevfl.pretraining.rows import even_batches, pretraining_rows
 from securevfl.pretraining.sending import SentWithIso, sending
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
@@ -47,8 +47,8 @@ def simulate(
     resume: bool = False,
     pretrain_only: bool = False,
     events: list[Any] | None = None,
-) -> SimulationResult:
-    config = read_federation_file(path)
+) -> RunResult:
+    config = read_federation(path)
     return simulate_federation(
         config,
         read_tables(config, path.parent),
@@ -289,7 +289,7 @@ def test_codes_that_the_file_declares_are_words(tmp_path: Path) -> None:
 def test_a_perceptron_sees_a_word_replaced_as_a_whole(tmp_path: Path) -> None:
     path = federation(tmp_path)
     _colour(tmp_path, "bank-1")
-    config = read_federation_file(path)
+    config = read_federation(path)
     table = read_tables(config, tmp_path)["bank-1"]
     words = [place for place, name in enumerate(table.feature_names) if name.startswith("colour=")]
     features = torch.from_numpy(table.features)

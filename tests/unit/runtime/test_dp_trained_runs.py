@@ -11,14 +11,14 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 PRIVACY = {
@@ -40,14 +40,14 @@ def federation(folder: Path, *, model: Mapping[str, Any] | None = None, **privac
         training={"epochs": EPOCHS, "batch_size": 32},
         privacy={**PRIVACY, **privacy},
     )
-    source = dict(read_federation_file(path).source)
+    source = dict(read_federation(path).source)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     return save(folder, source)
 
 
-def run(path: Path, out: Path, *, resume: bool = False, observe=None) -> SimulationResult:
-    config = read_federation_file(path)
+def run(path: Path, out: Path, *, resume: bool = False, observe=None) -> RunResult:
+    config = read_federation(path)
     return simulate_federation(
         config,
         read_tables(config, path.parent),

@@ -9,12 +9,12 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.report.page import write_report
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
@@ -26,9 +26,9 @@ def write(folder: Path, model: dict[str, object], **sections: dict[str, object])
     return save(folder, {**source, "model": model})
 
 
-def run(path: Path, out: Path) -> SimulationResult:
+def run(path: Path, out: Path) -> RunResult:
     """Simulate a federation file."""
-    config = read_federation_file(path)
+    config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(config, tables, out, device=torch.device("cpu"))
 
@@ -54,7 +54,7 @@ def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
     theirs = pd.read_csv(tmp_path / "bank-1.csv")
     theirs.loc[theirs.index[:100], ["lon", "lat"]] = keys.to_numpy()[:100]
     theirs.to_csv(tmp_path / "bank-1.csv", index=False)
-    config = read_federation_file(path)
+    config = read_federation(path)
     tables = read_tables(config, path.parent)
     link = Linker(config, keys_of(config, tables["agency"]))
     linked = link(keys_of(config, tables["bank-1"])).source.link(np.arange(240))
@@ -101,7 +101,7 @@ def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> Non
     path = write(tmp_path, FEDSIM)
     first = pd.read_csv(tmp_path / "bank-1.csv")
     first.sample(frac=1, random_state=1).to_csv(tmp_path / "bank-2.csv", index=False)
-    config = read_federation_file(path)
+    config = read_federation(path)
     tables = read_tables(config, path.parent)
     link = Linker(config, keys_of(config, tables["agency"]))
     found = []

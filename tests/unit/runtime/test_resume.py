@@ -9,11 +9,11 @@ import torch
 from helpers.federations import write_federation
 from helpers.secondaries import make_secondary
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
 from securevfl.federation.rounds import EpochMark
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 EPOCHS = 5
@@ -37,8 +37,8 @@ def silent(event: Mapping[str, object]) -> None:
     del event
 
 
-def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> SimulationResult:
-    config = read_federation_file(path)
+def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunResult:
+    config = read_federation(path)
     return simulate_federation(
         config,
         read_tables(config, path.parent),

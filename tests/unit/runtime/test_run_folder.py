@@ -12,7 +12,7 @@ from helpers.federations import FROZEN, save, write_federation
 
 from securevfl.config.channels import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_run
@@ -31,7 +31,7 @@ NOISED = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 
 
 def config_of(folder: Path, **sections) -> FederationConfig:
-    return read_federation_file(write_federation(folder, rows=60, **sections))
+    return read_federation(write_federation(folder, rows=60, **sections))
 
 
 def test_history_is_a_row_an_epoch(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_federation_file_is_the_one_that_ran(tmp_path: Path) -> None:
     """The run's copy has the same hash as the file that was read."""
     config = config_of(tmp_path)
     write_file(tmp_path / "run", config)
-    assert read_federation_file(tmp_path / "run" / "federation.toml").digest == config.digest
+    assert read_federation(tmp_path / "run" / "federation.toml").digest == config.digest
 
 
 def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def named(config: FederationConfig) -> dict[str, dict[str, str]]:
 
 
 def test_channels_say_what_is_not_covered(tmp_path: Path) -> None:
-    """Every channel of DESIGN 7 is listed in every run, whatever is switched on."""
+    """Every run lists every channel of docs/privacy.md, section 1, whatever is switched on."""
     trained = named(config_of(tmp_path, privacy=NOISED))
     averaged = named(config_of(tmp_path, model={"average_positions_every": 1}))
     path = write_federation(tmp_path, rows=60, secondaries=1, privacy=FROZEN)
     source = tomllib.loads(path.read_text())
-    alone = named(read_federation_file(save(tmp_path, source)))
+    alone = named(read_federation(save(tmp_path, source)))
     assert set(trained) == set(averaged) == set(alone)
     assert trained["aggregates"]["guarantee"] == "covered by epsilon, unit secondary-record"
     assert averaged["aggregates"]["guarantee"] == "not covered: no noise"

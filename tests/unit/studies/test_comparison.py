@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 def comparison(folder: Path, *methods: str, seeds: int = 2, **sections: Any) -> Comparison:
     path = write_federation(folder, **{**SMALL, **sections})
     return Comparison(
-        config=read_federation_file(path),
+        config=read_federation(path),
         methods=methods,
         seeds=seeds,
         data_root=folder,

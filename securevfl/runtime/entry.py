@@ -1,0 +1,151 @@
+"""Where a run of a whole federation starts, from Python and from the command line alike."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer
+from securevfl.runtime.device import device_named
+from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.preflight import warnings_about
+from securevfl.runtime.run_folder import read_history
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+
+FederationSource = str | Path | FederationConfig
+"""A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
+
+
+def train(
+    federation: FederationSource,
+    *,
+    out: str | Path,
+    data_root: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    observe: Observer = lambda _event: None,
+) -> RunResult:
+    """Run a whole federation on this machine, one process per party.
+
+    Args:
+        federation: The path of a federation file, or what :func:`securevfl.read_federation`
+            returned.
+        out: Run folder.
+        data_root: Where relative data paths start; default: next to the file, and the current
+            folder if there is no file.
+        resume: Go on from the last epoch that was saved in ``out``. A run that is finished is
+            not run again: its figures are returned.
+        device: ``"cpu"`` or ``"cuda"``, where each party computes.
+        observe: Hears of progress and of warnings.
+
+    Returns:
+        Metrics, history, the primary's ledger, and the losses of the rounds that this call
+        trained: a run folder keeps one loss an epoch, in its history.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what a real federation reveals. This machine holds all of it.
+    """
+    config, root = opened(federation, data_root)
+    folder = Path(out)
+    if resume and (finished := finished_metrics(config, folder)) is not None:
+        return _result(folder, finished, [])
+    device_named(device)
+    _warn(config, observe)
+    losses: list[float] = []
+
+    def hear(event: Mapping[str, Any]) -> None:
+        if event["event"] == "round":
+            losses.append(event["loss"])
+        observe(event)
+
+    metrics, exits = train_in_processes(
+        config, folder, data_root=root.resolve(), resume=resume, device=device, observe=hear
+    )
+    metrics["peak_memory_bytes"] = {name: end.peak_memory_bytes for name, end in exits.items()}
+    files.write_json(folder / "metrics.json", metrics)
+    return _result(folder, metrics, losses)
+
+
+def simulate_from_file(
+    federation: FederationSource,
+    *,
+    out: Path,
+    data_root: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    observe: Observer = lambda _event: None,
+) -> RunResult:
+    """Run a federation file's parties in this process; see :func:`train` for the arguments.
+
+    Raises:
+        SecureVflError: As a federated run would.
+
+    Reveals:
+        Everything is in one process: a simulation protects nobody's table.
+    """
+    config, root = opened(federation, data_root)
+    if resume and (finished := finished_metrics(config, out)) is not None:
+        return _result(out, finished, [])
+    torch_device = device_named(device)
+    _warn(config, observe)
+    files.require_writable_folder(out)
+    tables = read_tables(config, root)
+    return simulate_federation(
+        config, tables, out, device=torch_device, resume=resume, observe=observe
+    )
+
+
+def opened(
+    federation: FederationSource, data_root: Path | None, *, only_linkage: bool = False
+) -> tuple[FederationConfig, Path]:
+    """Return a federation, read if it is a file, and the folder where relative paths start."""
+    if isinstance(federation, FederationConfig):
+        return federation, data_root or Path()
+    path = Path(federation)
+    return read_federation(path, only_linkage=only_linkage), data_root or path.parent
+
+
+def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
+    """Return the metrics of a run that has nothing left to do, or None if it is not finished.
+
+    Raises:
+        ConfigError: If it is a run of other settings.
+    """
+    path = folder / "metrics.json"
+    if not path.exists():
+        return None
+    ran = read_federation(folder / "federation.toml")
+    if ran.settings_digest != config.settings_digest:
+        raise ConfigError(
+            f"run folder {folder}: holds a finished run of other settings; restore the federation "
+            f"file, or choose another --out"
+        )
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return metrics
+
+
+def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:
+    ledger = folder / metrics["ledger"]
+    try:
+        lines = ledger.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"ledger {ledger}: {error.strerror}") from None
+    return RunResult(
+        metrics=metrics,
+        history=read_history(folder),
+        losses=losses,
+        ledger=[json.loads(line) for line in lines],
+    )
+
+
+def _warn(config: FederationConfig, observe: Observer) -> None:
+    for text in warnings_about(config):
+        observe({"event": "warning", "text": text})
