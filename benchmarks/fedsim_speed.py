@@ -17,7 +17,6 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
 from securevfl.linkage.euclidean import nearest_records
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
@@ -102,10 +102,10 @@ def our_speed(parties: list[PartyTable], config: FedSimConfig, batch: int) -> fl
     """Simulate two epochs and return samples per CPU-second of the second one's rounds."""
     marks: list[float] = []
 
-    def observe(event: Mapping[str, object]) -> None:
-        if event["event"] == "round" and event["epoch"] == 2:
+    def observe(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone) and event.epoch == 2:
             marks.append(time.process_time())
-            if event["done"] == event["of"]:
+            if event.done == event.of:
                 raise _SecondEpochDone
 
     with contextlib.suppress(_SecondEpochDone):

@@ -16,7 +16,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from protected_linkage import FAMILIES, RANGES, federation
 
 from securevfl.config.reading import parse_federation
+from securevfl.core.progress import ProgressEvent, RoundDone, Stage
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -65,15 +65,16 @@ def measure(source: dict[str, Any], folder: Path) -> dict[str, Any]:
     config = parse_federation(source, file="linkage between processes")
     at: dict[str, float] = {}
 
-    def observe(event: Mapping[str, Any]) -> None:
-        if event["event"] == "stage" and event["text"] == "linking":
+    def observe(event: ProgressEvent) -> None:
+        if isinstance(event, Stage) and event.text == "linking":
             at["linking"] = time.monotonic()
-        elif event["event"] == "round":
+        elif isinstance(event, RoundDone):
             at.setdefault("round", time.monotonic())
 
-    metrics, _ = train_in_processes(
+    figures = train_in_processes(
         config, folder / "run", data_root=folder, resume=False, device="cpu", observe=observe
     )
+    metrics = figures.as_json()
     tables = read_tables(config, folder)
     simulated = None
     if config.linkage.protection != "bloom":

@@ -30,6 +30,7 @@ import torch
 
 from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.launch.ports import free_port
 from securevfl.runtime.party import run_party
 from securevfl.runtime.party_job import PartyJob
@@ -100,9 +101,9 @@ class Turns:
         self._times: list[float] = []
         self._left = TURNS
 
-    def __call__(self, event: Mapping[str, object]) -> None:
+    def __call__(self, event: ProgressEvent) -> None:
         """Hear of a run's progress."""
-        if event["event"] != "round" or not self._left:
+        if not isinstance(event, RoundDone) or not self._left:
             return
         self._times.append(time.perf_counter())
         if len(self._times) == self._steps:

@@ -8,8 +8,6 @@ Run: ``python examples/digits_fet.py [--smoke] [--epsilon 32] [--seed 0]``
 """
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
 
 from sklearn.datasets import load_digits
 
@@ -59,7 +57,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         # and a deviation would be statistics of private records, and not covered by epsilon.
         bounds=[0.0, 16.0],
         seed=options.seed,
-        observe=lambda event: _show(event) if event["event"] == "epoch" else None,
+        observe=_show,
     )
 
     figures = run.metrics
@@ -75,11 +73,13 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     }
 
 
-def _show(epoch: Mapping[str, Any]) -> None:
-    print(
-        f"epoch {epoch['epoch']:>2}: loss {epoch['loss']:.3f}, "
-        f"validation accuracy {epoch['validation']:.3f}, epsilon {epoch['epsilon']:.3g}"
-    )
+def _show(event: sv.progress.ProgressEvent) -> None:
+    if isinstance(event, sv.progress.EpochDone):
+        spent = "" if event.epsilon is None else f", epsilon {event.epsilon:.3g}"
+        print(
+            f"epoch {event.epoch:>2}: loss {event.loss:.3f}, "
+            f"validation accuracy {event.validation:.3f}{spent}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

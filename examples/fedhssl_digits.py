@@ -11,7 +11,6 @@ Run: ``python examples/fedhssl_digits.py [--smoke] [--labels 50] [--seeds 1]``, 
 
 import argparse
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +95,20 @@ def _parties(options: argparse.Namespace, *, seed: int) -> list[sv.data.PartyTab
     return sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
 
 
-def _show(event: Mapping[str, Any]) -> None:
-    if event["event"] == "pretraining" and event["iteration"] % 10 == 0:
+def _show(event: sv.progress.ProgressEvent) -> None:
+    if isinstance(event, sv.progress.PretrainingIteration) and event.iteration % 10 == 0:
+        steps = {
+            "cross": (event.cross_loss, event.cross_spread),
+            "local": (event.local_loss, event.local_spread),
+        }
         parts = [
-            f"{name} loss {event[f'{name}_loss']:.3f}, spread {event[f'{name}_spread']:.2f}"
-            for name in ("cross", "local")
-            if f"{name}_loss" in event
+            f"{name} loss {loss:.3f}, spread {spread:.2f}"
+            for name, (loss, spread) in steps.items()
+            if loss is not None and spread is not None
         ]
-        print(f"  pretraining {event['iteration']:>2}: {'; '.join(parts)}")
-    elif event["event"] == "warning":
-        print(f"  {event['text']}")
+        print(f"  pretraining {event.iteration:>2}: {'; '.join(parts)}")
+    elif isinstance(event, sv.progress.Warned):
+        print(f"  {event.text}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.reading import read_federation
     from securevfl.config.sections import TrainingSettings
+    from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
     from securevfl.models.fedhssl.settings import PretrainingSettings
     from securevfl.runtime.entry import train
@@ -37,6 +38,7 @@ __all__ = [
     "link",
     "linkage",
     "models",
+    "progress",
     "read_federation",
     "simulate",
     "train",
@@ -56,13 +58,19 @@ _HOME = {
     "simulate": "securevfl.runtime.in_memory",
     "train": "securevfl.runtime.entry",
 }
-_PACKAGES = ("data", "dp", "linkage", "models")
+_MODULES = {
+    "data": "securevfl.data",
+    "dp": "securevfl.dp",
+    "linkage": "securevfl.linkage",
+    "models": "securevfl.models",
+    "progress": "securevfl.core.progress",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its home module on first use."""
-    if name in _PACKAGES:
-        return import_module(f"securevfl.{name}")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from securevfl.cli.progress import bars
+from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.studies.compare.run import MethodRun
 
 
@@ -41,21 +42,21 @@ class CompareProgress:
         """Leave the display as it is; lines may be printed below it."""
         self._progress.stop()
 
-    def __call__(self, run: MethodRun, event: Mapping[str, Any]) -> None:
-        """Take one event of a run; events of an unknown kind are ignored."""
+    def __call__(self, run: MethodRun, event: ProgressEvent) -> None:
+        """Take one event of a run; only warnings and epochs are shown."""
         if run not in self._tasks:
             name = f"{run.method}, seed {run.seed}"
             self._tasks[run] = self._progress.add_task(name, total=1, figures="")
-        if event["event"] == "warning" and event["text"] not in self._warned:
-            self._warned.add(event["text"])
-            text = f"securevfl: warning: {event['text']}"
+        if isinstance(event, Warned) and event.text not in self._warned:
+            self._warned.add(event.text)
+            text = f"securevfl: warning: {event.text}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        elif event["event"] == "epoch":
+        elif isinstance(event, EpochDone):
             self._progress.update(
                 self._tasks[run],
-                completed=event["epoch"],
-                total=event["epochs"],
-                figures=f"validation {event['validation']:.4f}",
+                completed=event.epoch,
+                total=event.epochs,
+                figures=f"validation {event.validation:.4f}",
             )
 
     def done(self, result: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.keys import keys_of
 from securevfl.linking.shown import linked_primary, shown_keys
-from securevfl.report.page import write_report
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.digits import demo_federation, digits_tables, write_tables
@@ -31,13 +30,16 @@ def run_demo(*, out: Path | None, fast: bool, seed: int, as_json: bool) -> dict[
     files.require_writable_folder(folder)
     tables = digits_tables(seed=seed)
     write_tables(tables, folder / "tables")
-    metrics = train_and_report(config, folder, data_root=folder, resume=False, device="cpu")
-    print("without noise (simulated), for comparison", file=sys.stderr)
-    metrics["no_privacy_test"] = _without_noise(source, tables)
-    print("combine: all features in one place", file=sys.stderr)
-    metrics["combine_test"] = combined_test(config, tables)
-    files.write_json(folder / "metrics.json", metrics)
-    write_report(folder)
+
+    def beside() -> dict[str, float]:
+        print("without noise (simulated), for comparison", file=sys.stderr)
+        no_privacy = _without_noise(source, tables)
+        print("combine: all features in one place", file=sys.stderr)
+        return {"no_privacy_test": no_privacy, "combine_test": combined_test(config, tables)}
+
+    metrics = train_and_report(
+        config, folder, data_root=folder, resume=False, device="cpu", beside=beside
+    )
     print_results(metrics, folder, as_json=as_json)
     return metrics
 

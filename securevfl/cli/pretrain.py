@@ -10,7 +10,7 @@ from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.pretraining.stage import nothing_to_pretrain, wants_pretraining
 from securevfl.runtime.device import device_named
-from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.launching import pretrain_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -49,13 +49,12 @@ def run_pretrain(
                 pretrain_only=True,
             ).metrics
         else:
-            figures, _ = train_in_processes(
+            figures = pretrain_in_processes(
                 config,
                 folder,
                 data_root=root.resolve(),
                 resume=resume,
                 device=device,
                 observe=progress,
-                pretrain_only=True,
             )
     print_pretraining(figures, folder, as_json=as_json)

@@ -2,13 +2,28 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import assert_never
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from securevfl.core.progress import (
+    CiphertextsMade,
+    EpochDone,
+    Linked,
+    Listening,
+    PartyDone,
+    PretrainingIteration,
+    PretrainingRound,
+    ProgressEvent,
+    RoundDone,
+    RowsReleased,
+    Stage,
+    Warned,
+    told,
+)
 
 _QUIET_SECONDS = 5.0
 
@@ -51,58 +66,66 @@ class RunProgress:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        """Take one event of a run; events of an unknown kind are ignored."""
-        kind = event["event"]
-        if kind == "warning":
-            text = f"securevfl: warning: {event['text']}"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def __call__(self, event: ProgressEvent) -> None:
+        """Take one event of a run."""
         self._note(event)
-        if kind == "stage":
-            self._begin(str(event["text"]), total=int(event.get("of", 1)))
-        elif kind == "links":
-            self._long_step(f"linking {event['name']}", event)
-        elif kind == "ciphertexts":
-            self._long_step(f"{event['name']} prepares ciphertexts", event)
-        elif kind == "release":
-            self._advance("releasing rows", int(event["done"]), int(event["of"]))
-        elif kind == "pretraining-round":
-            self._advance(f"iteration {event['iteration']}", int(event["done"]), int(event["of"]))
-        elif kind == "pretraining":
-            self._pretraining(event)
-        elif kind == "round":
-            self._figures["loss"] = f"loss {event['loss']:.4f}"
-            self._advance(f"epoch {event['epoch']}", int(event["done"]), int(event["of"]))
-        elif kind == "epoch":
-            self._figures["loss"] = f"loss {event['loss']:.4f}"
-            self._figures["metric"] = f"validation {self._metric} {event['validation']:.4f}"
-            self._line(f"epoch {event['epoch']}/{event['epochs']}: {self._text()}")
+        match event:
+            case Warned():
+                text = f"securevfl: warning: {event.text}"
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            case Stage():
+                self._begin(event.text, total=event.of)
+            case Linked():
+                self._long_step(f"linking {event.name}", event)
+            case CiphertextsMade():
+                self._long_step(f"{event.name} prepares ciphertexts", event)
+            case RowsReleased():
+                self._advance("releasing rows", event.done, event.of)
+            case PretrainingRound():
+                self._advance(f"iteration {event.iteration}", event.done, event.of)
+            case PretrainingIteration():
+                self._pretraining(event)
+            case RoundDone():
+                self._figures["loss"] = f"loss {event.loss:.4f}"
+                self._advance(f"epoch {event.epoch}", event.done, event.of)
+            case EpochDone():
+                self._figures["loss"] = f"loss {event.loss:.4f}"
+                self._figures["metric"] = f"validation {self._metric} {event.validation:.4f}"
+                self._line(f"epoch {event.epoch}/{event.epochs}: {self._text()}")
+            case Listening() | PartyDone():
+                pass
+            case _:
+                assert_never(event)
 
-    def _note(self, event: Mapping[str, Any]) -> None:
+    def _note(self, event: ProgressEvent) -> None:
         """Keep the event's figures for the lines to come, but the time left for this event only."""
-        if "epsilon" in event:
-            self._figures["epsilon"] = f"epsilon {event['epsilon']:.3g}"
-        if "bytes" in event:
-            self._figures["bytes"] = f"{event['bytes'] / 1e6:.1f} MB"
+        figures = told(event)
+        if "epsilon" in figures:
+            self._figures["epsilon"] = f"epsilon {figures['epsilon']:.3g}"
+        if "bytes" in figures:
+            self._figures["bytes"] = f"{figures['bytes'] / 1e6:.1f} MB"
         self._figures.pop("left", None)
-        if "seconds_left" in event:
-            self._figures["left"] = f"{timedelta(seconds=round(event['seconds_left']))} left"
+        if "seconds_left" in figures:
+            self._figures["left"] = f"{timedelta(seconds=round(figures['seconds_left']))} left"
 
-    def _long_step(self, stage: str, event: Mapping[str, Any]) -> None:
-        done, of = int(event["done"]), int(event["of"])
-        self._advance(stage, done, of)
+    def _long_step(self, stage: str, event: Linked | CiphertextsMade) -> None:
+        self._advance(stage, event.done, event.of)
         if "left" in self._figures:
-            self._line(f"{stage} {done}/{of}: {self._text()}")
+            self._line(f"{stage} {event.done}/{event.of}: {self._text()}")
 
-    def _pretraining(self, event: Mapping[str, Any]) -> None:
+    def _pretraining(self, event: PretrainingIteration) -> None:
+        steps = {
+            "cross": (event.cross_loss, event.cross_spread),
+            "local": (event.local_loss, event.local_spread),
+        }
         parts = [
-            f"{name} loss {event[f'{name}_loss']:.4f} (spread {event[f'{name}_spread']:.2f})"
-            for name in ("cross", "local")
-            if f"{name}_loss" in event
+            f"{name} loss {loss:.4f} (spread {spread:.2f})"
+            for name, (loss, spread) in steps.items()
+            if loss is not None and spread is not None
         ]
         self._figures["loss"] = "  ".join(parts)
-        self._advance("pretraining", int(event["iteration"]), int(event["iterations"]))
-        self._line(f"pretraining {event['iteration']}/{event['iterations']}: {self._text()}")
+        self._advance("pretraining", event.iteration, event.iterations)
+        self._line(f"pretraining {event.iteration}/{event.iterations}: {self._text()}")
 
     def _text(self) -> str:
         order = ("left", "loss", "metric", "epsilon", "bytes")

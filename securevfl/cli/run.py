@@ -4,7 +4,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
+from securevfl.core.progress import ProgressEvent, told
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import finished_metrics, simulate_from_file, train
+from securevfl.runtime.figures import RunFigures
+from securevfl.runtime.launching import OUTCOME_EVENT
 from securevfl.runtime.preflight import warnings_about
+from securevfl.runtime.run_folder import write_figures
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
@@ -59,7 +63,13 @@ def run_train(
 
 
 def train_and_report(
-    config: FederationConfig, folder: Path, *, data_root: Path, resume: bool, device: str
+    config: FederationConfig,
+    folder: Path,
+    *,
+    data_root: Path,
+    resume: bool,
+    device: str,
+    beside: Callable[[], Mapping[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Run a federation in processes, with progress on stderr, and write its report."""
     with RunProgress(metric=_metric_name(config)) as progress:
@@ -70,6 +80,7 @@ def train_and_report(
             resume=resume,
             device=device,
             observe=progress,
+            beside=beside,
         )
     _write_report(folder)
     return result.metrics
@@ -141,17 +152,23 @@ def run_party(
         )
         with RunProgress(metric=_metric_name(config)) as progress:
 
-            def observe(event: Mapping[str, Any]) -> None:
-                report_to_launcher(**event)
+            def observe(event: ProgressEvent) -> None:
+                report_to_launcher(event.EVENT, **told(event))
                 progress(event)
 
-            metrics = run_one_party(job, observe)
-        if pretrain_only and metrics is not None:
-            print_pretraining(metrics, folder, as_json=as_json)
-        elif metrics is not None:
-            if not is_launched():
+            outcome = run_one_party(job, observe)
+        if isinstance(outcome, RunFigures):
+            figures = outcome.as_json()
+            if is_launched():
+                # The launcher writes them, with what it alone knows.
+                report_to_launcher(OUTCOME_EVENT, **figures)
+            else:
+                write_figures(folder, outcome)
                 _write_report(folder)
-            print_results(metrics, folder, as_json=as_json)
+            print_results(figures, folder, as_json=as_json)
+        elif outcome is not None:
+            report_to_launcher(OUTCOME_EVENT, **outcome)
+            print_pretraining(outcome, folder, as_json=as_json)
         else:
             print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)
     except SecureVflError as error:

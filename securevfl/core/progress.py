@@ -1,11 +1,218 @@
-"""Telling an observer how far a run is, and how long the rest of a step will take."""
+"""What a run tells of its progress, and how long the rest of a step will take."""
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Protocol
 
-Observer = Callable[[Mapping[str, object]], None]
-"""Hears of progress: plain figures and words, one mapping an event."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned:
+    """Something that the user should hear."""
+
+    EVENT: ClassVar[str] = "warning"
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listening:
+    """The primary waits for the others at this address."""
+
+    EVENT: ClassVar[str] = "listening"
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage of the run begins."""
+
+    EVENT: ClassVar[str] = "stage"
+
+    text: str
+    of: int = 1
+    """Its units of work: parties, rounds, iterations."""
+    epsilon: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linked:
+    """So many of a secondary's rows (or records, where these seek) are linked."""
+
+    EVENT: ClassVar[str] = "links"
+
+    name: str
+    done: int
+    of: int
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CiphertextsMade:
+    """A secondary has prepared so many ciphertexts."""
+
+    EVENT: ClassVar[str] = "ciphertexts"
+
+    name: str
+    done: int
+    of: int
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsReleased:
+    """So many rounds of the one pass over all rows, with frozen encoders, are done."""
+
+    EVENT: ClassVar[str] = "release"
+
+    done: int
+    of: int
+    epsilon: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundDone:
+    """A training round is done."""
+
+    EVENT: ClassVar[str] = "round"
+
+    epoch: int
+    done: int
+    """Rounds of this epoch that are done."""
+    of: int
+    loss: float
+    epsilon: float | None = None
+    """Spent so far; None where nothing is promised."""
+    bytes: int | None = None
+    """That the primary has sent and received so far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochDone:
+    """An epoch is done."""
+
+    EVENT: ClassVar[str] = "epoch"
+
+    epoch: int
+    epochs: int
+    """How many there will be, at most."""
+    loss: float
+    train: float
+    """Metric over the training rows, as they were seen."""
+    validation: float
+    seconds: float
+    epsilon: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainingRound:
+    """A batch of cross-party pretraining is done."""
+
+    EVENT: ClassVar[str] = "pretraining-round"
+
+    iteration: int
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainingIteration:
+    """An iteration of pretraining is done; figures of steps that it has not are None."""
+
+    EVENT: ClassVar[str] = "pretraining"
+
+    iteration: int
+    iterations: int
+    seconds: float
+    cross_loss: float | None = None
+    cross_spread: float | None = None
+    local_loss: float | None = None
+    local_spread: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartyDone:
+    """A secondary is done."""
+
+    EVENT: ClassVar[str] = "figures"
+
+    epsilon: float
+
+
+ProgressEvent = (
+    Warned
+    | Listening
+    | Stage
+    | Linked
+    | CiphertextsMade
+    | RowsReleased
+    | RoundDone
+    | EpochDone
+    | PretrainingRound
+    | PretrainingIteration
+    | PartyDone
+)
+"""Everything that a run may tell."""
+
+Observer = Callable[[ProgressEvent], None]
+"""Hears of progress: figures and words, never a row or a record."""
+
+_TYPES: Final[Mapping[str, type[Any]]] = {
+    one.EVENT: one
+    for one in (
+        Warned,
+        Listening,
+        Stage,
+        Linked,
+        CiphertextsMade,
+        RowsReleased,
+        RoundDone,
+        EpochDone,
+        PretrainingRound,
+        PretrainingIteration,
+        PartyDone,
+    )
+}
+
+
+def unheard(_event: ProgressEvent) -> None:
+    """Hear nothing: the observer of those who do not ask."""
+
+
+def told(event: ProgressEvent) -> dict[str, Any]:
+    """Return an event's figures by name, without those that are not known."""
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
+    """Return the event that another process told; None if it is not one of a run's.
+
+    Args:
+        name: Its ``EVENT``.
+        figures: What :func:`told` returned there.
+    """
+    kind = _TYPES.get(name)
+    try:
+        event: ProgressEvent | None = None if kind is None else kind(**figures)
+    except TypeError:
+        return None
+    return event
+
+
+class LongStep(Protocol):
+    """An event of a step that may take minutes."""
+
+    def __call__(
+        self, *, name: str, done: int, of: int, seconds_left: float | None
+    ) -> ProgressEvent:
+        """Return the event."""
+        ...
 
 
 class Pace:
@@ -13,12 +220,14 @@ class Pace:
 
     Args:
         observe: Hears of progress.
-        event: Fields that every reported event has besides the progress.
+        step: Makes the event, for example :class:`Linked`.
+        name: Whose step it is.
     """
 
-    def __init__(self, observe: Observer, **event: Any) -> None:
+    def __init__(self, observe: Observer, step: LongStep, *, name: str) -> None:
         self._observe = observe
-        self._event = event
+        self._step = step
+        self._name = name
         self._begin = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
@@ -28,8 +237,7 @@ class Pace:
             done: Units of work that are done, >= 0.
             of: Units of work in all, as far as is known by now.
         """
-        event = {**self._event, "done": done, "of": of}
+        left = None
         if done:
-            took = time.monotonic() - self._begin
-            event["seconds_left"] = took * (of - done) / done
-        self._observe(event)
+            left = (time.monotonic() - self._begin) * (of - done) / done
+        self._observe(self._step(name=self._name, done=done, of=of, seconds_left=left))

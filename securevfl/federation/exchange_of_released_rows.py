@@ -1,6 +1,6 @@
 """Each row released once, then reused, as a frozen encoder allows; docs/privacy.md, section 4."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import Observer, RowsReleased
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
 
@@ -71,7 +72,7 @@ def release_once(
     rows: npt.NDArray[np.int64],
     *,
     batch_size: int,
-    observe: Callable[[Mapping[str, object]], None],
+    observe: Observer,
 ) -> Float[Tensor, "rows positions width"]:
     """Release every row exactly once and return the aggregates, in the order of row ids.
 
@@ -97,7 +98,7 @@ def release_once(
         if out is None:
             out = torch.empty((len(rows), *aggregate.shape[1:]), dtype=aggregate.dtype)
         out[torch.as_tensor(part)] = aggregate
-        observe({"event": "release", "done": done, "of": len(parts)})
+        observe(RowsReleased(done=done, of=len(parts)))
     if out is None:
         raise ProtocolError("there are no rows to release")
     return out

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.progress import Observer
+from securevfl.core.progress import EpochDone, Observer, RoundDone
 from securevfl.core.seeds import stream
 from securevfl.data.rows import RowSplit, consecutive_batches, training_batches
 from securevfl.federation.dropout_stream import DropoutStream
@@ -128,7 +128,7 @@ class Primary:
         mark = EpochMark(epoch=epoch, best=best)
         self.exchange.end_epoch(mark)
         after_epoch(mark)
-        self.observe({"event": "epoch", "epochs": self.training.epochs, **self.history[-1]})
+        self.observe(_epoch_done(self.history[-1], epochs=self.training.epochs))
 
     def restore_best(self) -> None:
         """Go back to the best epoch's weights, here and at every secondary.
@@ -154,9 +154,7 @@ class Primary:
             total += loss * len(rows)
             outputs.append(output)
             targets.append(self._targets(rows))
-            self.observe(
-                {"event": "round", "epoch": epoch, "done": done, "of": len(parts), "loss": loss}
-            )
+            self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
         metric = self.head.metric(torch.cat(outputs), torch.cat(targets))
         return total / len(self.data.split.train), metric
 
@@ -259,3 +257,15 @@ class Primary:
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]
         self.history = state["history"]
+
+
+def _epoch_done(line: Mapping[str, float | int], *, epochs: int) -> EpochDone:
+    """Return what a line of the history says, as an event; whoever pays adds what was spent."""
+    return EpochDone(
+        epoch=int(line["epoch"]),
+        epochs=epochs,
+        loss=line["loss"],
+        train=line["train"],
+        validation=line["validation"],
+        seconds=line["seconds"],
+    )

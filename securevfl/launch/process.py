@@ -14,8 +14,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE
 from securevfl.launch.outcome import PartyExit, PartyFailure
 
-# One report is a line of figures; a longer one is no report.
-_MAX_LINE_BYTES: Final = 1 << 16
+# One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
+_MAX_LINE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
 # Enough of a log's end to hold the last line of a traceback.
 _TAIL_BYTES: Final = 4096

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.progress import Observer, Pace
+from securevfl.core.progress import Linked, Observer, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linkage.on_cores import Apply, Progress, on_cores
@@ -120,7 +120,7 @@ class ProtectedPrimary:
         send_cells(self._config, units, shift, self._desk)
 
     def _compare_blocks(self, name: str, units: np.ndarray, cipher: "_CipherRows | None") -> None:
-        pace = Pace(self._observe, event="links", name=name)
+        pace = Pace(self._observe, Linked, name=name)
         while True:
             block = self._desk.receive(self._coordinator, LinkingKind.LINK_BLOCK)
             rows = block.tensor("rows", dtype=np.int64, shape=(None,))

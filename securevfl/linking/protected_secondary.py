@@ -4,7 +4,7 @@ import numpy as np
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import CiphertextsMade, Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linkage.on_cores import Apply, on_cores
@@ -175,5 +175,4 @@ class ProtectedSecondary:
 
     def _tell(self, done: int, of: int, left: float) -> None:
         name = self._keys.name
-        event = {"event": "ciphertexts", "name": name, "done": done, "of": of}
-        self._observe({**event, "seconds_left": left})
+        self._observe(CiphertextsMade(name=name, done=done, of=of, seconds_left=left))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.party_files import PartyFiles
@@ -59,7 +59,7 @@ def build_learner(
 def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
     text = config.family.pretraining_warning(config.model, table.feature_names)
     if text is not None:
-        observe({"event": "warning", "text": f"{table.name}: {text}"})
+        observe(Warned(text=f"{table.name}: {text}"))
 
 
 def build_pretraining_secondary(

@@ -1,14 +1,13 @@
 """Watch for encoders that give nearly the same answer for every record."""
 
-from collections.abc import Callable, Mapping
-
+from securevfl.core.progress import Observer, Warned
 from securevfl.pretraining.learner_with_records import IterationFigures
 
 
 class CollapseWatch:
     """Warns once of each encoder that is collapsed in two iterations running, or at the end."""
 
-    def __init__(self, party: str, observe: Callable[[Mapping[str, object]], None]) -> None:
+    def __init__(self, party: str, observe: Observer) -> None:
         self._party = party
         self._observe = observe
         self._before: frozenset[str] = frozenset()
@@ -27,4 +26,4 @@ class CollapseWatch:
                 f"pretraining.learning_rate, raise pretraining.batch_size, or use "
                 f'algorithm = "moco"'
             )
-            self._observe({"event": "warning", "text": text})
+            self._observe(Warned(text=text))

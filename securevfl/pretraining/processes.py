@@ -1,10 +1,9 @@
 """Pretraining as a stage of a party's own process."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, ProgressEvent, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
@@ -57,7 +56,7 @@ def pretrain_as_primary(
     load_checkpoint(config, table.name, primary.top)
     if not wants_pretraining(config):
         return None
-    observe({"event": "stage", "text": "pretraining", "of": config.pretraining.iterations})
+    observe(Stage(text="pretraining", of=config.pretraining.iterations))
     exchange = FederatedPretraining(transport, plan, device=primary.data.features.device)
     run = build_run(config, table, primary, exchange, files, start=start, observe=observe)
     figures = run_pretraining(run, config, run_folder, start=start, split=primary.data.split)
@@ -98,9 +97,9 @@ def pretrain_as_secondary(
     if not wants_pretraining(config):
         return
 
-    def warn(event: Mapping[str, object]) -> None:
-        if event.get("event") == "warning":
-            files.log("warning", text=event["text"])
+    def warn(event: ProgressEvent) -> None:
+        if isinstance(event, Warned):
+            files.log("warning", text=event.text)
         observe(event)
 
     part = build_pretraining_secondary(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from securevfl.core.progress import Observer, PretrainingIteration, PretrainingRound
 from securevfl.core.seeds import stream
 from securevfl.federation.rounds import RoundCounter
 from securevfl.pretraining.collapse import CollapseWatch
@@ -31,7 +32,7 @@ class PretrainingRun:
         rounds: RoundCounter,
         seed: int,
         save: Callable[[int, dict[str, Any]], None],
-        observe: Callable[[Mapping[str, object]], None],
+        observe: Observer,
     ) -> None:
         self.learning = learning
         self.exchange = exchange
@@ -42,7 +43,7 @@ class PretrainingRun:
         self.seed = seed
         self.save = save
         self.observe = observe
-        self.history: list[dict[str, float | int]] = []
+        self.history: list[dict[str, Any]] = []
         self._watch = CollapseWatch(learning.name, observe)
 
     def run(self, *, start: int = 0) -> None:
@@ -70,10 +71,10 @@ class PretrainingRun:
             done, last = iteration + 1, iteration + 1 == total
             others = self.exchange.end_iteration(done, last=last)
             figures = self.learning.figures()
-            self._record(done, [figures, *others], seconds=time.monotonic() - began)
+            line = self._record(done, [figures, *others], seconds=time.monotonic() - began)
             self.save(done, {"member": self.learning.state(), "history": self.history})
             self._watch(figures, last=last)
-            self.observe({"event": "pretraining", "iterations": total, **self.history[-1]})
+            self.observe(PretrainingIteration(iterations=total, **line))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to what was saved after an iteration."""
@@ -92,14 +93,7 @@ class PretrainingRun:
                 sent = self.sending(own, round_number=number)
                 targets = self.exchange.cross(rows, sent, round_number=number)
                 self.learning.learn_cross(targets)
-                self.observe(
-                    {
-                        "event": "pretraining-round",
-                        "iteration": iteration + 1,
-                        "done": done,
-                        "of": len(parts),
-                    }
-                )
+                self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))
 
     def _aggregate(self) -> None:
         mean = self.exchange.aggregate(
@@ -109,10 +103,13 @@ class PretrainingRun:
         )
         self.learning.load_shared(mean)
 
-    def _record(self, done: int, parties: list[IterationFigures], *, seconds: float) -> None:
-        line: dict[str, float | int] = {"iteration": done, "seconds": round(seconds, 3)}
+    def _record(
+        self, done: int, parties: list[IterationFigures], *, seconds: float
+    ) -> dict[str, Any]:
+        line: dict[str, Any] = {"iteration": done, "seconds": round(seconds, 3)}
         for name in ("cross_loss", "cross_spread", "local_loss", "local_spread"):
             values = [value for one in parties if (value := getattr(one, name)) is not None]
             if values:
                 line[name] = sum(values) / len(values)
         self.history.append(line)
+        return line

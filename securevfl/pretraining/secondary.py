@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import Observer
 from securevfl.federation.secondary import SecondaryData
 from securevfl.models.fedhssl.losses import unit
 from securevfl.pretraining.collapse import CollapseWatch
@@ -27,7 +28,7 @@ class PretrainingSecondary:
         *,
         build: BuildLearner,
         save: Callable[[int, dict[str, Any]], None],
-        observe: Callable[[Mapping[str, object]], None],
+        observe: Observer,
         start: Mapping[str, Any] | None,
     ) -> None:
         """Prepare a secondary.

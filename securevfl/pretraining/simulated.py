@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, Stage
 from securevfl.data.tables import PartyTable
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
@@ -81,7 +81,7 @@ def pretrain_in_process(
     stores = {name: files, **{party: one.files for party, one in parties.items()}}
     saved = [one.checkpoints.pretrained() for one in stores.values()]
     start = common_start(config, saved) if files.resume else 0
-    observe({"event": "stage", "text": "pretraining", "of": config.pretraining.iterations})
+    observe(Stage(text="pretraining", of=config.pretraining.iterations))
     parts = [
         build_pretraining_secondary(
             config,

@@ -1,7 +1,7 @@
 """Where a run of a whole federation starts, from Python and from the command line alike."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.preflight import warnings_about
@@ -28,7 +28,8 @@ def train(
     data_root: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
-    observe: Observer = lambda _event: None,
+    observe: Observer = unheard,
+    beside: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunResult:
     """Run a whole federation on this machine, one process per party.
 
@@ -42,6 +43,8 @@ def train(
             not run again: its figures are returned.
         device: ``"cpu"`` or ``"cuda"``, where each party computes.
         observe: Hears of progress and of warnings.
+        beside: Returns figures that are computed once the run is done and stand beside its own:
+            ``no_privacy_test`` and ``combine_test``.
 
     Returns:
         Metrics, history, the primary's ledger, and the losses of the rounds that this call
@@ -61,17 +64,21 @@ def train(
     _warn(config, observe)
     losses: list[float] = []
 
-    def hear(event: Mapping[str, Any]) -> None:
-        if event["event"] == "round":
-            losses.append(event["loss"])
+    def hear(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
         observe(event)
 
-    metrics, exits = train_in_processes(
-        config, folder, data_root=root.resolve(), resume=resume, device=device, observe=hear
+    figures = train_in_processes(
+        config,
+        folder,
+        data_root=root.resolve(),
+        resume=resume,
+        device=device,
+        observe=hear,
+        beside=beside,
     )
-    metrics["peak_memory_bytes"] = {name: end.peak_memory_bytes for name, end in exits.items()}
-    files.write_json(folder / "metrics.json", metrics)
-    return _result(folder, metrics, losses)
+    return _result(folder, figures.as_json(), losses)
 
 
 def simulate_from_file(
@@ -81,7 +88,7 @@ def simulate_from_file(
     data_root: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
-    observe: Observer = lambda _event: None,
+    observe: Observer = unheard,
 ) -> RunResult:
     """Run a federation file's parties in this process; see :func:`train` for the arguments.
 
@@ -148,4 +155,4 @@ def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunRe
 
 def _warn(config: FederationConfig, observe: Observer) -> None:
     for text in warnings_about(config):
-        observe({"event": "warning", "text": text})
+        observe(Warned(text=text))

@@ -1,12 +1,12 @@
 """A whole federation on this machine: one process per party, with identities for this run only."""
 
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tomli_w
 
@@ -16,18 +16,23 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import CiphertextsMade, Observer, Warned, event_of
 from securevfl.launch.outcome import PartyExit
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
+from securevfl.runtime.figures import RunFigures
+from securevfl.runtime.run_folder import write_figures
 from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
 
 # Longer than any run on one machine: real deadlines are those of [runtime].
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
 # Events of any party that the user sees; of others, the primary's alone.
-_OF_ALL = ("warning", "ciphertexts")
+_OF_ALL = (Warned, CiphertextsMade)
+
+OUTCOME_EVENT: Final = "outcome"
+"""What a launched primary tells last: the run's figures, or those of pretraining."""
 
 
 def train_in_processes(
@@ -38,8 +43,8 @@ def train_in_processes(
     resume: bool,
     device: str,
     observe: Observer,
-    pretrain_only: bool = False,
-) -> tuple[dict[str, Any], dict[str, PartyExit]]:
+    beside: Callable[[], Mapping[str, Any]] = dict,
+) -> RunFigures:
     """Run every party of a federation in its own process on this machine.
 
     Args:
@@ -50,10 +55,10 @@ def train_in_processes(
         device: Where each party computes.
         observe: Hears the primary's progress, every party's warnings, and the ciphertexts
             that secondaries prepare.
-        pretrain_only: End when pretraining is done.
+        beside: Returns figures of :class:`RunFigures` that are computed once the run is done.
 
     Returns:
-        The run's metrics (of pretraining, if that is all), and how each process ended.
+        The run's figures, as ``metrics.json`` has them.
 
     Raises:
         SecureVflError: The kind that fits where the failure began, naming the party.
@@ -61,12 +66,68 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
+    told, exits = _run_parties(
+        config, run_folder, data_root, resume=resume, device=device, observe=observe, more=[]
+    )
+    try:
+        figures = RunFigures.from_json(told)
+    except (TypeError, KeyError):
+        raise SecureVflError("the primary ended without the figures of a run") from None
+    memory = {name: end.peak_memory_bytes for name, end in exits.items()}
+    figures = replace(figures, peak_memory_bytes=memory, **beside())
+    write_figures(run_folder, figures)
+    return figures
+
+
+def pretrain_in_processes(
+    config: FederationConfig,
+    run_folder: Path,
+    *,
+    data_root: Path,
+    resume: bool,
+    device: str,
+    observe: Observer,
+) -> dict[str, Any]:
+    """Pretrain every party's encoders in its own process; see :func:`train_in_processes`.
+
+    Returns:
+        What ``pretraining.json`` holds, without its history.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what a real pretraining reveals. This machine holds all of it.
+    """
+    told, _ = _run_parties(
+        config,
+        run_folder,
+        data_root,
+        resume=resume,
+        device=device,
+        observe=observe,
+        more=["--pretrain"],
+    )
+    return dict(told)
+
+
+def _run_parties(
+    config: FederationConfig,
+    run_folder: Path,
+    data_root: Path,
+    *,
+    resume: bool,
+    device: str,
+    observe: Observer,
+    more: Sequence[str],
+) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
+    """Run all parties; return what the primary tells in the end, and how each process ended."""
     require_covered_channels(config)
     require_helpers(config)
     files.require_writable_folder(run_folder)
     names = [party.name for party in config.parties]
     primary = config.primary.name
-    result = "pretraining.json" if pretrain_only else "metrics.json"
+    outcome: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="securevfl-identities-") as identities:
         pinned = provision(names, Path(identities), valid_days=SHORT_LIVED_DAYS)
         # Not in the run folder: what lies there belongs to a run that has begun.
@@ -83,7 +144,7 @@ def train_in_processes(
                     *("--out", str(run_folder), "--data-root", str(data_root)),
                     *("--device", device),
                     *(["--resume"] if resume else []),
-                    *(["--pretrain"] if pretrain_only and name == primary else []),
+                    *(more if name == primary else []),
                 ],
                 log_path=run_folder / "parties" / name / "output.log",
                 # Parties share the cores; more threads than cores fight for them.
@@ -92,16 +153,16 @@ def train_in_processes(
             for name in names
         ]
 
-        def on_event(name: str, event: Mapping[str, Any]) -> None:
-            if name == primary or event.get("event") in _OF_ALL:
+        def on_event(name: str, report: Mapping[str, Any]) -> None:
+            figures = {key: value for key, value in report.items() if key != "event"}
+            if name == primary and report.get("event") == OUTCOME_EVENT:
+                outcome.update(figures)
+            event = event_of(str(report.get("event")), figures)
+            if event is not None and (name == primary or isinstance(event, _OF_ALL)):
                 observe(event)
 
         exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
-    try:
-        metrics = json.loads((run_folder / result).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SecureVflError(f"the primary ended without {result}: {error}") from None
-    return metrics, exits
+    return outcome, exits
 
 
 def _pin(config: FederationConfig, pinned: Mapping[str, str]) -> FederationConfig:

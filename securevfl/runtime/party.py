@@ -8,6 +8,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
 from securevfl.federation.party_files import PartyFiles
+from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.linkage_helper import help_to_link
 from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.primary_party import run_primary
@@ -22,8 +23,8 @@ _LIVES = {
 }
 
 
-def run_party(job: PartyJob, observe: Observer) -> dict[str, Any] | None:
-    """Run one party to the end; the primary returns the run's metrics.
+def run_party(job: PartyJob, observe: Observer) -> RunFigures | dict[str, Any] | None:
+    """Run one party to the end; the primary returns the run's figures, or those of pretraining.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party, named.
@@ -46,9 +47,9 @@ def run_party(job: PartyJob, observe: Observer) -> dict[str, Any] | None:
                 observe=observe,
             )
             own.log("start", role=party.role, digest=config.digest, resume=job.resume)
-            metrics = _LIVES[party.role](life)
+            figures = _LIVES[party.role](life)
             own.log("done")
-            return metrics
+            return figures
         except BaseException as error:
             own.log("failed", error=type(error).__name__, reason=str(error)[:500])
             raise

@@ -8,7 +8,7 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.party_files import PartyFiles
 from securevfl.linking.kept_links import LinkCache
@@ -69,7 +69,7 @@ class PartyLife:
         party = self.config.party(self.job.name)
         table = read_party(self.config, party, self.job.data_root)
         for text in table_warnings(self.config, party, table):
-            self.observe({"event": "warning", "text": text})
+            self.observe(Warned(text=text))
         return table
 
     def place(self, table: PartyTable) -> OwnPlace:

@@ -8,6 +8,7 @@ from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.core import files
+from securevfl.core.progress import Listening, Stage
 from securevfl.federation import handshake
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import require_resumable
@@ -17,6 +18,7 @@ from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
 from securevfl.pretraining.processes import pretrain_as_primary
 from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation
@@ -24,8 +26,8 @@ from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
 
 
-def run_primary(life: PartyLife) -> dict[str, Any]:
-    """Run the primary to the end and return the run's metrics.
+def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
+    """Run the primary to the end and return the run's figures, or those of pretraining alone.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
@@ -42,7 +44,7 @@ def run_primary(life: PartyLife) -> dict[str, Any]:
     with _listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts))
         write_federation(job.run_folder, config)
-        observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+        observe(Stage(text="linking", of=len(config.secondaries)))
         linked = link_as_primary(life.place(table), transport, observe)
         life.files.log(
             "linked", protection=config.linkage.protection, learned=reveals_of(config, "primary")
@@ -101,8 +103,8 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
     config, resume = life.config, life.job.resume
     checkpoints, deadline_s = life.files.checkpoints, config.runtime.round_timeout_s
     host, port = transport.listen()
-    life.observe({"event": "listening", "host": host, "port": port})
-    life.observe({"event": "stage", "text": "waiting for parties", "of": len(config.callers)})
+    life.observe(Listening(host=host, port=port))
+    life.observe(Stage(text="waiting for parties", of=len(config.callers)))
     transport.wait_for_parties(
         config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
     )

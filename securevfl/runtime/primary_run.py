@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from torch import Tensor
 
 from securevfl.core import files as core_files
 from securevfl.core.errors import BudgetExceededError, ConfigError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import (
+    EpochDone,
+    Observer,
+    ProgressEvent,
+    RoundDone,
+    RowsReleased,
+    Stage,
+)
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_primary
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
@@ -21,7 +29,8 @@ from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunPlan
 from securevfl.runtime.baselines import train_solo
-from securevfl.runtime.run_folder import privacy_figures, write_history
+from securevfl.runtime.figures import RunFigures, privacy_figures
+from securevfl.runtime.run_folder import write_history
 from securevfl.version import __version__
 
 
@@ -123,12 +132,14 @@ class PrimaryRun:
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
 
-    def _figures(self) -> dict[str, float | int]:
+    def _figures(self) -> dict[str, Any]:
         spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
         return {"bytes": self._traffic(), **spent}
 
-    def _tell(self, event: Mapping[str, object]) -> None:
-        self._observe({**event, **self._figures()})
+    def _tell(self, event: ProgressEvent) -> None:
+        if isinstance(event, Stage | RowsReleased | RoundDone | EpochDone):
+            event = replace(event, **self._figures())
+        self._observe(event)
 
     def train(self) -> None:
         """Make all releases and train the top model (and, through gradients, bottom models).
@@ -151,9 +162,7 @@ class PrimaryRun:
     def _train_on_one_release(self) -> None:
         aggregates = self.checkpoints.load_released()
         if aggregates is None:
-            self._tell(
-                {"event": "stage", "text": "releasing rows", "of": self.plan.releases.rounds}
-            )
+            self._tell(Stage(text="releasing rows", of=self.plan.releases.rounds))
             if self.plan.releases.fitting:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
@@ -214,47 +223,46 @@ class PrimaryRun:
         mode: str,
         traffic: Mapping[str, Mapping[str, int]],
         with_solo: bool = True,
-    ) -> dict[str, Any]:
-        """Train the solo baseline if asked for; write the run's figures.
+    ) -> RunFigures:
+        """Train the solo baseline if asked for; return the run's figures.
 
-        ``metrics.json``, ``history.csv`` and, where the top model can tell, ``explanation.json``.
+        The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
+        the figures are written when all of them are known.
 
         Reveals:
             Nothing: the primary works alone here.
         """
         solo = None
         if with_solo:
-            self._observe({"event": "stage", "text": "training solo", "of": 1})
+            self._observe(Stage(text="training solo"))
             solo = train_solo(self.plan.config, self.data).test
         primary, config, head = self.primary, self.plan.config, self.data.head
         best = primary.history[primary.best_epoch - 1]
-        metrics: dict[str, Any] = {
-            "federation": config.federation.name,
-            "task": config.federation.task,
-            "family": config.family.name,
-            "metric": head.metric_name,
-            "higher_is_better": head.higher_is_better,
-            "train": best["train"],
-            "validation": best["validation"],
-            "test": self.test_metric,
-            "solo_test": solo,
-            "epochs": primary.epoch,
-            "best_epoch": primary.best_epoch,
-            "seconds": round(time.monotonic() - self._start, 3),
-            "parties": len(config.parties),
-            "bytes": {name: dict(row) for name, row in traffic.items()},
-            "mode": mode,
-            "privacy": privacy_figures(self.plan, self.ledger),
-            **({"pretraining": self.pretraining} if self.pretraining else {}),
-            "ledger": _within(run_folder, self.ledger.path),
-            "version": __version__,
-        }
         write_history(run_folder, primary.history)
         explanation = primary.explanation()
         if explanation:
             core_files.write_json(run_folder / "explanation.json", explanation)
-        core_files.write_json(run_folder / "metrics.json", metrics)
-        return metrics
+        return RunFigures(
+            federation=config.federation.name,
+            task=config.federation.task,
+            family=config.family.name,
+            metric=head.metric_name,
+            higher_is_better=head.higher_is_better,
+            train=best["train"],
+            validation=best["validation"],
+            test=self.test_metric,
+            solo_test=solo,
+            epochs=primary.epoch,
+            best_epoch=primary.best_epoch,
+            seconds=round(time.monotonic() - self._start, 3),
+            parties=len(config.parties),
+            bytes={name: dict(row) for name, row in traffic.items()},
+            mode=mode,
+            privacy=privacy_figures(self.plan, self.ledger),
+            pretraining=self.pretraining,
+            ledger=_within(run_folder, self.ledger.path),
+            version=__version__,
+        )
 
 
 def _within(run_folder: Path, path: Path | None) -> str | None:

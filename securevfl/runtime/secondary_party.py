@@ -2,6 +2,7 @@
 
 from securevfl.config.channels import reveals_of
 from securevfl.config.rules import require_enough_records
+from securevfl.core.progress import PartyDone
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
@@ -51,7 +52,7 @@ def run_secondary(life: PartyLife) -> None:
         bytes_sent=sum(star.transport.bytes_sent.values()),
         bytes_received=sum(star.transport.bytes_received.values()),
     )
-    life.observe({"event": "figures", "epsilon": secondary.epsilon_spent})
+    life.observe(PartyDone(epsilon=secondary.epsilon_spent))
 
 
 def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:

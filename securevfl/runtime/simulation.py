@@ -13,7 +13,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
@@ -27,7 +27,7 @@ from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
 from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import write_federation
+from securevfl.runtime.run_folder import write_federation, write_figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def simulate_federation(
     device: torch.device,
     resume: bool = False,
     with_solo: bool = True,
-    observe: Observer = lambda _event: None,
+    observe: Observer = unheard,
     pretrain_only: bool = False,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -80,7 +80,7 @@ def simulate_federation(
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
-            observe({"event": "warning", "text": text})
+            observe(Warned(text=text))
     split, facts = run_facts(config, tables[config.primary.name])
     plan = plan_run(config, facts)
     with contextlib.ExitStack() as open_files:
@@ -91,7 +91,7 @@ def simulate_federation(
             open_files.enter_context(own).open_ledger(plan)
             return own
 
-        observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+        observe(Stage(text="linking", of=len(config.secondaries)))
         link = Linker(
             config, keys_of(config, tables[config.primary.name]), folder=run_folder / "parties"
         )
@@ -125,14 +125,15 @@ def simulate_federation(
             plan, tables, run.primary, own, parties, run_folder, observe=observe
         )
         if pretrain_only:
-            figures = write_pretraining(run_folder, run.pretraining, {})
-            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
+            pretrained = write_pretraining(run_folder, run.pretraining, {})
+            return RunResult(metrics=pretrained, history=[], losses=[], ledger=[])
         run.train()
-        metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
+        figures = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
+        write_figures(run_folder, figures)
         assert own.ledger.path is not None
         lines = own.ledger.path.read_text(encoding="utf-8").splitlines()
         return RunResult(
-            metrics=metrics,
+            metrics=figures.as_json(),
             history=run.primary.history,
             losses=run.primary.losses,
             ledger=[json.loads(line) for line in lines],

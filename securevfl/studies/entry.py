@@ -1,13 +1,13 @@
 """Where linkage alone and comparisons start, from Python and from the command line alike."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from securevfl.core import files
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, ProgressEvent
 from securevfl.runtime.entry import FederationSource, opened
 from securevfl.studies.compare.comparison import Comparison, compare_methods
 from securevfl.studies.compare.run import MethodRun
@@ -60,7 +60,7 @@ def compare(
     out: Path | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
-    tell: Callable[[MethodRun, Mapping[str, Any]], None] = lambda _run, _event: None,
+    tell: Callable[[MethodRun, ProgressEvent], None] = lambda _run, _event: None,
     done: Callable[[dict[str, Any]], None] = lambda _result: None,
 ) -> dict[str, Any]:
     """Train methods side by side in the simulator, and return how they compare.
@@ -111,7 +111,7 @@ def compare_and_write(
     comparison: Comparison,
     *,
     jobs: int,
-    tell: Callable[[MethodRun, Mapping[str, Any]], None],
+    tell: Callable[[MethodRun, ProgressEvent], None],
     done: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.

@@ -16,7 +16,7 @@ from securevfl.config.linkage import QUANTISED
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
 from securevfl.core import files
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Linked, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable
@@ -144,7 +144,7 @@ def _link(
     link: Linker, config: FederationConfig, own: KeyTable, folder: Path, observe: Observer
 ) -> tuple[KeptLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
-    observe({"event": "stage", "text": f"linking {own.name}", "of": 1})
+    observe(Stage(text=f"linking {own.name}"))
     cache = LinkCache(folder / "parties" / own.name)
     if config.linkage.cache is not None:
         cache = link.cache(own)
@@ -176,7 +176,7 @@ def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTa
     for start in range(0, len(rows), step):
         parts.append(metric.nearest(rows[start : start + step], k))
         done = min(start + step, len(rows))
-        observe({"event": "links", "name": name, "done": done, "of": len(rows)})
+        observe(Linked(name=name, done=done, of=len(rows)))
     return LinkTable(
         indices=np.concatenate([part.indices for part in parts]),
         distances=np.concatenate([part.distances for part in parts]),

@@ -15,7 +15,7 @@ from helpers.federations import FROZEN, save, write_federation
 from helpers.installed import install, register
 
 import securevfl as sv
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.privacy import Privacy
 from securevfl.models.installed import GROUP
@@ -111,7 +111,7 @@ def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:
     source = tomllib.loads(path.read_text())
     for party in source["party"]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation_file(save(folder, source))
+    config = read_federation(save(folder, source))
     tables = read_tables(config, folder)
     metrics: dict[str, Any] = simulate_federation(
         config, tables, folder / "run", device=torch.device("cpu")
@@ -192,4 +192,4 @@ def test_its_settings_are_checked(
     """By the fields of its dataclass, and by what all families have in common."""
     monkeypatch.syspath_prepend(site)
     with pytest.raises(ConfigError, match=complaint):
-        read_federation_file(write_federation(tmp_path, rows=60, model={**MODEL, **change}))
+        read_federation(write_federation(tmp_path, rows=60, model={**MODEL, **change}))

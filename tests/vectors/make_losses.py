@@ -16,7 +16,7 @@ import sys
 import tempfile
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from helpers.federations import save, write_federation
 import securevfl.dp.ring_noise
 import securevfl.linkage.sampling
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -152,22 +153,21 @@ def federated_losses(name: str) -> list[float]:
     """Return the same of a run between processes."""
     losses: list[float] = []
 
-    def observe(event: Mapping[str, Any]) -> None:
-        if event["event"] == "round":
-            losses.append(event["loss"])
+    def observe(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        metrics, _ = train_in_processes(
+        figures = train_in_processes(
             read_federation(write_run(folder, name)),
             folder / "run",
             data_root=folder,
             resume=False,
             device="cpu",
-            observe=lambda event: (
-                losses.append(event["loss"]) if event["event"] == "round" else None
-            ),
+            observe=observe,
         )
+        metrics = figures.as_json()
     return [*losses, metrics["test"]]
 
 

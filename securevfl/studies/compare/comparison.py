@@ -14,6 +14,7 @@ from securevfl.config.methods import JOINED, method_family
 from securevfl.config.reading import method_config
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.progress import ProgressEvent
 from securevfl.runtime.baselines import true_matches
 from securevfl.runtime.device import device_named
 from securevfl.runtime.tables import read_tables
@@ -153,7 +154,7 @@ def _train_here(
     with _one_thread():
         for run, digest in missing:
 
-            def observe(event: Mapping[str, object], run: MethodRun = run) -> None:
+            def observe(event: ProgressEvent, run: MethodRun = run) -> None:
                 tell(run, event)
 
             try:

@@ -18,6 +18,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import errors
 from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import keep_freed_memory
+from securevfl.core.progress import Observer, ProgressEvent, RoundDone, RowsReleased
 from securevfl.runtime.device import device_named
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.run import MethodRun, train_run
@@ -44,7 +45,7 @@ class Job:
     """Where models are computed."""
 
 
-Tell = Callable[[MethodRun, Mapping[str, Any]], None]
+Tell = Callable[[MethodRun, ProgressEvent], None]
 """Hears of one run's progress."""
 
 
@@ -159,7 +160,7 @@ def _work(pipe: Connection, job: Job) -> None:
                 comparison=job.comparison,
                 digest=digest,
                 device=device_named(job.device),
-                observe=throttled(lambda event: pipe.send(("event", dict(event)))),
+                observe=throttled(lambda event: pipe.send(("event", event))),
             )
         except SecureVflError as error:
             pipe.send(("failed", (type(error).__name__, failure_of(run, error))))
@@ -173,14 +174,14 @@ def failure_of(run: MethodRun, error: SecureVflError) -> str:
 
 
 def throttled(
-    observe: Callable[[Mapping[str, object]], None],
-) -> Callable[[Mapping[str, object]], None]:
+    observe: Observer,
+) -> Observer:
     """Return an observer that hears of a few rounds a second, and of everything else."""
     last = 0.0
 
-    def hear(event: Mapping[str, object]) -> None:
+    def hear(event: ProgressEvent) -> None:
         nonlocal last
-        if event["event"] in ("round", "release"):
+        if isinstance(event, RoundDone | RowsReleased):
             now = time.monotonic()
             if now - last < _TELL_EVERY_S:
                 return

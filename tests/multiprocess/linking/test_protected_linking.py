@@ -10,6 +10,7 @@ import pytest
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import RoundDone
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.runtime.launching import train_in_processes
@@ -56,8 +57,8 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
     losses: list[float] = []
 
     def observe(event: Any) -> None:
-        if event["event"] == "round":
-            losses.append(event["loss"])
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
 
     train_in_processes(
         config, tmp_path / "run", data_root=tmp_path, resume=False, device="cpu", observe=observe

@@ -13,8 +13,9 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
+from securevfl.core.progress import PretrainingIteration, ProgressEvent, RoundDone, unheard
 from securevfl.pretraining.encoders_file import load_encoders
-from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -37,7 +38,7 @@ def federation(folder: Path, *, secondaries: int = 2, **pretraining: Any) -> Pat
 
 
 def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, Any]:
-    metrics, _ = train_in_processes(
+    figures = train_in_processes(
         read_federation(path),
         out,
         data_root=path.parent,
@@ -46,7 +47,7 @@ def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, An
         resume=kinds.pop("resume", False),
         **kinds,
     )
-    return metrics
+    return figures.as_json()
 
 
 def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
@@ -60,7 +61,14 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
     path = federation(
         tmp_path, secondaries=1, algorithm="moco", exchange="plain", local_updates=2, queue=32
     )
-    figures = federated(path, tmp_path / "federated", lambda _event: None, pretrain_only=True)
+    figures = pretrain_in_processes(
+        read_federation(path),
+        tmp_path / "federated",
+        data_root=path.parent,
+        device="cpu",
+        observe=unheard,
+        resume=False,
+    )
     simulated(path, tmp_path / "simulated", pretrain_only=True)
     assert figures["steps"] == ["cross", "local", "aggregate"]
     assert figures["bytes"]["bank-1"]["sent"] > 0
@@ -80,17 +88,17 @@ def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:
     whole = simulated(path, tmp_path / "simulated")
     out = tmp_path / "run"
 
-    def kill(event: Mapping[str, Any]) -> None:
-        if event["event"] == "pretraining" and event["iteration"] == 2:
+    def kill(event: ProgressEvent) -> None:
+        if isinstance(event, PretrainingIteration) and event.iteration == 2:
             os.kill(_process(out, "bank-2"), signal.SIGKILL)
 
     with pytest.raises(PartyFailedError, match="bank-2"):
         federated(path, out, kill)
     events: list[Mapping[str, Any]] = []
     metrics = federated(path, out, events.append, resume=True)
-    iterations = [event["iteration"] for event in events if event["event"] == "pretraining"]
+    iterations = [event.iteration for event in events if isinstance(event, PretrainingIteration)]
     assert iterations in ([2, 3], [3])
-    losses = [event["loss"] for event in events if event["event"] == "round"]
+    losses = [event.loss for event in events if isinstance(event, RoundDone)]
     assert losses == pytest.approx(whole.losses, abs=1e-3)
     assert metrics["pretraining"]["iterations"] == 3
     lines = (out / "parties" / "bank-1" / "log.jsonl").read_text().splitlines()

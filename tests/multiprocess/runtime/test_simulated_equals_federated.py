@@ -9,6 +9,7 @@ import torch
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import RoundDone
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -22,10 +23,10 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
     losses: list[float] = []
 
     def observe(event):
-        if event["event"] == "round":
-            losses.append(event["loss"])
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
 
-    metrics, _ = train_in_processes(
+    figures = train_in_processes(
         read_federation(path),
         out,
         data_root=path.parent,
@@ -33,6 +34,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
         device="cpu",
         observe=observe,
     )
+    metrics = figures.as_json()
     return losses, metrics
 
 

@@ -24,6 +24,7 @@ from securevfl.core.errors import (
     PrivacyError,
     SecureVflError,
 )
+from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
@@ -42,7 +43,7 @@ NOTICED_S = 10.0
 def train(
     path: Path, out: Path, *, resume: bool = False, observe: Callable[[Any], None] = lambda _: None
 ) -> dict[str, Any]:
-    metrics, _ = train_in_processes(
+    figures = train_in_processes(
         read_federation(path),
         out,
         data_root=path.parent,
@@ -50,7 +51,7 @@ def train(
         device="cpu",
         observe=observe,
     )
-    return metrics
+    return figures.as_json()
 
 
 def processes_of(out: Path) -> dict[str, int]:
@@ -91,9 +92,10 @@ class KillAt:
         self.place = (epoch, done)
         self.at: float | None = None
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        here = (event.get("epoch"), event.get("done"))
-        if self.at is None and event["event"] == "round" and here == self.place:
+    def __call__(self, event: ProgressEvent) -> None:
+        if self.at is not None or not isinstance(event, RoundDone):
+            return
+        if (event.epoch, event.done) == self.place:
             os.kill(processes_of(self.out)[self.name], signal.SIGKILL)
             self.at = time.monotonic()
 
@@ -124,9 +126,9 @@ def test_killed_secondary_and_resume(tmp_path: Path) -> None:
 
     rounds: list[tuple[int, int]] = []
 
-    def note(event: Mapping[str, Any]) -> None:
-        if event["event"] == "round":
-            rounds.append((event["epoch"], event["done"]))
+    def note(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            rounds.append((event.epoch, event.done))
 
     metrics = train(path, out, resume=True, observe=note)
     assert rounds[0] == (3, 1)
@@ -248,9 +250,9 @@ def test_secondary_whose_budget_is_spent(tmp_path: Path) -> None:
     )
     warned: list[str] = []
 
-    def note(event: Mapping[str, Any]) -> None:
-        if event["event"] == "warning":
-            warned.append(event["text"])
+    def note(event: ProgressEvent) -> None:
+        if isinstance(event, Warned):
+            warned.append(event.text)
 
     train(path, tmp_path / "first", observe=note)
     assert sorted(text.split(": privacy.delta")[0] for text in warned) == ["bank-1", "bank-2"]

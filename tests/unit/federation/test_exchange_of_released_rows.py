@@ -7,6 +7,7 @@ from helpers.secondaries import make_secondary
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.cut import Cut
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
@@ -37,12 +38,12 @@ class Recorded(ReleasedRows):
 def test_every_row_is_released_exactly_once() -> None:
     """Batches cover the rows without overlap, each in a round of its own, by all secondaries."""
     exchange = Recorded(10)
-    events: list[dict] = []
+    events: list[ProgressEvent] = []
     out = release_once(
         exchange,
         np.arange(10, dtype=np.int64),
         batch_size=4,
-        observe=lambda event: events.append(dict(event)),
+        observe=events.append,
     )
     assert torch.equal(out, exchange.values)
     assert np.concatenate([plan.rows for plan in exchange.plans]).tolist() == list(range(10))
@@ -50,7 +51,7 @@ def test_every_row_is_released_exactly_once() -> None:
     assert {plan.active for plan in exchange.plans} == {(1, 2)}
     assert {plan.purpose for plan in exchange.plans} == {"release"}
     assert not any(plan.wants_gradient for plan in exchange.plans)
-    assert [event["done"] for event in events] == [1, 2, 3]
+    assert events == [RowsReleased(done=done, of=3) for done in (1, 2, 3)]
 
 
 def test_cache_answers_by_row_id() -> None:
@@ -74,7 +75,7 @@ def test_no_rows() -> None:
             Recorded(1),
             np.empty(0, dtype=np.int64),
             batch_size=4,
-            observe=lambda _event: None,
+            observe=unheard,
         )
 
 

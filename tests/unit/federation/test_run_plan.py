@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.cut import Cut
@@ -24,7 +24,7 @@ DP_TRAINED = {"epsilon": 40.0, "delta": 1e-4, "encoder": "dp-trained", "links_pe
 
 def bounded(folder: Path, privacy: Mapping[str, Any]) -> Path:
     path = write_federation(folder, rows=60, privacy=dict(privacy), model={"release": "pooled"})
-    source = dict(read_federation_file(path).source)
+    source = dict(read_federation(path).source)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     return save(folder, source)
@@ -43,7 +43,7 @@ def test_a_run_calibrates_its_noise_once(
         return calibrated[-1]
 
     monkeypatch.setattr(ReleasePlan, "noise_share_std", counted)
-    config = read_federation_file(bounded(tmp_path, privacy))
+    config = read_federation(bounded(tmp_path, privacy))
     result = simulate_federation(
         config, read_tables(config, tmp_path), tmp_path / "run", device=torch.device("cpu")
     )
@@ -57,7 +57,7 @@ def test_a_run_calibrates_its_noise_once(
 
 def test_pooled_rows_cross_as_sums_and_arrive_as_means(tmp_path: Path) -> None:
     """K slots, k secondaries: what is decoded is the mean over both."""
-    plan = plan_run(read_federation_file(bounded(tmp_path, FROZEN)), FACTS)
+    plan = plan_run(read_federation(bounded(tmp_path, FROZEN)), FACTS)
     assert plan.cut.slots == 4
     assert plan.cut.shape == (1, 8)
     units = [torch.full((3, 1, 8), 40, dtype=torch.int32) for _ in range(2)]

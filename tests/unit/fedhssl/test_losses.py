@@ -15,8 +15,7 @@ from securevfl.models.fedhssl.losses import (
 )
 from securevfl.mpc.sum_to import InProcessSum
 from securevfl.pretraining.exchange import (
-    projection_mean,
-    projection_ring,
+    projection_cut,
     projection_words,
 )
 
@@ -69,14 +68,14 @@ def test_average_teaches_what_the_plain_exchange_teaches(algorithm: str, seconda
     assert exact_loss == pytest.approx(plain_loss, abs=1e-6)
     assert torch.allclose(exact, plain, rtol=1e-4, atol=1e-7)
 
-    ring = projection_ring(secondaries)
-    total = InProcessSum()([projection_words(target, ring) for target in targets])
-    mean = projection_mean(total, ring, shape=(24, 16), parties=secondaries)
+    cut = projection_cut(16, parties=secondaries)
+    total = InProcessSum()([projection_words(target, cut) for target in targets])
+    mean = cut.decode(total, rows=24, active=secondaries)
     # Truncation moves every coordinate of every term by less than one step.
-    assert float((mean - torch.stack(targets).mean(dim=0)).abs().max()) <= ring.granularity
+    assert float((mean - torch.stack(targets).mean(dim=0)).abs().max()) <= cut.ring.granularity
     _, encoded = gradients([mean])
     # Linear in the target, whose relative error is the step over its coordinates (about 0.2).
-    assert float((encoded - plain).norm() / plain.norm()) < 20 * ring.granularity / 0.2
+    assert float((encoded - plain).norm() / plain.norm()) < 20 * cut.ring.granularity / 0.2
 
 
 def test_mocos_average_is_another_loss() -> None:

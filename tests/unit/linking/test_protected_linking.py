@@ -15,6 +15,7 @@ from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
+from securevfl.core.progress import CiphertextsMade, Linked, ProgressEvent
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import paillier_distances
 from securevfl.linkage.links import LinkTable
@@ -74,7 +75,7 @@ def linked(
     def place(name: str) -> LinkCache:
         return LinkCache(None if cache is None else cache / name)
 
-    def observe(event: Mapping[str, Any]) -> None:
+    def observe(event: ProgressEvent) -> None:
         if told is not None:
             told.append(event)
 
@@ -253,15 +254,15 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
     assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
     assert asked == 3 * [(-1, ciphertexts.IN_PLACE_TASKS)]
     for name, of in (("bank", 60), ("shop", 60)):
-        rows = [e for e in told if e["event"] == "links" and e["name"] == name]
-        done = [event["done"] for event in rows]
+        rows = [e for e in told if isinstance(e, Linked) and e.name == name]
+        done = [event.done for event in rows]
         assert done == sorted(done)
         assert done[-1] == of
         assert len(done) > 3  # also while a block is decrypted
         assert rows[-1]["seconds_left"] == 0
     due = sum(m.tensors["answers"].shape[0] * 6 for m in answers)
-    own = [e for e in told if e["event"] == "ciphertexts" and e["name"] == "bank"]
-    assert [event["done"] for event in own] == sorted(event["done"] for event in own)
+    own = [e for e in told if isinstance(e, CiphertextsMade) and e.name == "bank"]
+    assert [event.done for event in own] == sorted(event.done for event in own)
     assert (own[-1]["done"], own[-1]["seconds_left"]) == (due, 0)
 
 

@@ -13,6 +13,7 @@ from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
+from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.rows import split_rows
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.pretraining.build import build_learner
@@ -124,7 +125,7 @@ def test_resumed_pretraining_ends_where_an_unbroken_one_does(
 
     class Events(list[Any]):
         def append(self, event: Any) -> None:
-            if event["event"] == "pretraining" and event["iteration"] == 2:
+            if isinstance(event, PretrainingIteration) and event.iteration == 2:
                 raise DataError("the power went")
 
     with pytest.raises(DataError, match="power"):
@@ -267,7 +268,7 @@ def test_words_are_embedded_in_pretraining_and_after(tmp_path: Path) -> None:
     weights = load_encoders(tmp_path / "run", "bank-1")["local"]
     assert weights["bottom.0.embeddings.0.weight"].shape == (4, 4)  # three words and "replaced"
     assert "bottom.0.embeddings.0.weight" not in load_encoders(tmp_path / "run", "bank-2")["local"]
-    warnings = [event["text"] for event in events if event["event"] == "warning"]
+    warnings = [event.text for event in events if isinstance(event, Warned)]
     assert [text for text in warnings if "party.categories" in text] == [
         'bank-2: no feature column holds words, so that encoder = "embedding" embeds nothing '
         "there; list the values of a column of codes as party.categories"

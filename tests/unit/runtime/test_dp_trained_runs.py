@@ -13,6 +13,7 @@ from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
 from securevfl.dp.privacy import Privacy
@@ -122,8 +123,8 @@ def test_a_resumed_run_pays_for_what_it_repeats_and_stops_in_time(tmp_path: Path
     path = federation(tmp_path)
     out = tmp_path / "run"
 
-    def cut(event: Mapping[str, object]) -> None:
-        if event["event"] == "round" and (event["epoch"], event["done"]) == (2, 1):
+    def cut(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone) and (event.epoch, event.done) == (2, 1):
             raise PowerCutError
 
     with pytest.raises(PowerCutError):

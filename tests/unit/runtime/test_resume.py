@@ -1,6 +1,5 @@
 """A run that was cut off goes on as if it had not been: same draws, same weights, same best."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ from helpers.secondaries import make_secondary
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
 from securevfl.federation.rounds import EpochMark
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -26,14 +26,14 @@ class PowerCutError(Exception):
 
 
 def cut_at(epoch: int, done: int):
-    def observe(event: Mapping[str, object]) -> None:
-        if event["event"] == "round" and (event["epoch"], event["done"]) == (epoch, done):
+    def observe(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone) and (event.epoch, event.done) == (epoch, done):
             raise PowerCutError
 
     return observe
 
 
-def silent(event: Mapping[str, object]) -> None:
+def silent(event: ProgressEvent) -> None:
     del event
 
 

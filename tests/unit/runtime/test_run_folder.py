@@ -16,10 +16,10 @@ from securevfl.config.reading import read_federation
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.runtime.figures import privacy_figures
 from securevfl.runtime.run_folder import (
     HISTORY_FIELDS,
     finite_or_none,
-    privacy_figures,
     write_history,
 )
 from securevfl.runtime.run_folder import (
@@ -62,7 +62,7 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
         for number in range(1, rounds + 1):
             rows = np.arange(10 * number, 10 * number + 10)
             ledger.charge(round_number=number, rows=rows, purpose="train")
-        figures = privacy_figures(plan, ledger)
+        figures = privacy_figures(plan, ledger).as_json()
         spent = ledger.spent
         ledger.close()
     assert (figures["releases"], figures["row_releases"]) == (5, 50)
@@ -77,7 +77,7 @@ def test_figures_without_noise_promise_nothing(tmp_path: Path) -> None:
     plan = plan_run(config, FACTS)
     ledger = Ledger(None, party="agency", plan=plan.releases, noise_share_std=0.0)
     ledger.charge(round_number=1, rows=np.arange(10), purpose="train")
-    figures = privacy_figures(plan, ledger)
+    figures = privacy_figures(plan, ledger).as_json()
     assert figures["epsilon"] is figures["epsilon_planned"] is None
     assert figures["noise_multiplier"] == 0
     json.dumps(figures, allow_nan=False)

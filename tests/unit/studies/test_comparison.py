@@ -12,6 +12,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.progress import EpochDone
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
@@ -90,7 +91,7 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
     kept: list[Mapping[str, Any]] = []
 
     def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
-        if event["event"] == "epoch" and event["epoch"] == epoch:
+        if isinstance(event, EpochDone) and event.epoch == epoch:
             raise KeyboardInterrupt
 
     plan = comparison(tmp_path, "solo", "fet", seeds=1)
@@ -169,7 +170,7 @@ def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 
     def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
-        if event["event"] == "epoch":
+        if isinstance(event, EpochDone):
             raise KeyboardInterrupt
 
     plan = comparison(tmp_path, "fet", seeds=1, privacy=privacy)

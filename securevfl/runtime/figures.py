@@ -1,0 +1,179 @@
+"""The figures of a finished run: what ``metrics.json`` holds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from securevfl.config.channels import channels
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.run_plan import RunPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivacyFigures:
+    """What was promised, what was spent, and what no promise covers."""
+
+    mechanism: str
+    epsilon: float | None
+    """Spent, by this run and those before it on the same ledger; None: no bound."""
+    epsilon_planned: float | None
+    """Of everything that was planned; None: no bound."""
+    epsilon_as_published: float | None
+    """What the papers' formula would claim; None: no bound."""
+    delta: float
+    unit: str
+    encoder: str
+    links_per_record: int | None
+    sampling_rate: float
+    colluding: int
+    accounting: str
+    noise_multiplier: float
+    noise_share_std: float
+    fitting_noise_multiplier: float | None
+    sensitivity: float
+    clip_norm: float
+    releases: int
+    row_releases: int
+    secondaries: int
+    gradient_noise_multiplier: float | None = None
+    """Like the next three, of dp-trained encoders alone."""
+    gradient_noise_std: float | None = None
+    gradient_clip_norm: float | None = None
+    updates: int | None = None
+    statement: str
+    as_published_note: str
+    channels: Sequence[Mapping[str, str]]
+    """Every way in which a party learns something, and what covers it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures by name, without those of encoders that the run does not have."""
+        return _without_none(self, _OF_UPDATES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """What a run came to."""
+
+    federation: str
+    task: str
+    family: str
+    metric: str
+    higher_is_better: bool
+    train: float
+    validation: float
+    test: float
+    solo_test: float | None
+    """Of the primary alone; None where it was not asked for."""
+    epochs: int
+    best_epoch: int
+    seconds: float
+    parties: int
+    bytes: Mapping[str, Mapping[str, int]]
+    """``sent`` and ``received`` by party; empty for a simulation."""
+    mode: str
+    privacy: PrivacyFigures
+    pretraining: Mapping[str, Any] | None = None
+    """What pretraining came to, if there was any."""
+    ledger: str | None
+    """The primary's ledger, relative to the run folder if it lies there."""
+    version: str
+    peak_memory_bytes: Mapping[str, int] | None = None
+    """By party, as the launcher has seen; None where nobody launched them."""
+    no_privacy_test: float | None = None
+    """Like the next one, of the demo alone: the same federation without noise."""
+    combine_test: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``metrics.json`` holds."""
+        figures = _without_none(self, _NOT_OF_EVERY_RUN)
+        figures["privacy"] = self.privacy.as_json()
+        return figures
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunFigures":
+        """Return the figures that another process has told.
+
+        Raises:
+            TypeError: If they are not those of a run.
+        """
+        return cls(**{**content, "privacy": PrivacyFigures(**content["privacy"])})
+
+
+_OF_UPDATES: Final = (
+    "gradient_noise_multiplier",
+    "gradient_noise_std",
+    "gradient_clip_norm",
+    "updates",
+)
+_NOT_OF_EVERY_RUN: Final = (
+    "pretraining",
+    "peak_memory_bytes",
+    "no_privacy_test",
+    "combine_test",
+)
+
+
+def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
+    """Return what a run promised and spent.
+
+    Args:
+        plan: What was planned; the promise was made for all of it.
+        ledger: What was spent: by this session, and by those before it on the same ledger.
+    """
+    config, releases, tau = plan.config, plan.releases, plan.noise_share_std
+    privacy = config.privacy
+    trained_behind_noise = privacy.encoder == "dp-trained"
+    return PrivacyFigures(
+        mechanism=privacy.mechanism,
+        epsilon=_finite_or_none(ledger.spent),
+        epsilon_planned=_finite_or_none(releases.epsilon(tau)),
+        epsilon_as_published=_finite_or_none(releases.epsilon_as_published(tau)),
+        delta=privacy.delta,
+        unit=privacy.unit,
+        encoder=privacy.encoder,
+        links_per_record=privacy.links_per_record,
+        sampling_rate=privacy.sampling_rate,
+        colluding=privacy.colluding,
+        accounting=privacy.accounting,
+        noise_multiplier=tau
+        * math.sqrt(releases.parties - privacy.colluding)
+        / releases.sensitivity(),
+        noise_share_std=tau,
+        fitting_noise_multiplier=releases.fitting_multiplier(),
+        sensitivity=releases.sensitivity(),
+        clip_norm=privacy.clip_norm,
+        releases=ledger.all_rounds,
+        row_releases=ledger.all_row_releases,
+        secondaries=releases.parties,
+        gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
+        if trained_behind_noise
+        else None,
+        gradient_noise_std=releases.gradient_noise_std(tau) if trained_behind_noise else None,
+        gradient_clip_norm=privacy.update_clip_norm if trained_behind_noise else None,
+        updates=ledger.updates if trained_behind_noise else None,
+        statement=releases.statement(tau),
+        as_published_note=_AS_PUBLISHED_NOTE,
+        channels=channels(config),
+    )
+
+
+def _finite_or_none(value: float) -> float | None:
+    """Return a figure that JSON can hold: None stands for "no bound"."""
+    return value if math.isfinite(value) else None
+
+
+def _without_none(figures: PrivacyFigures | RunFigures, names: Sequence[str]) -> dict[str, Any]:
+    """Return fields by name; those of ``names`` only where they are known."""
+    values = asdict(figures)
+    kept = [field.name for field in fields(figures)]
+    return {name: values[name] for name in kept if name not in names or values[name] is not None}
+
+
+_AS_PUBLISHED_NOTE = (
+    "The papers count one step of sampled DP-SGD a round, with the noise of the average over the "
+    "clip norm as its multiplier. That misses that a row moves by up to twice the clip norm, that "
+    "one record is linked to several rows and that trained encoders remember records; on the other "
+    "side, that frozen encoders release each row once and that pooled records move a row by less. "
+    "So its figure may lie on either side of the sound one."
+)
