@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean
+.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -38,6 +38,9 @@ lint: install      ## format check, lint, types, import directions
 format: install    ## rewrite in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs-pages: install ## write the pages that are made from docstrings
+	$(BIN)/python tools/make_federation_file_page.py
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)
