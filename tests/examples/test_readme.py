@@ -2,17 +2,14 @@
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-
-from securevfl.config.reading import read_federation_file
-from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
+from helpers.command_line import securevfl
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,7 +42,9 @@ def write_tables(folder: Path) -> None:
 
 
 @pytest.mark.statistical
-def test_the_federation_file_runs_keeps_its_epsilon_and_gains(tmp_path: Path) -> None:
+def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """As it stands, on tables where there is something to gain.
 
     Noise is fresh in every run. Over 20 runs the joint RMSE had mean 127.2 and deviation 4.7, and
@@ -55,12 +54,11 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(tmp_path: Path) ->
     write_tables(tmp_path)
     path = tmp_path / "fed.toml"
     path.write_text(block("toml"), encoding="utf-8")
-    config = read_federation_file(path)
 
-    metrics = simulate_federation(
-        config, read_tables(config, tmp_path), tmp_path / "run", device=torch.device("cpu")
-    ).metrics
+    ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run", "--json")
 
+    assert ended.code == 0, ended.err
+    metrics = json.loads(ended.out)
     assert metrics["metric"] == "rmse"
     assert metrics["privacy"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert metrics["privacy"]["epsilon"] <= 8.0
