@@ -25,7 +25,7 @@ from securevfl.config.parties import PartySettings
 from securevfl.linkage.mixed import Field
 from securevfl.models.registry import FAMILIES, Family
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "federation-file.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
 
 HEAD = """\
 # The federation file

@@ -7,7 +7,7 @@ import typer
 
 from securevfl.cli.main import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
 
 
 def test_every_command_is_on_the_page_and_no_other() -> None:

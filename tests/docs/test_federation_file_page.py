@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "federation-file.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/federation-file.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.command_line import Ended, securevfl
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 Capture = pytest.CaptureFixture[str]
 
 
