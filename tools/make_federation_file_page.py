@@ -23,7 +23,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
 from securevfl.linkage.mixed import Field
-from securevfl.models.registry import FAMILIES, Family
+from securevfl.models.family import Family
+from securevfl.models.registry import FAMILIES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
 
