@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean
+.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -39,6 +39,16 @@ format: install    ## rewrite in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.docs-installed ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs-pages: install ## write the pages that are made from docstrings
+	$(BIN)/python tools/make_federation_file_page.py
+
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)
 
@@ -46,4 +56,4 @@ ci:         ## exactly what CI runs
 	bash .ci/run
 
 clean:      ## remove what builds and tests leave behind
-	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -18,10 +18,12 @@ class PartySettings:
     """Unique in the federation; also the party's folder in the run folder."""
 
     role: Literal["primary", "secondary", "coordinator", "dealer"]
-    """Who holds the labels; a coordinator and a dealer hold no table and help to link."""
+    """The primary holds the labels, a secondary further columns; a coordinator and a dealer hold no
+    table and help to link."""
 
     data: str = ""
-    """The party's table, resolved on its own machine only."""
+    """The party's table, CSV or Parquet; looked for on its own machine only, relative to
+    ``--data-root``, or to the federation file."""
 
     key: tuple[str, ...] = ()
     """Columns that parties link by; the n-th of one party means the n-th of another."""
@@ -38,7 +40,7 @@ class PartySettings:
     scaling: Literal["standard", "clamped", "bounds", "none"] = "standard"
     """``standard``: own mean and deviation; ``clamped``: the same, and no value further than five
     deviations from the mean, for tables with rare words or outliers; ``bounds``: declared ranges,
-    the same for any data."""
+    the same for any data; ``none``: features as they are."""
 
     bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
     """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""

@@ -16,7 +16,7 @@ class FederationSettings:
     """What the federation is called in reports and logs."""
 
     task: Task
-    """What the label is."""
+    """What the label is: a number, one of two classes, or one of several."""
 
     seed: int = 0
     """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
@@ -33,7 +33,7 @@ class TrainingSettings:
     """Passes over the primary's training rows, at most."""
 
     batch_size: int = 128
-    """Primary rows a round."""
+    """Rows of the primary in a round."""
 
     learning_rate: float = 1e-3
     """Step size of every party's optimizer."""
@@ -78,16 +78,16 @@ class RuntimeSettings:
     """The ``[runtime]`` table: how long a party waits before it gives another one up."""
 
     join_timeout_s: float = 120.0
-    """Until every party has joined."""
+    """Seconds to wait until every party has joined."""
 
     round_timeout_s: float = 120.0
-    """For the next message of a round."""
+    """Seconds to wait for the next message of a round."""
 
     idle_timeout_s: float = 3600.0
-    """For the primary's next round, while heartbeats say that it is alive."""
+    """Seconds to wait for the primary's next round, while heartbeats say that it is alive."""
 
     silence_timeout_s: float = 10.0
-    """Without a heartbeat, after which a party counts as lost."""
+    """Seconds without a heartbeat after which a party counts as lost."""
 
     def __post_init__(self) -> None:
         checks.positive(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +205,7 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
     return event
 
 
+@runtime_checkable
 class LongStep(Protocol):
     """An event of a step that may take minutes."""
 

@@ -21,7 +21,8 @@ class Privacy:
     """
 
     mechanism: Mechanism = "gaussian"
-    """``none`` releases averages without noise, and must be written out."""
+    """``gaussian`` adds noise to every average; ``none`` adds none, promises nothing, and must be
+    written out."""
 
     epsilon: float | None = None
     """Privacy-loss bound in nats that the run must keep; noise is calibrated to it."""
@@ -36,10 +37,13 @@ class Privacy:
     """``C``: largest L2 norm of a row's representation at one secondary, in its own units."""
 
     unit: UnitName = "secondary-record"
-    """What one record is: the thing whose presence the guarantee hides."""
+    """What the guarantee hides the presence of: one record of one secondary, one entity's
+    records at every secondary, or all links of one row of the primary."""
 
     encoder: Encoder = "trained"
-    """What the bottom models' weights know of the data; decides which accounting is sound."""
+    """What the bottom models' weights know of private records, which decides the accounting:
+    ``frozen`` nothing but what ``[encoder]`` fits behind noise; ``dp-trained`` what noised updates
+    tell; ``trained`` everything, at an epsilon that is usually very large."""
 
     links_per_record: int | None = None
     """``m``: most primary rows, over all uses, that one secondary record can be linked to."""
@@ -52,11 +56,12 @@ class Privacy:
 
     gradient_clip_norm: float | None = None
     """``C_g``, for ``dp-trained``: largest L2 norm of the gradient that one row of the primary
-    gives a bottom model, for a loss that is not divided by the rows of the batch. Default 1."""
+    gives a bottom model, for a loss that is not divided by the rows of the batch, > 0.
+    Default 1."""
 
     gradient_noise_multiplier: float | None = None
     """For ``dp-trained`` with ``noise_multiplier``: noise on the sum of a batch's clipped gradients
-    over that sum's sensitivity, dimensionless. Default: what ``gradient_share`` gives."""
+    over that sum's sensitivity, dimensionless, > 0. Default: what ``gradient_share`` gives."""
 
     gradient_share: float | None = None
     """For ``dp-trained``: part of the budget that updates of the bottom models use, in (0, 1);

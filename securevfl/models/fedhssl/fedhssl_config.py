@@ -35,7 +35,7 @@ class FedHSSLConfig:
     """Width of a categorical column's embedding."""
 
     norm: Norm = "batch"
-    """``batch`` mixes the rows of a batch, which no noise covers; ``layer`` does not."""
+    """``batch`` mixes the rows of a batch, which no noise covers; ``layer`` and ``none`` do not."""
 
     image: tuple[int, ...] = ()
     """Channels, height and width of the image that a record is, for ``resnet18``."""

@@ -86,7 +86,7 @@ class PretrainingSettings:
     """For ``primary_sends = "gaussian"``: what all of pretraining may cost the primary's rows."""
 
     delta: float = 1e-5
-    """For ``primary_sends = "gaussian"``."""
+    """For ``primary_sends = "gaussian"``: failure probability of that promise."""
 
     checkpoint: str | None = None
     """Run folder of an earlier pretraining, whose encoders are taken instead of pretraining."""

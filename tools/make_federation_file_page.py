@@ -1,0 +1,309 @@
+"""Write ``docs/federation-file.md`` from the docstrings of the settings themselves.
+
+    python tools/make_federation_file_page.py
+
+Types and defaults are those of the dataclasses, words those of the docstring below each field, and
+limits those of the calls of :mod:`securevfl.core.checks` that name the field. A setting without a
+docstring ends the program, and so does a section that this file does not know.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
+from securevfl.config.parties import PartySettings
+from securevfl.linkage.mixed import Field
+from securevfl.models.family import AnyFamily
+from securevfl.models.registry import FAMILIES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
+
+HEAD = """\
+# The federation file
+
+<!-- Made by `python tools/make_federation_file_page.py` (`make docs-pages`). Edit the docstrings
+of the settings instead of this page. -->
+
+One TOML file says what a federation does. Every party has the same one and compares its hash with
+the others' when they meet; nothing private is in it. An unknown section or setting is refused, with
+the nearest name that exists. The shortest file that trains is in the README; a walk through one is
+the [tutorial](tutorial.md).
+
+This page lists every setting. `[federation]`, `[model]`, `[privacy]`, `[linkage]` and one
+`[[party]]` for each party must be there; the other sections may be left out. Settings without a
+default must be written. Names in square brackets, such as [FedSim], are papers of
+[references](references.md).
+"""
+
+SECTIONS = {
+    "federation": "What is learned.",
+    "party": """\
+One table for each party, opened by `[[party]]`. Exactly one is the primary; at least one is a
+secondary. A primary or secondary needs `data` and `key`; the primary also `address`, and `label`
+where something is trained. A coordinator or a dealer has a `name`, a `role` and an `identity`, and
+no table.""",
+    "model": """\
+`family` names the model; what else the table may say depends on the family.""",
+    "training": "How every family is trained.",
+    "privacy": """\
+What is promised, and about what. Read [privacy](privacy.md) before you choose. With
+`mechanism = "gaussian"` exactly one of `epsilon` and `noise_multiplier` must be given; a frozen or
+dp-trained encoder also needs `links_per_record`, unless the unit is `linked-row`.""",
+    "linkage": """\
+How rows and records find one another, and how keys are hidden meanwhile. What each protection
+shows, and to whom, is in [linkage](linkage.md).""",
+    "encoder": """\
+How frozen encoders are made; the section may be left out. It goes with `privacy.encoder =
+"frozen"` and `model.release = "pooled"`. At a small epsilon it matters more than anything else:
+[frontier](frontier.md).""",
+    "runtime": "How long a party waits before it gives another one up. All times are in seconds.",
+    "pretraining": """\
+For the families `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl`, which learn without labels
+before they are trained; the others read nothing of it. See [pretraining](pretraining.md).""",
+}
+"""Sections in the order of the page, with the sentence that opens each."""
+
+FIELDS = """\
+With `metric = "mixed"` every key column has such a table, under the primary's name of the column;
+the name is not a setting."""
+
+METHODS = """\
+`securevfl compare` gives a method these settings on top of the file's own; see
+[compare](compare.md). `NAME` is a family, one of the baselines below, or a name of your choice with
+`family = "…"` in the table. A family takes settings of `[training]` and of its `[model]` here, side
+by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The baselines train with all
+that they need in one place, and take the following."""
+
+LIMITS = {
+    "positive": "> 0",
+    "non_negative": "≥ 0",
+    "open_unit": "in (0, 1)",
+    "rate": "in (0, 1]",
+    "fraction": "in [0, 1)",
+}
+"""What the functions of :mod:`securevfl.core.checks` ask for; ``at_least`` has its own number."""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """Return the page.
+
+    Raises:
+        LookupError: If a setting has no docstring, or a section is not in :data:`SECTIONS`.
+    """
+    classes = section_classes()
+    unknown = sorted({*classes, "model"} ^ set(SECTIONS))
+    if unknown:
+        raise LookupError(f"SECTIONS and the sections of a federation file differ in {unknown}")
+    parts = [HEAD]
+    for section, opening in SECTIONS.items():
+        brackets = "[[party]]" if section == "party" else f"[{section}]"
+        parts.append(f"## `{brackets}`\n\n{opening}\n")
+        if section == "model":
+            parts += [family_part(families) for families in families_by_settings()]
+        else:
+            parts.append(table_of(classes[section]))
+        if section == "linkage":
+            parts += [f"### `[linkage.fields.COLUMN]`\n\n{FIELDS}\n", table_of(Field, {"name"})]
+    parts.append(f"## `[methods.NAME]`\n\n{METHODS}\n")
+    for kind, names in baselines().items():
+        parts += [f"### {_listed(names)}\n", table_of(kind)]
+    return "\n".join(parts)
+
+
+def section_classes() -> dict[str, type[Any]]:
+    """Return the dataclass of every section but ``[model]``, as the parsed file holds them."""
+    found: dict[str, type[Any]] = {"party": PartySettings}
+    for name, hint in get_type_hints(FederationConfig).items():
+        for kind in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(kind) and kind not in (AnyFamily, PartySettings):
+                found[name] = typing.cast("type[Any]", kind)
+    return found
+
+
+def settings_of(family: AnyFamily) -> type[Any]:
+    """Return the dataclass of a family's ``[model]`` table."""
+    return family.settings_class
+
+
+def families_by_settings() -> list[list[AnyFamily]]:
+    """Return all families, those with the same settings together."""
+    groups: dict[str, list[AnyFamily]] = {}
+    for family in FAMILIES.values():
+        groups.setdefault(table_of(settings_of(family)), []).append(family)
+    return list(groups.values())
+
+
+def family_part(families: list[AnyFamily]) -> str:
+    """Return a heading and a table for families with the same settings."""
+    names = _listed([family.name for family in families])
+    return f"### family {names}\n\n{table_of(settings_of(families[0]))}"
+
+
+def baselines() -> dict[type[Any], list[str]]:
+    """Return the settings of methods that train in one place, with the methods' names."""
+    found: dict[type[Any], list[str]] = {}
+    for name in IN_ONE_PLACE:
+        found.setdefault(type(baseline_settings({}, name)), []).append(name)
+    return found
+
+
+def table_of(kind: type[Any], without: set[str] | None = None) -> str:
+    """Return the Markdown table of a dataclass's settings.
+
+    Args:
+        kind: The dataclass.
+        without: Fields that a file does not set.
+
+    Raises:
+        LookupError: If a field has no docstring.
+    """
+    docs, limits = dict(docstrings(kind)), dict(limits_of(kind))
+    hints = get_type_hints(kind)
+    lines = ["| setting | takes | default | meaning |", "| --- | --- | --- | --- |"]
+    for field in dataclasses.fields(kind):
+        if not field.init or field.name in (without or ()):
+            continue
+        if field.name not in docs:
+            raise LookupError(f"{kind.__module__}.{kind.__name__}.{field.name} has no docstring")
+        takes = _words(hints[field.name])
+        if field.name in limits:
+            takes = f"{takes} {limits[field.name]}"
+        meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(docs[field.name].split()))
+        lines.append(f"| `{field.name}` | {takes} | {_default(field)} | {_cell(meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def docstrings(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    """Yield (field, text below it) of a dataclass and of those it inherits from, its own last."""
+    for base in _bases(kind):
+        body = _class_body(base)
+        for statement, below in itertools.pairwise(body):
+            match statement, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    yield name, text
+                case _:
+                    pass
+
+
+def limits_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    """Yield (field, limit) for every check of a field in the class and in those it inherits from.
+
+    A check names its field as ``checks.positive(epsilon=self.epsilon)``, or hands over a dict whose
+    values are such.
+    """
+    for base in _bases(kind):
+        for method in _class_body(base):
+            if isinstance(method, ast.FunctionDef):
+                yield from _limits_in(method)
+
+
+def _limits_in(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    dicts = {
+        node.targets[0].id: list(_own_fields(node.value))
+        for node in ast.walk(method)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for node in ast.walk(method):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="checks"), attr=check)):
+                pass
+            case _:
+                continue
+        if check == "at_least":
+            limit = f"≥ {ast.unparse(node.args[0])}"
+        elif check in LIMITS:
+            limit = LIMITS[check]
+        else:
+            continue
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                names = [keyword.arg]
+            elif isinstance(keyword.value, ast.Name):
+                names = dicts[keyword.value.id]
+            else:
+                names = list(_own_fields(keyword.value))
+            yield from ((name, limit) for name in names)
+
+
+def _own_fields(node: ast.AST) -> Iterator[str]:
+    """Yield the fields whose values an expression holds: ``self.x``, or names for ``getattr``."""
+    reads_by_name = any(isinstance(one, ast.Name) and one.id == "getattr" for one in ast.walk(node))
+    for one in ast.walk(node):
+        match one:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                yield name
+            case ast.Constant(value=str(name)) if reads_by_name:
+                yield name
+
+
+def _bases(kind: type[Any]) -> list[type[Any]]:
+    return [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+
+
+def _class_body(kind: type[Any]) -> list[ast.stmt]:
+    module = ast.parse(inspect.getsource(kind))
+    definition = module.body[0]
+    assert isinstance(definition, ast.ClassDef)
+    return definition.body
+
+
+def _words(hint: Any) -> str:
+    """Return a type in the words of somebody who writes TOML."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(one) for one in inside if one is not type(None))
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in inside)
+    if origin is tuple:
+        return f"a list of {_plural(inside[0])}"
+    if origin is dict:
+        return f"a table of {_plural(inside[1])}"
+    names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}
+    return names[hint]
+
+
+def _plural(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"lists of {_plural(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return "tables"
+    return {str: "texts", int: "whole numbers", float: "numbers"}[hint]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "must be given"
+    if field.default is None:
+        return "not set"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{json.dumps(value)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    main()
