@@ -20,16 +20,17 @@ from torch import Tensor
 from securevfl.core.seeds import derive_seed
 from securevfl.data.aligned.views import AlignedViews, ScarceRows
 from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
+from securevfl.models.baselines.baseline_config import BoostingConfig
 from securevfl.models.baselines.boosting import fit_boosting
-from securevfl.models.baselines.config import BoostingConfig
-from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
 from securevfl.models.fedhssl.augment_images import AugmentedImages
 from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.config import FedHSSLConfig
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.split import FedHSSLBottom, FedHSSLTop
@@ -125,10 +126,13 @@ def pretrain(
 
     def secondary(party: int) -> PretrainingSecondary:
         return PretrainingSecondary(
-            f"party-{party}",
-            links=links,
-            records=len(everything),
-            primary_rows=len(everything),
+            SecondaryData(
+                name=f"party-{party}",
+                features=prepared.views[party],
+                keys=torch.empty(len(everything), 0),
+                links=links,
+                primary_rows=len(everything),
+            ),
             build=lambda own: learning(party, own),
             save=nothing,
             observe=nothing,
@@ -164,7 +168,7 @@ def nothing(*_: Any) -> None:
 
 
 def family_config(method: str, setting: Setting) -> FedHSSLConfig:
-    return FAMILIES[method].config_class(**setting.model)
+    return FAMILIES[method].settings_class(**setting.model)
 
 
 def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from securevfl.data.builtin import load_full
 from securevfl.models.fedhssl.augment import CorruptedFeatures
-from securevfl.models.fedhssl.config import FedHSSLConfig
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.losses import simsiam_loss, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings

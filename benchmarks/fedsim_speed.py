@@ -27,7 +27,7 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.linkage.euclidean import nearest_records
-from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 
 PUBLISHED = 1370.0
 """Samples per CPU-second of the published code: hdb, K = 50, one thread."""

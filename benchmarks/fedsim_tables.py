@@ -22,7 +22,7 @@ from securevfl.cli.compare import run_compare
 from securevfl.data.builtin import load_folder, load_full
 from securevfl.data.partition import split_pair
 from securevfl.data.tables import PartyTable
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.studies.digits import write_tables
 
 Task = Literal["regression", "binary", "multiclass"]

@@ -31,7 +31,8 @@ import torch
 from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
 from securevfl.launch.ports import free_port
-from securevfl.runtime.party import PartyJob, run_party
+from securevfl.runtime.party import run_party
+from securevfl.runtime.party_job import PartyJob
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.transport.provision import provision

@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     return means
 
 
-def train(model: object, options: argparse.Namespace, *, seed: int) -> dict[str, Any]:
+def train(
+    model: sv.models.FamilySettings, options: argparse.Namespace, *, seed: int
+) -> dict[str, Any]:
     """Pretrain and fine-tune one method in this process; return the run's metrics."""
     print(f"{type(model).__name__.removesuffix('Config')}, seed {seed}")
     run = sv.simulate(

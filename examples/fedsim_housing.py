@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     # party sees; linkage.similarity_noise puts noise on the similarities.
     privacy = sv.dp.Privacy(mechanism="none")
     training = sv.TrainingSettings(epochs=options.epochs, batch_size=128, learning_rate=1e-3)
-    methods = {
+    methods: dict[str, sv.models.FamilySettings] = {
         "fedsim": sv.models.FedSim(neighbours=neighbours),
         "top1sim": sv.models.Top1Sim(),
     }

@@ -13,7 +13,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import features_of, primary_data, task_head
+from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.keys import keys_of
 from securevfl.linking.shown import linked_primary, shown_keys
@@ -63,13 +63,11 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     """Return the test metric of one network on all features, joined by the true matches."""
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
-    head = task_head(config, primary, split)
     linked = linked_primary(shown_keys(config, keys_of(config, primary)))
-    data = primary_data(config, primary, split, linked, head, torch.device("cpu"))
+    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
     return train_combined(
         config,
         data,
-        head,
         primary=primary,
         secondaries=secondaries,
         features=[

@@ -121,8 +121,8 @@ def run_party(
     end_with_launcher()
     keep_freed_memory()
     # Loaded here: a simulation needs neither CrypTen nor certificates.
-    from securevfl.runtime.party import PartyJob
     from securevfl.runtime.party import run_party as run_one_party
+    from securevfl.runtime.party_job import PartyJob
 
     try:
         config = read_federation(path)

@@ -12,8 +12,8 @@ from securevfl.config.parties import PartySettings
 from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
 from securevfl.core.errors import ConfigError
 from securevfl.dp.privacy import Privacy
+from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.registry import Family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class FederationConfig:
     linkage: LinkageSettings
     runtime: RuntimeSettings
     parties: tuple[PartySettings, ...]
-    family: Family
-    model: Any
-    """The family's own settings, an instance of ``family.config_class``."""
+    family: AnyFamily
+    model: FamilySettings
+    """The family's own settings, an instance of ``family.settings_class``."""
     pretraining: PretrainingSettings
     """How families with pretraining pretrain; others read nothing of it."""
     encoder: EncoderSettings | None

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
-from securevfl.models.fedcvt.config import FedCVTConfig
-from securevfl.models.registry import FAMILIES, family_named
+from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
+from securevfl.models.registry import family_named, family_names
 
 Settings = BaselineConfig | BoostingConfig | FedCVTConfig
 
@@ -44,7 +44,7 @@ _COMMON: Final = ("validation_fraction", "test_fraction", "labelled_rows", "keys
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
     """Return every name that a comparison of this federation file understands."""
-    return tuple(dict.fromkeys([*IN_ONE_PLACE, *FAMILIES, *source.get("methods", {})]))
+    return tuple(dict.fromkeys([*IN_ONE_PLACE, *family_names(), *source.get("methods", {})]))
 
 
 def method_family(source: Mapping[str, Any], name: str) -> str:
@@ -55,14 +55,15 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
     """
     table = _table(source, name)
     family = table.get("family", name)
-    if name in IN_ONE_PLACE or name in FAMILIES:
+    trainable = {*IN_ONE_PLACE, *family_names()}
+    if name in trainable:
         if family != name:
             raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
     elif len(name) > _LONGEST_NAME or set(name) - _NAME_LETTERS:
         raise ConfigError(
             f"methods.{name}: a name has at most {_LONGEST_NAME} letters, digits, '-' or '_'"
         )
-    if family not in IN_ONE_PLACE and family not in FAMILIES:
+    if family not in trainable:
         known = ", ".join(map(repr, known_methods(source)))
         raise ConfigError(
             f"method {name!r}: is neither a family nor a [methods.NAME] table with "
@@ -140,9 +141,10 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
     given = {key: value for key, value in model.items() if key != "family"}
     if model.get("family") == family:
         return given
-    has = {field.name for field in dataclasses.fields(FAMILIES[family].config_class)}
-    base = family_named(model.get("family")).config_class
-    if _related(base, FAMILIES[family].config_class):
+    base = family_named(model.get("family")).settings_class
+    own = family_named(family).settings_class
+    has = {field.name for field in dataclasses.fields(own)}
+    if _related(base, own):
         # One network with other steps before it; which of its encoders are used may differ.
         return {key: value for key, value in given.items() if key in has and key != "encoders"}
     # Inputs and links are equal for all methods even where their families' defaults differ.
@@ -150,6 +152,7 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
         field.name: field.default
         for field in dataclasses.fields(base)
         if field.name in ("neighbours", "keys_as_features")
+        and field.default is not dataclasses.MISSING
     }
     return {
         key: value for key, value in {**defaults, **given}.items() if key in _SHARED and key in has

@@ -117,7 +117,7 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
         parties=parse_parties(source.get("party", [])),
         family=family,
-        model=read_settings(family.config_class, model, where="model"),
+        model=family.settings_from(model),
         pretraining=read_settings(
             PretrainingSettings, source.get("pretraining", {}), where="pretraining"
         ),

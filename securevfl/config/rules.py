@@ -111,7 +111,7 @@ def require_trainable(config: FederationConfig) -> None:
     """
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
-    reads_keys = config.family.reads_keys or getattr(config.model, "keys_as_features", False)
+    reads_keys = config.family.reads_keys or config.model.keys_as_features
     if reads_keys and not keys_are_numbers(config):
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
@@ -207,11 +207,7 @@ def require_covered_channels(config: FederationConfig) -> None:
 
 
 def _require_covered_pretraining(config: FederationConfig) -> None:
-    if getattr(config.model, "norm", "none") == "batch":
-        raise PrivacyError(
-            'model.norm: "batch" lets one record move the representations of a whole batch, so '
-            'epsilon would not hold; use norm = "layer"'
-        )
+    config.family.require_separate_rows(config.model)
     steps = config.family.pretraining
     if steps and config.privacy.encoder != "trained":
         raise PrivacyError(

@@ -5,8 +5,7 @@ from typing import Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-
-Task = Literal["regression", "binary", "multiclass"]
+from securevfl.core.task import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ SecureVflError                            exit code 1
     +-- PartyTimeoutError                 3   a party was silent past its deadline
 """
 
+import traceback
 from typing import ClassVar
 
 
@@ -68,3 +69,12 @@ class PartyFailedError(ProtocolError):
 
 class PartyTimeoutError(ProtocolError):
     """Another party was silent past its deadline."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Return what an error of somebody else's code says, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # Python's own import machinery has no file to look into.
+    *_, last = (frame for frame in frames if not frame.filename.startswith("<frozen"))
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({last.filename}:{last.lineno})"

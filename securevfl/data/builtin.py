@@ -11,7 +11,7 @@ import sklearn.datasets
 from jaxtyping import Float64
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.labels import Task
+from securevfl.core.task import Task
 from securevfl.data.reading import read_table
 from securevfl.data.tables import PartyTable
 

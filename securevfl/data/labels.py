@@ -1,15 +1,14 @@
 """A label column as the model needs it: float32 for regression, class numbers otherwise."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
 from securevfl.core.errors import DataError
+from securevfl.core.task import Task
 from securevfl.data.tables import Labels
-
-Task = Literal["regression", "binary", "multiclass"]
 
 
 def encode_labels(

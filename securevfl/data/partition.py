@@ -12,7 +12,8 @@ from sklearn.decomposition import PCA
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
-from securevfl.data.labels import Task, encode_labels
+from securevfl.core.task import Task
+from securevfl.data.labels import encode_labels
 from securevfl.data.tables import Labels, PartyTable
 
 

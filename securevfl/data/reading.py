@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core.errors import DataError
+from securevfl.core.task import Task
 from securevfl.data.feature_columns import MAX_CATEGORIES, feature_columns, first_word
-from securevfl.data.labels import Task, encode_labels, encode_some_labels
+from securevfl.data.labels import encode_labels, encode_some_labels
 from securevfl.data.tables import Labels, PartyTable, require_finite
 
 # From 2^53 on, float64 does not hold every integer, and different keys could become equal.

@@ -149,8 +149,6 @@ class ReleasePlan:
                 f"row is released {self.releases_per_row} times; release each row once, or set "
                 f"the rate to 1"
             )
-        if privacy.epsilon is not None:
-            self.noise_share_std()
 
     def sensitivity(self) -> float:
         """Return ``Delta_sum``, by which ``noise_multiplier`` is defined, at all k active.
@@ -316,17 +314,16 @@ class ReleasePlan:
             delta=self.privacy.delta,
         )
 
-    def statement(self) -> str:
-        """Return the guarantee in one plain sentence."""
+    def statement(self, noise_share_std: float) -> str:
+        """Return the guarantee at ``tau`` in one plain sentence."""
         if self.privacy.mechanism == "none":
             return NO_PROMISE
-        share_std = self.noise_share_std()
         return promise_in_words(
             self.privacy,
             links=self.links,
             parties=self.parties,
-            epsilon=self.epsilon(share_std),
-            claimed=self.epsilon_as_published(share_std),
+            epsilon=self.epsilon(noise_share_std),
+            claimed=self.epsilon_as_published(noise_share_std),
             fitted=self.fitting is not None,
         )
 

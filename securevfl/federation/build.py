@@ -1,6 +1,6 @@
 """Build one party from the federation file and its own table: the same way in every runner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,50 +11,88 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
 from securevfl.core.errors import PrivacyError
+from securevfl.core.progress import Observer
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
-from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.primary import PrimaryData
+from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.release import Contribution
-from securevfl.federation.run_plan import is_frozen, slots
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.rounds import Exchange
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.models.claims import check_bottom, check_top
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import TaskHead
-from securevfl.mpc.ring_format import RingFormat
 
 
 def build_secondary(
-    config: FederationConfig,
+    plan: RunPlan,
     party: PartySettings,
     table: PartyTable,
     linked: LinkedSecondary,
-    *,
-    plan: ReleasePlan,
-    ring: RingFormat,
     ledger: Ledger,
+    *,
     device: torch.device,
 ) -> Secondary:
     """Initialise and protect one linked secondary.
 
+    Args:
+        plan: The run.
+        party: Who it is.
+        table: Its table.
+        linked: Its links.
+        ledger: Its own, open.
+        device: Where it computes.
+
     Raises:
+        ConfigError: If its bottom model is not what its family says.
         DataError: If its table has too few records.
-        PrivacyError: If its features were made in a way that the promise does not allow.
+        PrivacyError: If its features were made, or its bottom model mixes rows or records, in a
+            way that the promise does not allow.
     """
-    frozen = is_frozen(config)
+    config = plan.config
     require_enough_records(config, table)
     if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
         _require_declared_features(table, encoder=config.privacy.encoder)
     features = features_of(party, table)
+    bottom = _build_bottom(plan, party, table)
+    if _promised_row_by_row(config):
+        require_separate_rows(bottom, encoder=config.privacy.encoder)
+    return Secondary(
+        SecondaryData(
+            name=party.name,
+            features=torch.from_numpy(features).to(device),
+            keys=torch.from_numpy(linked.keys).to(device),
+            links=linked.source,
+            primary_rows=linked.primary_rows,
+        ),
+        bottom.to(device),
+        Contribution(
+            plan.aggregation(),
+            noise=_release_noise(plan),
+            ledger=ledger,
+            release_once=plan.frozen,
+        ),
+        dropout=DropoutStream(config.federation.seed, party.name, device=device),
+        optimizer=None if plan.frozen else optimizer_of(config, bottom),
+        gradient_noise=_gradient_noise(plan),
+        prepare=Fitting(plan, bottom, features, ledger, name=party.name)
+        if isinstance(bottom, DirectionBottom) and plan.releases.fitting
+        else None,
+    )
+
+
+def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.Module:
+    config = plan.config
     bottom = _initialised(
         config,
         party.name,
@@ -66,54 +104,55 @@ def build_secondary(
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
-                frozen=frozen,
+                frozen=plan.frozen,
             )
         ),
     )
-    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
-        require_separate_rows(bottom, encoder=config.privacy.encoder)
-    # The plan speaks of rows that are means over K slots; what leaves is their sum.
-    noise_std = plan.noise_share_std() * slots(config, plan)
-    return Secondary(
-        name=party.name,
-        features=torch.from_numpy(features).to(device),
-        keys=torch.from_numpy(linked.keys).to(device),
-        links=linked.source,
-        primary_rows=linked.primary_rows,
-        bottom=bottom.to(device),
-        prepare=Fitting(config, party.name, bottom, features, plan=plan, ledger=ledger)
-        if isinstance(bottom, DirectionBottom) and plan.fitting
-        else None,
-        optimizer=None
-        if frozen
-        else build_optimizer(
-            config.training.optimizer,
-            bottom.parameters(),
-            learning_rate=config.training.learning_rate,
-            weight_decay=config.training.weight_decay,
-        ),
-        contribution=Contribution(
-            clip_norm=config.privacy.clip_norm,
-            pooled=plan.pooled,
-            slots=slots(config, plan),
-            ring=ring,
-            noise=NoiseBuffer(ExactDiscreteGaussian(noise_std / ring.granularity))
-            if noise_std > 0
-            else None,
-            ledger=ledger,
-            release_once=frozen,
-        ),
-        dropout=DropoutStream(config.federation.seed, party.name, device=device),
-        gradient_noise=_gradient_noise(config, plan),
+    if config.encoder is None:
+        check_bottom(
+            config.family,
+            config.model,
+            bottom,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            pooled=plan.releases.pooled,
+        )
+    return bottom
+
+
+def _promised_row_by_row(config: FederationConfig) -> bool:
+    """Whether the budget holds only if no row moves another's representation."""
+    privacy = config.privacy
+    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
+    return privacy.mechanism != "none" and not published
+
+
+def _release_noise(plan: RunPlan) -> NoiseBuffer | None:
+    # The accounting speaks of rows that are means over K slots; what leaves is their sum.
+    noise_std = plan.noise_share_std * plan.cut.slots
+    if noise_std == 0:
+        return None
+    return NoiseBuffer(ExactDiscreteGaussian(noise_std / plan.cut.ring.granularity))
+
+
+def _gradient_noise(plan: RunPlan) -> GradientNoise | None:
+    privacy = plan.config.privacy
+    if privacy.encoder != "dp-trained":
+        return None
+    return GradientNoise(
+        clip_norm=privacy.update_clip_norm,
+        noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
     )
 
 
-def _gradient_noise(config: FederationConfig, plan: ReleasePlan) -> GradientNoise | None:
-    if config.privacy.encoder != "dp-trained":
-        return None
-    return GradientNoise(
-        clip_norm=config.privacy.update_clip_norm,
-        noise_std=plan.gradient_noise_std(plan.noise_share_std()),
+def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return a party's optimizer, as the federation file sets it."""
+    training = config.training
+    return build_optimizer(
+        training.optimizer,
+        model.parameters(),
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
     )
 
 
@@ -135,27 +174,38 @@ def _require_declared_features(table: PartyTable, *, encoder: str) -> None:
         )
 
 
-def build_top(
-    config: FederationConfig,
-    *,
-    num_features: int,
-    key_dim: int,
-    feature_names: Sequence[str],
-    outputs: int,
-) -> nn.Module:
-    """Return the primary's top model with its initial weights."""
-    return _initialised(
+def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> nn.Module:
+    """Return the primary's top model with its initial weights.
+
+    Args:
+        config: The federation file.
+        table: The primary's table.
+        outputs: Numbers that the task asks for.
+
+    Raises:
+        ConfigError: If it is not what its family says.
+    """
+    top = _initialised(
         config,
         config.primary.name,
         lambda: config.family.build_top(
             config.model,
-            num_features=num_features,
-            key_dim=key_dim,
-            feature_names=feature_names,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            feature_names=table.feature_names,
             outputs=outputs,
             classes=config.federation.task != "regression",
         ),
     )
+    check_top(
+        config.family,
+        config.model,
+        top,
+        num_features=table.num_features,
+        key_dim=table.key_dim,
+        outputs=outputs,
+    )
+    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
@@ -203,20 +253,55 @@ def primary_data(
     table: PartyTable,
     split: RowSplit,
     linked: LinkedPrimary,
-    head: TaskHead,
+    *,
     device: torch.device,
 ) -> PrimaryData:
     """Return the primary's table as tensors.
 
     Its scaler is fitted to all of its rows, which are its own affair: no promise is made about
     them. Regression labels are standardised by training rows alone.
+
+    Raises:
+        DataError: If the labels are constant in the training rows.
     """
+    head = task_head(config, table, split)
     return PrimaryData(
         features=torch.from_numpy(features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
         targets=targets_of(table, split, head).to(device),
+        head=head,
         split=split,
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
+    )
+
+
+def build_primary(
+    plan: RunPlan,
+    table: PartyTable,
+    data: PrimaryData,
+    exchange: Exchange,
+    *,
+    observe: Observer,
+) -> Primary:
+    """Initialise the primary.
+
+    Args:
+        plan: The run.
+        table: The primary's table, for the names of its columns.
+        data: The same as tensors.
+        exchange: Where the secondaries are.
+        observe: Hears of progress.
+    """
+    device = data.features.device
+    top = build_top(plan.config, table, outputs=data.head.outputs).to(device)
+    return Primary(
+        plan,
+        data,
+        top,
+        exchange,
+        optimizer=optimizer_of(plan.config, top),
+        dropout=DropoutStream(plan.config.federation.seed, plan.config.primary.name, device=device),
+        observe=observe,
     )

@@ -15,6 +15,8 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.rounds import EpochMark
+from securevfl.federation.secondary import Secondary
 
 _KEPT = 2
 
@@ -148,6 +150,23 @@ class Checkpoints:
             self._history.require_history(content["ledger_head"])
         state: dict[str, Any] = content["state"]
         return state
+
+
+class EpochKeeper:
+    """Saves a secondary's epochs, and brings the best one back."""
+
+    def __init__(self, secondary: Secondary, checkpoints: Checkpoints) -> None:
+        self._secondary = secondary
+        self._checkpoints = checkpoints
+
+    def __call__(self, mark: EpochMark) -> None:
+        """Do what the mark says."""
+        if mark.restore_best:
+            self._secondary.bottom.load_state_dict(self._checkpoints.load_best(mark.epoch))
+            return
+        self._checkpoints.save(mark.epoch, self._secondary.state())
+        if mark.best:
+            self._checkpoints.save_best(mark.epoch, self._secondary.weights())
 
 
 def used_folder(party_folder: Path) -> ConfigError:

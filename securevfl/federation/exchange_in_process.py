@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.cut import Cut
+from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
-from securevfl.mpc.codec import decode_sum, encode, to_float
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import InProcessSum
 
@@ -19,14 +18,13 @@ class SimulatedExchange:
     def __init__(
         self,
         secondaries: Mapping[int, Secondary],
+        cut: Cut,
         *,
-        ring: RingFormat,
-        slots: int,
         end_epoch: Callable[[EpochMark], None],
     ) -> None:
         self.secondaries = dict(secondaries)
-        self.ring = ring
-        self.slots = slots
+        self.cut = cut
+        self.rounds = RoundCounter()
         self._end_epoch = end_epoch
 
     @property
@@ -41,15 +39,8 @@ class SimulatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.release` reveals; in a simulation
             everything is in one process anyway.
         """
-        units = [self.secondaries[rank].answer(plan) for rank in plan.active]
-        words = [encode(one, self.ring) for one in units]
-        total = InProcessSum()(words)
-        summed = decode_sum(
-            total, self.ring, elements=units[0].numel(), parties_active=len(plan.active)
-        )
-        return to_float(summed, self.ring, divisor=len(plan.active) * self.slots).view(
-            units[0].shape
-        )
+        words = [self.secondaries[rank].answer(plan) for rank in plan.active]
+        return self.cut.decode(InProcessSum()(words), rows=len(plan.rows), active=len(plan.active))
 
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]

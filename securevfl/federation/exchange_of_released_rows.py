@@ -19,12 +19,13 @@ class ReleasedRows:
     def __init__(
         self,
         aggregates: Float[Tensor, "rows positions width"],
+        released_by: Exchange,
         *,
-        ranks: tuple[int, ...],
         device: torch.device,
     ) -> None:
         self._aggregates = aggregates
-        self._ranks = ranks
+        self._ranks = released_by.ranks
+        self.rounds = released_by.rounds
         self._device = device
 
     @property
@@ -70,7 +71,6 @@ def release_once(
     rows: npt.NDArray[np.int64],
     *,
     batch_size: int,
-    next_round: Callable[[], int],
     observe: Callable[[Mapping[str, object]], None],
 ) -> Float[Tensor, "rows positions width"]:
     """Release every row exactly once and return the aggregates, in the order of row ids.
@@ -79,7 +79,6 @@ def release_once(
         exchange: Where the secondaries are.
         rows: All row ids 0 to n - 1, training, validation and test alike.
         batch_size: Rows a round.
-        next_round: Gives out round numbers.
         observe: Hears of every round.
 
     Reveals:
@@ -89,7 +88,10 @@ def release_once(
     out: Tensor | None = None
     for done, part in enumerate(parts, 1):
         plan = RoundPlan(
-            round_number=next_round(), rows=part, active=exchange.ranks, purpose="release"
+            round_number=exchange.rounds.next(),
+            rows=part,
+            active=exchange.ranks,
+            purpose="release",
         )
         aggregate = exchange.release(plan).cpu()
         if out is None:

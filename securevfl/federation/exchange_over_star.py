@@ -7,14 +7,22 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.config.sections import RuntimeSettings
-from securevfl.federation.messages import RoundKind
+from securevfl.core.ranks import PRIMARY_RANK
+from securevfl.federation.cut import Cut
+from securevfl.federation.messages import (
+    Announcement,
+    AverageRequest,
+    EpochEnd,
+    Gradient,
+    Mean,
+    RoundKind,
+    Share,
+)
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
-from securevfl.mpc.codec import decode_sum, to_float
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
-from securevfl.mpc.sum_to import SumTo
-from securevfl.transport.message import Message
+from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
+from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport
 
 
@@ -44,8 +52,7 @@ class PrimaryWire:
             deadline_s=self._deadline_s,
         )
         for message in shares:
-            words = message.tensor("words", dtype=np.int64, shape=(count,))
-            np.add(total, words, out=total)
+            np.add(total, Share.from_message(message, count=count).words, out=total)
         return torch.from_numpy(total)
 
     def send_words(self, round_number: int, words: Tensor) -> None:
@@ -57,31 +64,49 @@ class PrimaryWire:
         raise NotImplementedError("the primary collects words and sends none")
 
 
+def sum_to_primary(
+    transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
+) -> SumTo:
+    """Return the primary's end of secure sums.
+
+    Args:
+        transport: The primary's end of the star.
+        names: The secondaries by rank.
+        deadline_s: How long a secondary may take to send its words, in seconds.
+    """
+    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
+    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
+
+
 class FederatedExchange:
     """An exchange with secondaries in other processes, over the authenticated star."""
 
     def __init__(
         self,
         transport: PrimaryTransport,
-        *,
         names: Mapping[int, str],
-        sum_to: SumTo,
-        ring: RingFormat,
-        slots: int,
-        cut_shape: tuple[int, int],
-        runtime: RuntimeSettings,
+        cut: Cut,
+        *,
+        deadline_s: float,
         device: torch.device,
-        rounds: RoundCounter,
+        rounds: RoundCounter | None = None,
     ) -> None:
+        """Make it.
+
+        Args:
+            transport: The primary's end of the star.
+            names: The secondaries by rank.
+            cut: The format of what crosses the cut.
+            deadline_s: How long a secondary may take to answer, in seconds.
+            device: Where the primary computes.
+            rounds: Goes on with a session's round numbers; None begins them.
+        """
         self.transport = transport
         self.names = dict(names)
-        self.sum_to = sum_to
-        self.ring = ring
-        self.slots = slots
-        self.cut_shape = cut_shape
-        self.runtime = runtime
+        self.cut = cut
         self.device = device
-        self.rounds = rounds
+        self.rounds = RoundCounter() if rounds is None else rounds
+        self.sum_to = sum_to_primary(transport, self.names, deadline_s=deadline_s)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -94,24 +119,12 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.release` reveals.
         """
-        self._tell(
-            plan.active,
-            Message(
-                kind=RoundKind.PLAN,
-                round_number=plan.round_number,
-                meta={"active": list(plan.active), "purpose": plan.purpose},
-                tensors={"rows": plan.rows},
-            ),
+        self._tell(plan.active, Announcement(plan=plan))
+        total = self.sum_to(
+            self.cut.zeros(len(plan.rows)), round_number=plan.round_number, active=plan.active
         )
-        shape = (len(plan.rows), *self.cut_shape)
-        elements = int(np.prod(shape))
-        zeros = torch.zeros(self.ring.words(elements), dtype=torch.int64)
-        total = self.sum_to(zeros, round_number=plan.round_number, active=plan.active)
         assert total is not None, "the primary's reveal returns the total"
-        units = decode_sum(
-            total.to(self.device), self.ring, elements=elements, parties_active=len(plan.active)
-        )
-        return to_float(units, self.ring, divisor=len(plan.active) * self.slots).view(shape)
+        return self.cut.decode(total.to(self.device), rows=len(plan.rows), active=len(plan.active))
 
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
@@ -121,15 +134,8 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.return_gradient` reveals.
         """
-        self._tell(
-            plan.active,
-            Message(
-                kind=RoundKind.GRADIENT,
-                round_number=plan.round_number,
-                meta={},
-                tensors={"gradient": gradient.detach().cpu().numpy()},
-            ),
-        )
+        sent = gradient.detach().cpu().numpy()
+        self._tell(plan.active, Gradient(round_number=plan.round_number, gradient=sent))
 
     def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Average the positional encodings of all parties through the secure mean.
@@ -138,20 +144,13 @@ class FederatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.average_positions` reveals.
         """
         round_number = self.rounds.next()
-        self._tell(self.ranks, Message(kind=RoundKind.AVERAGE, round_number=round_number, meta={}))
+        self._tell(self.ranks, AverageRequest(round_number=round_number))
         words = encode_weighted(own, weight=1, parties=len(self.names) + 1)
         total = self.sum_to(words, round_number=round_number, active=self.ranks)
         assert total is not None, "the primary's reveal returns the total"
         mean = decode_mean(total, {name: own[name].shape for name in own})
-        self._tell(
-            self.ranks,
-            Message(
-                kind=RoundKind.MEAN,
-                round_number=round_number,
-                meta={},
-                tensors={name: value.cpu().numpy() for name, value in mean.items()},
-            ),
-        )
+        values = {name: value.cpu().numpy() for name, value in mean.items()}
+        self._tell(self.ranks, Mean(round_number=round_number, values=values))
         return mean
 
     def end_epoch(self, mark: EpochMark) -> None:
@@ -160,14 +159,7 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.end_epoch` reveals.
         """
-        self._tell(
-            self.ranks,
-            Message(
-                kind=RoundKind.EPOCH,
-                round_number=0,
-                meta={"epoch": mark.epoch, "best": mark.best, "restore_best": mark.restore_best},
-            ),
-        )
+        self._tell(self.ranks, EpochEnd(mark=mark))
 
-    def _tell(self, ranks: Sequence[int], message: Message) -> None:
-        self.transport.broadcast([self.names[rank] for rank in ranks], message)
+    def _tell(self, ranks: Sequence[int], told: TypedMessage) -> None:
+        self.transport.broadcast([self.names[rank] for rank in ranks], told.to_message())

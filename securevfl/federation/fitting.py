@@ -1,23 +1,31 @@
 """Make a secondary's encoder, and fit it to its own records behind noise."""
 
 import math
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float32
-from torch import nn
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
 from securevfl.dp.moments import noised_moments
-from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.fitting_autoencoder import pretrain
+from securevfl.dp.private_sgd import NoisedGradientSum
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.run_plan import RunPlan
+from securevfl.linkage.sampling import PoissonSampler
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder
 from securevfl.models.directions import DirectionBottom, Projection, principal_projection
 from securevfl.models.initial import initialise
+
+# Gradients of an error of values in [-1, 1] are mostly longer: every record has one vote.
+_CLIP_NORM: Final = 0.1
+_LEARNING_RATE: Final = 3e-3
 
 
 def build_direction_bottom(
@@ -56,20 +64,27 @@ class Fitting:
 
     def __init__(
         self,
-        config: FederationConfig,
-        name: str,
+        plan: RunPlan,
         bottom: DirectionBottom,
         features: Float32[np.ndarray, "records features"],
-        *,
-        plan: ReleasePlan,
         ledger: Ledger,
+        *,
+        name: str,
     ) -> None:
-        self._config = config
-        self._name = name
+        """Prepare it.
+
+        Args:
+            plan: The run.
+            bottom: The encoder, still random.
+            features: This party's, scaled.
+            ledger: This party's own.
+            name: This party's.
+        """
+        self._plan = plan
         self._bottom = bottom
         self._features = features
-        self._plan = plan
         self._ledger = ledger
+        self._name = name
 
     def __call__(self) -> None:
         """Charge the ledger, then fit the encoder behind fresh noise.
@@ -93,7 +108,7 @@ class Fitting:
             self._features,
             # Features in declared bounds lie in [-1, 1], so this draws none of them back.
             radius=math.sqrt(self._features.shape[1]),
-            noise_multiplier=self._plan.fitting_multiplier(),
+            noise_multiplier=self._plan.releases.fitting_multiplier(),
         )
         encode.fit(
             centre=moments.mean,
@@ -103,11 +118,11 @@ class Fitting:
         )
 
     def _pretrain(self, encode: nn.Module) -> None:
-        encoder, seed = self._config.encoder, self._config.federation.seed
+        encoder, seed = self._plan.config.encoder, self._plan.config.federation.seed
         assert encoder is not None, "asked for by the federation file"
-        plan = self._plan
+        releases = self._plan.releases
         # One secondary's coordinates carry the noise of all secondaries' shares.
-        noise_std = plan.noise_share_std() * math.sqrt(plan.parties) * plan.links
+        noise_std = self._plan.noise_share_std * math.sqrt(releases.parties) * releases.links
         device = next(encode.parameters()).device
         # The decoder is made here and forgotten here; only the encoder is kept.
         model = ChannelAutoencoder(
@@ -120,7 +135,75 @@ class Fitting:
             torch.from_numpy(self._features).to(device),
             steps=encoder.steps,
             sampling_rate=encoder.sampling_rate,
-            noise_multiplier=plan.fitting_multiplier(),
-            channel_std=noise_std / plan.privacy.clip_norm,
+            noise_multiplier=releases.fitting_multiplier(),
+            channel_std=noise_std / releases.privacy.clip_norm,
             generator=torch.Generator().manual_seed(drawn),
         )
+
+
+def pretrain(
+    model: ChannelAutoencoder,
+    records: Float[Tensor, "records features"],
+    *,
+    steps: int,
+    sampling_rate: float,
+    noise_multiplier: float | None,
+    channel_std: float,
+    generator: torch.Generator,
+) -> None:
+    """Train an autoencoder in place; what it learns of any one record is bounded.
+
+    Every step takes a fresh, secret Poisson sample, clips each record's gradient, adds noise to
+    their sum and hands it to Adam, which does not ask for its scale: no step needs to know how many
+    records there are.
+
+    Args:
+        model: Initialised without data.
+        records: Scaled features, each a function of that record alone.
+        steps: Noised steps, >= 1.
+        sampling_rate: q of each step's sample, in (0, 1].
+        noise_multiplier: Noise over the clip norm; None adds none.
+        channel_std: Deviation of the noise on the code, in units of its length.
+        generator: Draws that noise, which protects nobody; privacy does not rest on it.
+
+    Raises:
+        PrivacyError: If training has diverged.
+
+    Reveals:
+        As much as ``steps`` sampled Gaussian releases with that multiplier, of the unit "one record
+        of this table, added or removed"; to whom, says the caller.
+
+    References:
+        [ACGMMTZ16] Algorithm 1.
+    """
+    noised = NoisedGradientSum(clip_norm=_CLIP_NORM, noise_multiplier=noise_multiplier)
+    sampler = PoissonSampler(len(records), sampling_rate)
+    weights = dict(model.named_parameters())
+    optimizer = torch.optim.Adam(weights.values(), lr=_LEARNING_RATE)
+    of_each = vmap(grad(_loss_of(model)), in_dims=(None, 0, 0))
+    for _ in range(steps):
+        chosen = records[torch.from_numpy(sampler.draw()).to(records.device)]
+        noise = channel_std * torch.randn(len(chosen), model.components, generator=generator)
+        if len(chosen):
+            gradients = of_each(
+                {name: weight.detach() for name, weight in weights.items()},
+                chosen,
+                noise.to(chosen),
+            )
+            flat = torch.cat([gradients[name].flatten(1) for name in weights], dim=1)
+        else:
+            flat = chosen.new_zeros(0, sum(weight.numel() for weight in weights.values()))
+        parts = noised(flat).split([weight.numel() for weight in weights.values()])
+        for weight, part in zip(weights.values(), parts, strict=True):
+            weight.grad = part.view_as(weight)
+        optimizer.step()
+
+
+def _loss_of(
+    model: ChannelAutoencoder,
+) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    def loss(weights: dict[str, Tensor], record: Tensor, noise: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, weights, (record, noise))
+        return out
+
+    return loss

@@ -1,22 +1,19 @@
 """How a session begins: same file, same people, fresh keys that the relay cannot swap."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Final
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
-from securevfl.federation.messages import RoundKind
+from securevfl.config.parties import parse_address
+from securevfl.core.errors import AuthenticationError
+from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
-from securevfl.mpc.pair_keys import PUBLIC_BYTES, KeyOffer, SessionKey
+from securevfl.mpc.pair_keys import KeyOffer, SessionKey
+from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
-
-PROTOCOL_VERSION: Final = 1
-
-_SIGNATURE_BYTES: Final = 64
+from securevfl.transport.star import SecondaryTransport
 
 
 def _signed_text(config: FederationConfig, offer: KeyOffer) -> bytes:
@@ -29,10 +26,10 @@ def hello(
     *,
     identity: Identity,
     key: SessionKey,
-    epochs: list[int],
+    epochs: Sequence[int],
     pretrained: Sequence[int] = (),
-) -> Message:
-    """Return a secondary's first message.
+) -> Hello:
+    """Return a caller's first message.
 
     Args:
         config: The federation file.
@@ -45,74 +42,34 @@ def hello(
         To the primary: the federation file's hash, this session's public key, which epochs and
         iterations this party could resume.
     """
-    signature = identity.sign(_signed_text(config, key.offer))
-    return Message(
-        kind=RoundKind.HELLO,
-        meta={
-            "digest": config.digest,
-            "protocol": PROTOCOL_VERSION,
-            "epochs": epochs,
-            "pretrained": list(pretrained),
-        },
-        tensors={
-            "public": np.frombuffer(key.offer.public, dtype=np.uint8),
-            "signature": np.frombuffer(signature, dtype=np.uint8),
-        },
+    return Hello(
+        digest=config.digest,
+        public=key.offer.public,
+        signature=identity.sign(_signed_text(config, key.offer)),
+        epochs=epochs,
+        pretrained=pretrained,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resumable:
-    """The epochs and pretraining iterations that a secondary has saved and can resume from."""
-
-    epochs: frozenset[int]
-    """Epochs of training."""
-
-    pretrained: frozenset[int]
-    """Iterations of pretraining."""
-
-
-def check_hello(config: FederationConfig, message: Message) -> Resumable:
-    """Refuse a party that holds another file or speaks another protocol.
-
-    Returns:
-        What it could go on from.
+def read_hello(config: FederationConfig, message: Message) -> Hello:
+    """Read a caller's first message.
 
     Raises:
-        ConfigError: With both hashes.
-        ProtocolError: If the versions differ or the message is malformed.
+        ConfigError: If it holds another federation file.
+        ProtocolError: If it speaks another protocol, or the message is malformed.
     """
-    theirs = message.figure("digest", str)
-    if theirs != config.digest:
-        raise ConfigError(
-            f"federation files differ: {config.primary.name!r} has {config.digest}, "
-            f"{message.sender!r} has {theirs}; give every party the same file"
-        )
-    version = message.figure("protocol", int)
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(
-            f"party {message.sender!r} speaks protocol {version}, this one {PROTOCOL_VERSION}; "
-            f"install the same version of securevfl"
-        )
-    saved = {name: message.figure(name, list) for name in ("epochs", "pretrained")}
-    for name, values in saved.items():
-        if not all(isinstance(value, int) for value in values):
-            raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
-    return Resumable(epochs=frozenset(saved["epochs"]), pretrained=frozenset(saved["pretrained"]))
+    return Hello.from_message(message, digest=config.digest, primary=config.primary.name)
 
 
-def welcome(hellos: Mapping[str, Message], facts: RunFacts) -> Message:
-    """Return the primary's answer: every secondary's signed session key, and the run's numbers.
+def welcome(hellos: Mapping[str, Hello], facts: RunFacts) -> Welcome:
+    """Return the primary's answer: every caller's signed session key, and the run's numbers.
 
     Reveals:
-        To every secondary: the others' public session keys, and how many rows the primary has for
+        To every caller: the others' public session keys, and how many rows the primary has for
         training, validation and test.
     """
-    tensors = {}
-    for name, message in hellos.items():
-        tensors[f"public:{name}"] = _fixed(message, "public", PUBLIC_BYTES)
-        tensors[f"signature:{name}"] = _fixed(message, "signature", _SIGNATURE_BYTES)
-    return Message(kind=RoundKind.WELCOME, meta=asdict(facts), tensors=tensors)
+    keys = {name: (theirs.public, theirs.signature) for name, theirs in hellos.items()}
+    return Welcome(facts=facts, keys=keys)
 
 
 def open_welcome(
@@ -124,31 +81,90 @@ def open_welcome(
         AuthenticationError: If a session key is not signed by the identity that is pinned.
         ProtocolError: If a number is missing or impossible.
     """
-    facts = RunFacts(**{field.name: message.figure(field.name, int) for field in fields(RunFacts)})
-    parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
-    others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
-    if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:
-        raise ProtocolError("the primary's row counts do not add up")
+    names = [party.name for party in config.callers]
+    opened = Welcome.from_message(message, callers=names)
     offers = {}
-    for party in config.callers:
-        rank = config.ranks[party.name]
+    for name, (public, signature) in opened.keys.items():
         offer = KeyOffer(
-            session=key.offer.session,
-            rank=rank,
-            name=party.name,
-            public=_fixed(message, f"public:{party.name}", PUBLIC_BYTES).tobytes(),
+            session=key.offer.session, rank=config.ranks[name], name=name, public=public
         )
-        signature = _fixed(message, f"signature:{party.name}", _SIGNATURE_BYTES).tobytes()
         try:
-            verify(pinned[party.name], signature, _signed_text(config, offer))
+            verify(pinned[name], signature, _signed_text(config, offer))
         except AuthenticationError:
             raise AuthenticationError(
-                f"the session key that the primary passed on for {party.name!r} is not signed by "
+                f"the session key that the primary passed on for {name!r} is not signed by "
                 f"the identity that the federation file pins"
             ) from None
-        offers[rank] = offer
-    return facts, key.agree(offers)
+        offers[offer.rank] = offer
+    return opened.facts, key.agree(offers)
 
 
-def _fixed(message: Message, name: str, length: int) -> np.ndarray:
-    return message.tensor(name, dtype=np.uint8, shape=(length,))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """A caller's place in a session."""
+
+    transport: SecondaryTransport
+    """Its connection to the primary."""
+
+    facts: RunFacts
+    """What the primary says of its rows."""
+
+    pair_keys: Mapping[int, bytes]
+    """A key with every other caller, by rank; the primary has none of them."""
+
+    rank: int
+    """This party's own rank."""
+
+
+@contextmanager
+def joined(
+    config: FederationConfig,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    *,
+    epochs: list[int],
+    pretrained: list[int],
+) -> Iterator[Joined]:
+    """Join the session that the primary holds, and leave it in the end.
+
+    Args:
+        config: The federation file.
+        identity: This party's long-term identity.
+        pinned: Every party's pinned public key.
+        epochs: Epochs that this party could resume.
+        pretrained: Iterations of pretraining that it could resume.
+
+    Raises:
+        ProtocolError: If the primary cannot be reached, or is not who the file says.
+
+    Reveals:
+        To the primary: that this party takes part, the file's hash, its public key of the session
+        and the epochs. To the other callers: that public key.
+    """
+    assert config.primary.address is not None, "checked with the federation file"
+    transport = SecondaryTransport(
+        parse_address(config.primary.address),
+        identity,
+        pinned,
+        config.ranks,
+        limits=transport_limits(config),
+    )
+    with transport:
+        transport.connect(config.runtime.join_timeout_s)
+        rank = config.ranks[identity.name]
+        key = SessionKey(session=transport.session, rank=rank, name=identity.name)
+        transport.send(
+            hello(
+                config, identity=identity, key=key, epochs=epochs, pretrained=pretrained
+            ).to_message()
+        )
+        message = transport.receive(
+            RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
+        )
+        facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
+        yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)
+
+
+def transport_limits(config: FederationConfig) -> TransportLimits:
+    """Return a transport's deadlines, as the federation file sets them."""
+    return TransportLimits(silence_timeout_s=config.runtime.silence_timeout_s)

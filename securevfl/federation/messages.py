@@ -1,36 +1,337 @@
-"""The kinds of message of a session's beginning and of its rounds."""
+"""The messages of a session's beginning and of its rounds, each checked where it is read."""
 
-from securevfl.transport.message import MessageKind
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.mpc.pair_keys import PUBLIC_BYTES
+from securevfl.transport.message import Message, MessageKind, TypedMessage
+
+PROTOCOL_VERSION: Final = 1
+"""What callers and primary must have in common beyond frames: the order and meaning of messages."""
+
+_SIGNATURE_BYTES: Final = 64
+_PURPOSES: Final = ("release", "train", "validation", "test")
 
 
 class RoundKind(MessageKind):
     """What parties tell one another to join, and in rounds."""
 
     HELLO = 5
-    """Secondary to primary: protocol version, digest of the federation file, its signed public key
-    of the session, and the epochs that it could resume."""
-
     WELCOME = 6
-    """Primary to every secondary: all have joined; their signed public keys of the session, and
-    how many rows there are for training, validation and test."""
-
     PLAN = 9
-    """Primary to every active secondary: row ids of a round, who is active and what it is for."""
-
     SHARE = 10
-    """Active secondary to primary: its masked words; only the sum over all can be read."""
-
     GRADIENT = 11
-    """Primary to every active secondary: one gradient for all, from which labels may leak."""
-
     AVERAGE = 12
-    """Primary to every secondary: send your positional encodings' words. Tells nothing else."""
-
     MEAN = 13
-    """Primary to every secondary: mean parameters."""
-
     EPOCH = 14
-    """Primary to every secondary: an epoch has ended, and whether it was the best."""
-
     READY = 16
-    """Secondary to primary: its table and its budget have room for the run. Tells nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello(TypedMessage):
+    """The protocol's version, the federation file's digest, and a signed key of the session.
+
+    The key is the caller's public one. With it come the epochs and the iterations of pretraining
+    that the caller could resume.
+    """
+
+    KIND: ClassVar = RoundKind.HELLO
+    WAY: ClassVar = "caller to primary"
+
+    digest: str
+    public: bytes
+    signature: bytes
+    epochs: Sequence[int]
+    pretrained: Sequence[int]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(
+            kind=self.KIND,
+            meta={
+                "digest": self.digest,
+                "protocol": PROTOCOL_VERSION,
+                "epochs": list(self.epochs),
+                "pretrained": list(self.pretrained),
+            },
+            tensors={"public": _array(self.public), "signature": _array(self.signature)},
+        )
+
+    @classmethod
+    def from_message(cls, message: Message, *, digest: str, primary: str) -> "Hello":
+        """Read a caller's, and refuse one that holds another file or speaks another protocol.
+
+        Args:
+            message: As it came.
+            digest: Of the primary's federation file.
+            primary: The primary's name.
+
+        Raises:
+            ConfigError: With both digests.
+            ProtocolError: If the versions differ or the message is malformed.
+        """
+        theirs = message.figure("digest", str)
+        if theirs != digest:
+            raise ConfigError(
+                f"federation files differ: {primary!r} has {digest}, "
+                f"{message.sender!r} has {theirs}; give every party the same file"
+            )
+        version = message.figure("protocol", int)
+        if version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"party {message.sender!r} speaks protocol {version}, this one "
+                f"{PROTOCOL_VERSION}; install the same version of securevfl"
+            )
+        saved = {name: message.figure(name, list) for name in ("epochs", "pretrained")}
+        for name, values in saved.items():
+            if not all(isinstance(value, int) for value in values):
+                raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
+        return cls(
+            digest=theirs,
+            public=_bytes(message, "public", PUBLIC_BYTES),
+            signature=_bytes(message, "signature", _SIGNATURE_BYTES),
+            **saved,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Welcome(TypedMessage):
+    """All have joined: every caller's signed public key of the session.
+
+    With them come how many rows the primary has for training, validation and test, and where the
+    run goes on.
+    """
+
+    KIND: ClassVar = RoundKind.WELCOME
+    WAY: ClassVar = "primary to every caller"
+
+    facts: RunFacts
+    keys: Mapping[str, tuple[bytes, bytes]]
+    """By caller: its public key and the signature under it."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        tensors = {}
+        for name, (public, signature) in self.keys.items():
+            tensors[f"public:{name}"] = _array(public)
+            tensors[f"signature:{name}"] = _array(signature)
+        return Message(kind=self.KIND, meta=asdict(self.facts), tensors=tensors)
+
+    @classmethod
+    def from_message(cls, message: Message, *, callers: Sequence[str]) -> "Welcome":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If a number or a key is missing or impossible.
+        """
+        numbers = {field.name: message.figure(field.name, int) for field in fields(RunFacts)}
+        facts = RunFacts(**numbers)
+        parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
+        others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
+        if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:
+            raise ProtocolError("the primary's row counts do not add up")
+        keys = {
+            name: (
+                _bytes(message, f"public:{name}", PUBLIC_BYTES),
+                _bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+            )
+            for name in callers
+        }
+        return cls(facts=facts, keys=keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(TypedMessage):
+    """The caller's table and its budget have room for the run. Tells nothing else."""
+
+    KIND: ClassVar = RoundKind.READY
+    WAY: ClassVar = "caller to primary"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announcement(TypedMessage):
+    """Row ids of a round, who is active and what it is for."""
+
+    KIND: ClassVar = RoundKind.PLAN
+    WAY: ClassVar = "primary to every active secondary"
+
+    plan: RoundPlan
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(
+            kind=self.KIND,
+            round_number=self.plan.round_number,
+            meta={"active": list(self.plan.active), "purpose": self.plan.purpose},
+            tensors={"rows": self.plan.rows},
+        )
+
+    @classmethod
+    def from_message(cls, message: Message, run: RunPlan) -> "Announcement":
+        """Read the primary's, and refuse a round that the run does not allow.
+
+        Raises:
+            ProtocolError: If it has no rows, an unknown purpose, impossible parties, or fewer of
+                them than the noise was calibrated for.
+        """
+        number = message.round_number
+        rows = message.tensor("rows", dtype=np.int64, shape=(None,))
+        purpose = message.figure("purpose", str)
+        active = message.figure("active", list)
+        if not len(rows):
+            raise ProtocolError(f"round {number}: the primary named no rows")
+        if purpose not in _PURPOSES:
+            raise ProtocolError(f"round {number}: unknown purpose {purpose!r}")
+        known = set(run.secondaries)
+        if not all(type(rank) is int for rank in active) or active != sorted(set(active) & known):
+            raise ProtocolError(f"round {number}: impossible parties {active!r}")
+        if len(active) < run.active:
+            raise ProtocolError(
+                f"round {number}: {len(active)} secondaries are fewer than the "
+                f"{run.active} that the noise was calibrated for"
+            )
+        return cls(
+            plan=RoundPlan(round_number=number, rows=rows, active=tuple(active), purpose=purpose)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Share(TypedMessage):
+    """The secondary's masked words; only the sum over all active secondaries can be read."""
+
+    KIND: ClassVar = RoundKind.SHARE
+    WAY: ClassVar = "active secondary to primary"
+
+    round_number: int
+    words: npt.NDArray[np.int64]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(
+            kind=self.KIND, round_number=self.round_number, tensors={"words": self.words}
+        )
+
+    @classmethod
+    def from_message(cls, message: Message, *, count: int) -> "Share":
+        """Read a secondary's.
+
+        Raises:
+            ProtocolError: If it has not so many words.
+        """
+        words = message.tensor("words", dtype=np.int64, shape=(count,))
+        return cls(round_number=message.round_number, words=words)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Gradient(TypedMessage):
+    """The gradient of the loss with respect to the aggregate, one for all.
+
+    Labels may be inferred from it.
+    """
+
+    KIND: ClassVar = RoundKind.GRADIENT
+    WAY: ClassVar = "primary to every active secondary"
+
+    round_number: int
+    gradient: npt.NDArray[np.float32]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(
+            kind=self.KIND, round_number=self.round_number, tensors={"gradient": self.gradient}
+        )
+
+    @classmethod
+    def from_message(cls, message: Message, *, shape: tuple[int, ...]) -> "Gradient":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If it is not of the aggregate's shape, or not finite.
+        """
+        gradient = message.tensor("gradient", dtype=np.float32, shape=shape)
+        return cls(round_number=message.round_number, gradient=gradient)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AverageRequest(TypedMessage):
+    """Send your positional encodings' words. Tells nothing else."""
+
+    KIND: ClassVar = RoundKind.AVERAGE
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, round_number=self.round_number)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mean(TypedMessage):
+    """The mean of all parties' parameters: positional encodings, or local top encoders."""
+
+    KIND: ClassVar = RoundKind.MEAN
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+    values: Mapping[str, npt.NDArray[Any]]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, round_number=self.round_number, tensors=dict(self.values))
+
+    @classmethod
+    def from_message(cls, message: Message, *, shapes: Mapping[str, tuple[int, ...]]) -> "Mean":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If a parameter is missing, of another shape, or not finite.
+        """
+        values = {
+            name: message.tensor(name, dtype=np.float32, shape=shape)
+            for name, shape in shapes.items()
+        }
+        return cls(round_number=message.round_number, values=values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochEnd(TypedMessage):
+    """An epoch has ended, and whether it was the best; or training has, and the best comes back."""
+
+    KIND: ClassVar = RoundKind.EPOCH
+    WAY: ClassVar = "primary to every secondary"
+
+    mark: EpochMark
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta=asdict(self.mark))
+
+    @classmethod
+    def from_message(cls, message: Message) -> "EpochEnd":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If it is malformed.
+        """
+        epoch = message.figure("epoch", int)
+        if epoch < 1:
+            raise ProtocolError(f"the primary ended epoch {epoch}; epochs count from 1")
+        best = message.figure("best", bool)
+        restore_best = message.figure("restore_best", bool)
+        return cls(mark=EpochMark(epoch=epoch, best=best, restore_best=restore_best))
+
+
+def _array(raw: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(raw, dtype=np.uint8)
+
+
+def _bytes(message: Message, name: str, length: int) -> bytes:
+    return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()

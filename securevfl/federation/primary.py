@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.config.sections import TrainingSettings
 from securevfl.core.progress import Observer
 from securevfl.core.seeds import stream
 from securevfl.data.rows import RowSplit, consecutive_batches, training_batches
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import require_finite
-from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundCounter, RoundPlan
+from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundPlan
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
 from securevfl.models.split import Explained
@@ -32,6 +32,8 @@ class PrimaryData:
     keys: Float[Tensor, "rows dimension"]
     targets: Tensor
     """Shape (rows,): float32 for regression and binary, int64 class numbers for multiclass."""
+    head: TaskHead
+    """The task: its loss, its metric, and how many numbers it asks of the top model."""
     split: RowSplit
     similarities: Float[Tensor, "rows secondaries links"] | None = None
     """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
@@ -43,32 +45,36 @@ class Primary:
 
     def __init__(
         self,
-        *,
+        plan: RunPlan,
         data: PrimaryData,
         top: nn.Module,
-        head: TaskHead,
-        optimizer: torch.optim.Optimizer,
-        training: TrainingSettings,
         exchange: Exchange,
-        rounds: RoundCounter,
+        *,
+        optimizer: torch.optim.Optimizer,
         dropout: DropoutStream,
-        seed: int,
-        active_parties: int,
-        average_positions_every: int,
         observe: Observer,
     ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run.
+            data: The primary's table.
+            top: Its half of the split network.
+            exchange: Where the secondaries are.
+            optimizer: Of ``top``.
+            dropout: Its own stream of dropped units.
+            observe: Hears of progress.
+        """
+        self.plan = plan
         self.data = data
         self.top = top
-        self.head = head
-        self.optimizer = optimizer
-        self.training = training
         self.exchange = exchange
-        self.rounds = rounds
+        self.optimizer = optimizer
         self.dropout = dropout
-        self.seed = seed
-        self.active_parties = active_parties
-        self.average_positions_every = average_positions_every
         self.observe = observe
+        self.training = plan.config.training
+        self.seed = plan.config.federation.seed
+        self.head = data.head
         self.may_go_on: Callable[[], bool] = lambda: True
         """Asked before every epoch: whether the budget still covers it."""
         self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
@@ -99,7 +105,8 @@ class Primary:
         start = time.monotonic()
         epoch = self.epoch + 1
         loss, metric = self._train_epoch(epoch)
-        if self.average_positions_every and epoch % self.average_positions_every == 0:
+        every = self.plan.average_positions_every
+        if every and epoch % every == 0:
             self._average_positions()
         validation = self.evaluate(self.data.split.validation, "validation")
         self.epoch = epoch
@@ -213,15 +220,17 @@ class Primary:
     def _plan(
         self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
     ) -> RoundPlan:
-        return RoundPlan(round_number=self.rounds.next(), rows=rows, active=active, purpose=purpose)
+        return RoundPlan(
+            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
+        )
 
     def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
         # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average
         # divides by the number of those that remain.
         ranks = self.exchange.ranks
-        if self.active_parties == len(ranks):
+        if self.plan.active == len(ranks):
             return ranks
-        return tuple(sorted(chosen.choice(ranks, self.active_parties, replace=False).tolist()))
+        return tuple(sorted(chosen.choice(ranks, self.plan.active, replace=False).tolist()))
 
     def _average_positions(self) -> None:
         mean = self.exchange.average_positions(position_weights(self.top))

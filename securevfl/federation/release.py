@@ -1,5 +1,7 @@
 """What leaves a secondary: charged, clipped, quantised, noised. The one file where these meet."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -8,11 +10,9 @@ from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.clipping import clip_records, clip_rows
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
+from securevfl.federation.aggregation import Aggregation
 from securevfl.federation.rounds import RoundPlan
-from securevfl.mpc.codec import quantise, require_row_norms
-from securevfl.mpc.ring_format import RingFormat
 
 
 @runtime_checkable
@@ -26,28 +26,40 @@ class Charge(Protocol):
         ...
 
 
-class Contribution:
-    """One secondary's protected share of every aggregate.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Released:
+    """One secondary's part of one round."""
 
-    Order within a release: the ledger is charged first, so that nothing can leave unbooked; then
-    rows are clipped, rounded towards zero into the ring, and noise is added as integers.
-    """
+    words: Int64[Tensor, " words"]
+    """What enters the secure sum."""
+
+    clipped: Float[Tensor, "batch positions width"]
+    """What it was made of, on the autograd graph if the round teaches; it stays here."""
+
+    epsilon: float
+    """What is spent, this release included."""
+
+
+class Contribution:
+    """One secondary's protected share of every aggregate."""
 
     def __init__(
         self,
+        aggregation: Aggregation,
         *,
-        clip_norm: float,
-        pooled: bool,
-        slots: int,
-        ring: RingFormat,
         noise: RingNoise | None,
         ledger: Charge,
         release_once: bool,
     ) -> None:
-        self.clip_norm = clip_norm
-        self.pooled = pooled
-        self.slots = slots
-        self.ring = ring
+        """Make it.
+
+        Args:
+            aggregation: How representations are clipped and encoded.
+            noise: Draws this party's noise share in units of the ring; None adds none.
+            ledger: Books every release before it is made.
+            release_once: Whether a row is released once, as a frozen encoder promises.
+        """
+        self.aggregation = aggregation
         self.noise = noise
         self.ledger = ledger
         self.release_once = release_once
@@ -58,13 +70,35 @@ class Contribution:
         if isinstance(self.noise, NoiseBuffer):
             self.noise.close()
 
-    def charge(self, plan: RoundPlan) -> float:
-        """Book the release of a round; return the epsilon spent so far.
+    def release(
+        self, plan: RoundPlan, represent: Callable[[], Tensor], *, learns: bool
+    ) -> Released:
+        """Charge, then compute, clip, round towards zero, add noise as integers, and encode.
+
+        Args:
+            plan: The round.
+            represent: Computes the representation, shape (B, L, H); called once it is paid for.
+            learns: Whether the clip belongs on the autograd graph.
 
         Raises:
-            PrivacyError: If a row would be released a second time where the promise is once.
-            BudgetExceededError: If the budget forbids it; nothing is booked then.
+            PrivacyError: If a row would be released a second time where the promise is once, or the
+                representation is not finite.
+            BudgetExceededError: If the budget forbids it; nothing is booked or computed then.
+            EncodingRangeError: If a clipped norm is over C, or a number leaves the ring.
+
+        Reveals:
+            Nothing by itself; what is made of the words is said at :class:`mpc.sum_to.SumTo`.
         """
+        epsilon = self._charge(plan)
+        representation = represent()
+        with torch.set_grad_enabled(learns):
+            clipped = self.aggregation.clip(representation)
+        require_finite("the representation", clipped, round_number=plan.round_number)
+        words = self.aggregation.cut.encode(self.units(clipped))
+        return Released(words=words, clipped=clipped, epsilon=epsilon)
+
+    def _charge(self, plan: RoundPlan) -> float:
+        """Book the release of a round; return the epsilon spent so far."""
         rows = set(plan.rows.tolist())
         if len(rows) != len(plan.rows):
             raise PrivacyError(f"round {plan.round_number}: a row is listed twice in one batch")
@@ -79,54 +113,15 @@ class Contribution:
         self._released |= rows
         return epsilon
 
-    def clip(
-        self, representation: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch positions width"]:
-        """Clip to C: every row, or every record where its row's K slots are pooled."""
-        if self.pooled:
-            return clip_records(representation, self.clip_norm)
-        return clip_rows(representation, self.clip_norm)
-
-    def term(
-        self, clipped: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch pooled width"]:
-        """Return this party's term of the average, on the autograd graph."""
-        return clipped.mean(dim=1, keepdim=True) if self.pooled else clipped
-
     def units(
         self, clipped: Float[Tensor, "batch positions width"]
     ) -> Int32[Tensor, "batch pooled width"]:
-        """Return the term in ring units, with this party's noise share.
-
-        Pooled rows are the *sum* of their K slots here, and the primary divides by K: each record
-        is rounded by itself, so that rounding cannot carry one record's absence into more than its
-        own slot, and nothing of the precision is lost to the division.
-        """
-        units = quantise(clipped.detach(), self.ring)
-        if self.noise is not None:
-            # The promise rests on this bound; without noise there is none.
-            rows = units.flatten(0, 1) if self.pooled else units
-            require_row_norms(rows, self.ring, clip_norm=self.clip_norm)
-        if self.pooled:
-            units = self._within_slots(units.sum(dim=1, keepdim=True))
+        """Return this party's term in ring units, with its noise share."""
+        # The promise of noise rests on the bound on norms; without noise there is none.
+        units = self.aggregation.units(clipped, bounded=self.noise is not None)
         if self.noise is not None:
             units += self.noise.sample(units.shape, device=units.device)
         return units
-
-    def _within_slots(
-        self, sums: Int64[Tensor, "batch one width"]
-    ) -> Int32[Tensor, "batch one width"]:
-        """Draw sums of more than K records back to the ball of radius K C.
-
-        Where rows choose their records no sum is outside it. Where records choose, a row may have
-        any number of them; drawing back brings no two sums further apart.
-        """
-        limit = self.slots * self.clip_norm * 2.0**self.ring.precision_bits
-        exact = sums.double()
-        norm = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-        # A little inside, so that rounding in the quotient cannot leave the ball.
-        shrink = (limit * (1 - 1e-12) / norm.clamp_min(1.0)).clamp_max(1.0)
-        return torch.where(norm > limit, exact * shrink, exact).to(torch.int32)
 
 
 def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None:

@@ -48,9 +48,26 @@ class EpochMark:
     """Go back to the best weights: training is over and the test rows come next."""
 
 
+class RoundCounter:
+    """Round numbers of one session; a number is given out once."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        """Return the next round number, from 1."""
+        self.last += 1
+        return self.last
+
+
 @runtime_checkable
 class Exchange(Protocol):
     """How the primary reaches the secondaries: simulated, between processes, or from a cache."""
+
+    @property
+    def rounds(self) -> RoundCounter:
+        """Gives out the session's round numbers."""
+        ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -90,18 +107,6 @@ class Exchange(Protocol):
             To the secondaries: the epoch number and whether it was the best so far.
         """
         ...
-
-
-class RoundCounter:
-    """Round numbers of one session; a number is given out once."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def next(self) -> int:
-        """Return the next round number, from 1."""
-        self.last += 1
-        return self.last
 
 
 def active_parties(secondaries: Sequence[object], party_dropout: float) -> int:

@@ -1,15 +1,16 @@
 """What a run will do: its rows, its releases and the format of what crosses the cut."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import (
-    DataError,
-)
+from securevfl.core.errors import DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.aggregation import AGGREGATIONS, Aggregation
+from securevfl.federation.cut import Cut
 from securevfl.federation.rounds import active_parties
 from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
 
@@ -63,22 +64,88 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
     return split, facts
 
 
-def is_frozen(config: FederationConfig) -> bool:
-    """Whether bottom models stay as they are and every row is released once."""
-    return config.privacy.encoder == "frozen"
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """All that is decided before anything is sent; computed once, and handed on."""
+
+    config: FederationConfig
+    """The federation file."""
+
+    facts: RunFacts
+    """The primary's rows, and where the run starts."""
+
+    releases: ReleasePlan
+    """Everything that will be released, for the accounting."""
+
+    noise_share_std: float
+    """``tau``: what each secondary adds to its own term, in the units of the representation; 0 for
+    the mechanism ``none``. Calibrating it to an epsilon is the costly part of a plan."""
+
+    cut: Cut
+    """The format of what crosses the cut."""
+
+    ranks: Mapping[str, int]
+    """Name to rank: the primary is 0, secondaries count from 1, third parties come after them."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether bottom models stay as they are and every row is released once."""
+        return self.config.privacy.encoder == "frozen"
+
+    def aggregation(self) -> Aggregation:
+        """Return how representations are clipped, encoded and averaged."""
+        kind = AGGREGATIONS["pooled" if self.releases.pooled else "rows"]
+        return kind(cut=self.cut, clip_norm=self.config.privacy.clip_norm)
+
+    @property
+    def secondaries(self) -> dict[int, str]:
+        """Names of the secondaries by rank."""
+        return {self.ranks[party.name]: party.name for party in self.config.secondaries}
+
+    @property
+    def active(self) -> int:
+        """How many secondaries answer a training round."""
+        return self.releases.min_active
+
+    @property
+    def average_positions_every(self) -> int:
+        """Epochs between averages of positional encodings; 0 for none, as of frozen encoders."""
+        return 0 if self.frozen else self.config.model.average_positions_every
 
 
-def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
-    """Return everything that the run will release, for the accounting.
+def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
+    """Decide what a run releases, with how much noise, and how it is encoded.
 
     Raises:
         PrivacyError: If the promise that is asked for does not hold; see also
-            :func:`federation.preflight.require_covered_channels`.
+            :func:`securevfl.config.rules.require_covered_channels`.
+        EncodingRangeError: If no fixed-point format holds what is released.
     """
-    training, privacy = config.training, config.privacy
+    releases = _releases(config, facts)
+    releases.check()
+    noise_share_std = releases.noise_share_std()
+    slots = config.model.neighbours if releases.pooled else 1
+    # The accounting speaks of rows that are means over K slots; what crosses is their sum.
+    ring = RingFormat.choose(
+        clip_norm=config.privacy.clip_norm * slots,
+        noise_share_std=noise_share_std * slots,
+        parties=len(config.secondaries),
+    )
+    return RunPlan(
+        config=config,
+        facts=facts,
+        releases=releases,
+        noise_share_std=noise_share_std,
+        cut=Cut(ring=ring, slots=slots, shape=config.family.cut_shape(config.model)),
+        ranks=config.ranks,
+    )
+
+
+def _releases(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
+    training, frozen = config.training, config.privacy.encoder == "frozen"
     batch = training.batch_size
     secondaries = len(config.secondaries)
-    if is_frozen(config):
+    if frozen:
         rounds, row_releases, per_row = math.ceil(facts.rows / batch), facts.rows, 1
         active = secondaries
     else:
@@ -88,8 +155,8 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         row_releases = training.epochs * sum(parts) + facts.test_rows
         per_row = training.epochs
         active = active_parties(config.secondaries, config.model.party_dropout)
-    plan = ReleasePlan(
-        privacy=privacy,
+    return ReleasePlan(
+        privacy=config.privacy,
         parties=secondaries,
         min_active=active,
         rounds=rounds,
@@ -97,14 +164,12 @@ def release_plan(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         row_releases=row_releases,
         releases_per_row=per_row,
         links=config.model.neighbours,
-        pooled=config.family.pooled(config.model, frozen=is_frozen(config)),
+        pooled=config.family.pooled(config.model, frozen=frozen),
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.layout == "blocks",
         fitting=config.encoder.fitting if config.encoder else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
-    plan.check()
-    return plan
 
 
 def _projection_rounding(config: FederationConfig) -> float:
@@ -114,25 +179,5 @@ def _projection_rounding(config: FederationConfig) -> float:
     apart by less than one unit; the ring's coarsest unit is taken, since the unit is only chosen
     once the noise is known.
     """
-    _, width = cut_shape(config)
+    _, width = config.family.cut_shape(config.model)
     return math.sqrt(width) * COARSEST_STEP / config.model.neighbours
-
-
-def ring_format(config: FederationConfig, plan: ReleasePlan) -> RingFormat:
-    """Return the fixed-point format that all parties use."""
-    scale = slots(config, plan)
-    return RingFormat.choose(
-        clip_norm=config.privacy.clip_norm * scale,
-        noise_share_std=plan.noise_share_std() * scale,
-        parties=len(config.secondaries),
-    )
-
-
-def cut_shape(config: FederationConfig) -> tuple[int, int]:
-    """Return (L, H), the shape of one row's aggregate."""
-    return config.family.cut_shape(config.model)
-
-
-def slots(config: FederationConfig, plan: ReleasePlan) -> int:
-    """Return how many slots one released row is the sum of: K where they are pooled."""
-    return config.model.neighbours if plan.pooled else 1

@@ -1,16 +1,16 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.distinct import represent_distinct
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
@@ -24,75 +24,110 @@ from securevfl.federation.updates import (
 from securevfl.linkage.sources import LinkSource
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SecondaryData:
+    """A secondary's table as tensors, and its links."""
+
+    name: str
+    """The party's name."""
+
+    features: Float[Tensor, "records features"]
+    keys: Float[Tensor, "records dimension"]
+    links: LinkSource
+    """Which records each of the primary's rows is linked to."""
+
+    primary_rows: int
+    """How many rows the primary has announced."""
+
+
 class Secondary:
-    """One secondary's bottom model, features and links.
+    """One secondary's bottom model at work on its records.
 
     The simulator and a party's own process run this same class, so that they cannot differ.
     """
 
     def __init__(
         self,
-        *,
-        name: str,
-        features: Float[Tensor, "records features"],
-        keys: Float[Tensor, "records dimension"],
-        links: LinkSource,
-        primary_rows: int,
+        data: SecondaryData,
         bottom: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
         contribution: Contribution,
+        *,
         dropout: DropoutStream,
-        prepare: Callable[[], None] | None = None,
+        optimizer: torch.optim.Optimizer | None,
         gradient_noise: GradientNoise | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        self.name = name
-        self.features = features
-        self.keys = keys
+        """Make it.
+
+        Args:
+            data: Its table and links.
+            bottom: Its half of the split network.
+            contribution: Protects and books what leaves.
+            dropout: Its own stream of dropped units.
+            optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
+            gradient_noise: What protects each update, if the encoder is dp-trained.
+            prepare: Called once, before the first release: fits an encoder, for example.
+        """
+        self.data = data
         self.bottom = bottom
-        self.optimizer = optimizer
         self.contribution = contribution
         self.dropout = dropout
+        self.optimizer = optimizer
         self.gradient_noise = gradient_noise
-        """What protects each update, if the encoder is dp-trained."""
-        self.links = links
-        self.primary_rows = primary_rows
         self._pending: tuple[RoundPlan, Lesson] | None = None
         self._prepare = prepare
         self.epsilon_spent = 0.0
 
-    def answer(self, plan: RoundPlan) -> Int32[Tensor, "batch positions width"]:
-        """Return this round's contribution in ring units; it is charged first.
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        return self.data.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.data.features.device
+
+    def answer(self, plan: RoundPlan) -> Int64[Tensor, " words"]:
+        """Return this round's contribution as words of the sum; it is charged first.
 
         Raises:
             ProtocolError: If the primary names rows that it never announced.
             PrivacyError: If the budget or the promise forbids the release.
 
         Reveals:
-            Nothing by itself; what is made of the returned units is said at
+            Nothing by itself; what is made of the returned words is said at
             :class:`mpc.sum_to.SumTo`.
         """
-        if plan.rows.min() < 0 or plan.rows.max() >= self.primary_rows:
+        if plan.rows.min() < 0 or plan.rows.max() >= self.data.primary_rows:
             raise ProtocolError(
                 f"round {plan.round_number}: the primary asks for rows outside the "
-                f"{self.primary_rows} whose keys it sent"
+                f"{self.data.primary_rows} whose keys it sent"
             )
         if self._prepare is not None:
             # Here and not before: a resumed run may ask for no release, and then fits nothing.
             self._prepare()
             self._prepare = None
-        self.epsilon_spent = self.contribution.charge(plan)
         training = plan.wants_gradient and self.optimizer is not None
         self.bottom.train(training)
-        lesson: Lesson
-        if training and self.gradient_noise is not None:
-            clipped, lesson = self._private_lesson(plan.rows, self.gradient_noise)
-        else:
+        private: list[PrivateLesson] = []
+
+        def represent() -> Tensor:
+            if training and self.gradient_noise is not None:
+                private.append(self._private_lesson(plan.rows, self.gradient_noise))
+                return self._represent_in_pieces(private[0])
             with self.dropout.active(), torch.set_grad_enabled(training):
-                clipped = self.contribution.clip(self._represent(plan.rows))
-            lesson = PlainLesson(self.contribution.term(clipped), self.dropout)
-        require_finite("the representation", clipped, round_number=plan.round_number)
-        self._pending = (plan, lesson) if training else None
-        return self.contribution.units(clipped)
+                return self._represent(plan.rows)
+
+        released = self.contribution.release(
+            plan, represent, learns=training and self.gradient_noise is None
+        )
+        self.epsilon_spent = released.epsilon
+        self._pending = None
+        if training:
+            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped)
+            self._pending = (plan, lesson)
+        return released.words
 
     def learn(self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]) -> None:
         """Take one optimizer step from the gradient of the aggregate.
@@ -114,37 +149,43 @@ class Secondary:
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
-        index = torch.as_tensor(self.links.link(rows).indices, device=self.features.device)
+        links = self.data.links.link(rows)
+        index = torch.as_tensor(links.indices, device=self.data.features.device)
         present = index >= 0
         return index.clamp_min(0), present
 
     def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        features, keys = self.data.features, self.data.keys
         index, present = self._links_of(rows)
         if self.bottom.recordwise:
-            return represent_distinct(self.bottom, self.features, self.keys, index, present)
-        out: Tensor = self.bottom(self.features[index], self.keys[index], present)
+            return represent_distinct(self.bottom, features, keys, index, present)
+        out: Tensor = self.bottom(features[index], keys[index], present)
         return out
 
-    def _private_lesson(
-        self, rows: npt.NDArray[np.int64], noise: GradientNoise
-    ) -> tuple[Tensor, PrivateLesson]:
+    def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
+        with torch.enable_grad():
+            return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
+
+    def _private_lesson(self, rows: npt.NDArray[np.int64], noise: GradientNoise) -> PrivateLesson:
         index, present = self._links_of(rows)
         records = LinkedRecords(
-            features=self.features[index], keys=self.keys[index], present=present
+            features=self.data.features[index], keys=self.data.keys[index], present=present
         )
-        lesson = PrivateLesson(
+        return PrivateLesson(
             self.bottom,
             records,
-            clip_norm=self.contribution.clip_norm,
+            clip_norm=self.contribution.aggregation.clip_norm,
             noise=noise,
             stream=self.dropout,
         )
+
+    def _represent_in_pieces(self, lesson: PrivateLesson) -> Tensor:
         # Piece by piece, as the lesson goes through them: the same units are dropped.
         with self.dropout.active(), torch.no_grad():
             found = [
                 self.bottom(piece.features, piece.keys, piece.present) for piece in lesson.pieces
             ]
-            return self.contribution.clip(torch.cat(found)), lesson
+            return torch.cat(found)
 
     def close(self) -> None:
         """Stop what works ahead in the background."""
@@ -189,3 +230,43 @@ def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.get_submodule("positions").named_parameters():
             parameter.copy_(weights[name].to(parameter))
+
+
+def represent_distinct(
+    bottom: nn.Module,
+    features: Float[Tensor, "records features"],
+    keys: Float[Tensor, "records dimension"],
+    index: Int64[Tensor, "batch links"],
+    present: Bool[Tensor, "batch links"],
+) -> Float[Tensor, "batch links width"]:
+    """Apply a recordwise bottom model to each linked record once, and gather by link.
+
+    A batch links to a record many times (K links a row, and near rows share records); the model's
+    work and its gradient's shrink by as much. Dropout, if the model has any, is then the same for
+    all links to a record.
+
+    Args:
+        bottom: A recordwise model, see :class:`securevfl.models.split.Bottom`.
+        features: All of the secondary's records.
+        keys: Their keys.
+        index: Record of each link; anything valid where there is none.
+        present: Which links there are.
+    """
+    records, place = _distinct(index, len(features))
+    alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
+    vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
+    gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
+    return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
+
+
+def _distinct(
+    index: Int64[Tensor, "batch links"], num_records: int
+) -> tuple[Int64[Tensor, " records"], Int64[Tensor, "batch links"]]:
+    """Return the records in rising order, and the place of each link's record among them."""
+    if num_records > 4 * index.numel():
+        return index.unique(return_inverse=True)
+    # Marking the records of a table that is not much larger is cheaper than sorting the links.
+    seen = torch.zeros(num_records, dtype=torch.bool, device=index.device)
+    seen[index.flatten()] = True
+    place = seen.cumsum(0).sub_(1)
+    return seen.nonzero().squeeze(1), place[index]

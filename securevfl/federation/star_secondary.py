@@ -1,22 +1,20 @@
 """A secondary's end of a federation between processes: wait, answer, learn, until done."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.config.sections import RuntimeSettings
-from securevfl.core.errors import ProtocolError
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
 from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
-from securevfl.mpc.codec import encode
+from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.secure_mean import encode_weighted
-from securevfl.mpc.sum_to import SumTo
-from securevfl.transport.message import Message, StarKind
+from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
+from securevfl.transport.message import StarKind
 from securevfl.transport.star import SecondaryTransport
 
 _NEXT: Final = (
@@ -25,7 +23,6 @@ _NEXT: Final = (
     RoundKind.EPOCH,
     StarKind.DONE,
 )
-_PURPOSES: Final = ("release", "train", "validation", "test")
 
 
 class SecondaryWire:
@@ -40,14 +37,8 @@ class SecondaryWire:
         Reveals:
             To the primary: words masked by keys that it does not have.
         """
-        self._transport.send(
-            Message(
-                kind=RoundKind.SHARE,
-                round_number=round_number,
-                meta={},
-                tensors={"words": words.numpy()},
-            )
-        )
+        share = Share(round_number=round_number, words=words.numpy())
+        self._transport.send(share.to_message())
 
     def collect_sum(self, round_number: int, count: int, ranks: Sequence[int]) -> Tensor:
         """Refuse: only the primary collects.
@@ -58,6 +49,22 @@ class SecondaryWire:
         raise NotImplementedError("only the primary collects words")
 
 
+def sum_from_secondary(
+    transport: SecondaryTransport, plan: RunPlan, pair_keys: Mapping[int, bytes], *, rank: int
+) -> tuple[SumTo, PairwiseMasks]:
+    """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
+
+    Args:
+        transport: This party's end of the star.
+        plan: The run.
+        pair_keys: Its keys with every other caller, by rank.
+        rank: Its own.
+    """
+    others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
+    masks = PairwiseMasks(rank, others)
+    return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
+
+
 class SecondaryServer:
     """Answer the primary's messages with one :class:`Secondary`."""
 
@@ -66,25 +73,29 @@ class SecondaryServer:
         secondary: Secondary,
         transport: SecondaryTransport,
         sum_to: SumTo,
+        plan: RunPlan,
         *,
-        cut_shape: tuple[int, int],
-        parties: int,
-        min_active: int,
-        runtime: RuntimeSettings,
-        device: torch.device,
         end_epoch: Callable[[EpochMark], None],
         log: Callable[..., None],
     ) -> None:
+        """Make it.
+
+        Args:
+            secondary: Who answers.
+            transport: This party's end of the star.
+            sum_to: Its end of secure sums.
+            plan: The run, as this party has computed it.
+            end_epoch: Keeps what an epoch's end asks for.
+            log: This party's log.
+        """
         self.secondary = secondary
         self.transport = transport
         self.sum_to = sum_to
-        self.cut_shape = cut_shape
-        self.parties = parties
-        self.min_active = min_active
-        self.runtime = runtime
-        self.device = device
+        self.plan = plan
         self.end_epoch = end_epoch
         self.log = log
+        self._runtime = plan.config.runtime
+        self._ranks = tuple(plan.secondaries)
 
     def serve(self) -> None:
         """Answer until the primary says that the run is done.
@@ -99,23 +110,21 @@ class SecondaryServer:
         """
         while True:
             message = self.transport.receive(
-                _NEXT, round_number=None, deadline_s=self.runtime.idle_timeout_s
+                _NEXT, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is RoundKind.PLAN:
-                self._round(self._read_plan(message))
+                self._round(Announcement.from_message(message, self.plan).plan)
             elif message.kind is RoundKind.AVERAGE:
                 self._average(message.round_number)
             elif message.kind is RoundKind.EPOCH:
-                self._epoch(message)
+                self.end_epoch(EpochEnd.from_message(message).mark)
             else:
                 return
 
     def _round(self, plan: RoundPlan) -> None:
-        ring = self.secondary.contribution.ring
-        count = ring.words(len(plan.rows) * math.prod(self.cut_shape))
+        count = self.plan.cut.words(len(plan.rows))
         self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)
-        units = self.secondary.answer(plan)
-        words = encode(units, ring, reuse=True).cpu()
+        words = self.secondary.answer(plan).cpu()
         self.sum_to(words, round_number=plan.round_number, active=plan.active)
         self.log(
             "released",
@@ -128,61 +137,26 @@ class SecondaryServer:
             message = self.transport.receive(
                 RoundKind.GRADIENT,
                 round_number=plan.round_number,
-                deadline_s=self.runtime.round_timeout_s,
+                deadline_s=self._runtime.round_timeout_s,
             )
-            shape = (len(plan.rows), *self.cut_shape)
-            gradient = message.tensor("gradient", dtype=np.float32, shape=shape)
-            self.secondary.learn(plan, torch.from_numpy(gradient).to(self.device))
+            shape = (len(plan.rows), *self.plan.cut.shape)
+            gradient = torch.from_numpy(Gradient.from_message(message, shape=shape).gradient)
+            self.secondary.learn(plan, gradient.to(self.secondary.device))
 
     def _average(self, round_number: int) -> None:
         own = self.secondary.position_weights()
-        ranks = tuple(range(1, self.parties))
         self.sum_to(
-            encode_weighted(own, weight=1, parties=self.parties),
+            encode_weighted(own, weight=1, parties=len(self._ranks) + 1),
             round_number=round_number,
-            active=ranks,
+            active=self._ranks,
         )
         message = self.transport.receive(
             RoundKind.MEAN,
             round_number=round_number,
-            deadline_s=self.runtime.round_timeout_s,
+            deadline_s=self._runtime.round_timeout_s,
         )
-        mean = {
-            name: torch.from_numpy(message.tensor(name, dtype=np.float32, shape=tuple(value.shape)))
-            for name, value in own.items()
-        }
-        self.secondary.load_position_weights(mean)
-
-    def _epoch(self, message: Message) -> None:
-        epoch = message.figure("epoch", int)
-        if epoch < 1:
-            raise ProtocolError(f"the primary ended epoch {epoch}; epochs count from 1")
-        self.end_epoch(
-            EpochMark(
-                epoch=epoch,
-                best=message.figure("best", bool),
-                restore_best=message.figure("restore_best", bool),
-            )
-        )
-
-    def _read_plan(self, message: Message) -> RoundPlan:
-        rows = message.tensor("rows", dtype=np.int64, shape=(None,))
-        purpose = message.figure("purpose", str)
-        active = message.figure("active", list)
-        ranks = range(1, self.parties)
-        if not len(rows):
-            raise ProtocolError(f"round {message.round_number}: the primary named no rows")
-        if purpose not in _PURPOSES:
-            raise ProtocolError(f"round {message.round_number}: unknown purpose {purpose!r}")
-        if not all(type(rank) is int for rank in active) or active != sorted(
-            set(active) & set(ranks)
-        ):
-            raise ProtocolError(f"round {message.round_number}: impossible parties {active!r}")
-        if len(active) < self.min_active:
-            raise ProtocolError(
-                f"round {message.round_number}: {len(active)} secondaries are fewer than the "
-                f"{self.min_active} that the noise was calibrated for"
-            )
-        return RoundPlan(
-            round_number=message.round_number, rows=rows, active=tuple(active), purpose=purpose
+        shapes = {name: tuple(value.shape) for name, value in own.items()}
+        mean = Mean.from_message(message, shapes=shapes).values
+        self.secondary.load_position_weights(
+            {name: torch.from_numpy(value) for name, value in mean.items()}
         )

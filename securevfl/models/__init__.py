@@ -1,7 +1,8 @@
 """Model families: plain PyTorch, without transport, cryptography or accounting.
 
-A family's settings are public under the family's own name: ``models.FeT(neighbours=50)``. They are
-loaded on first use, and reading settings does not wait for torch.
+A family's settings are public under the family's own name: ``models.FeT(neighbours=50)``. Whoever
+writes a family of their own starts from :class:`Family`. Names are loaded on first use: reading
+settings does not wait for torch.
 """
 
 import importlib
@@ -12,17 +13,22 @@ if TYPE_CHECKING:
     from securevfl.models.baselines.linked_config import ExactConfig as Exact
     from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
     from securevfl.models.baselines.linked_config import Top1SimConfig as Top1Sim
-    from securevfl.models.fedhssl.config import FedCSSLConfig as FedCSSL
-    from securevfl.models.fedhssl.config import FedGSSLConfig as FedGSSL
-    from securevfl.models.fedhssl.config import FedHSSLConfig as FedHSSL
-    from securevfl.models.fedhssl.config import FedLocalSSLConfig as FedLocalSSL
-    from securevfl.models.fedhssl.config import FedSplitNNConfig as FedSplitNN
-    from securevfl.models.fedsim.config import FedSimConfig as FedSim
-    from securevfl.models.fet.config import FeTConfig as FeT
+    from securevfl.models.family import Family, FamilySettings
+    from securevfl.models.fedhssl.fedhssl_config import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.fedhssl_config import FedSplitNNConfig as FedSplitNN
+    from securevfl.models.fedsim.fedsim_config import FedSimConfig as FedSim
+    from securevfl.models.fet.fet_config import FeTConfig as FeT
+    from securevfl.models.split import Bottom, Top
 
 __all__ = [
     "AvgSim",
+    "Bottom",
     "Exact",
+    "Family",
+    "FamilySettings",
     "FeT",
     "FeatureSim",
     "FedCSSL",
@@ -31,21 +37,26 @@ __all__ = [
     "FedLocalSSL",
     "FedSim",
     "FedSplitNN",
+    "Top",
     "Top1Sim",
 ]
 
 _HOMES = {
-    "AvgSim": "securevfl.models.baselines.linked_config",
-    "Exact": "securevfl.models.baselines.linked_config",
-    "FeT": "securevfl.models.fet.config",
-    "FeatureSim": "securevfl.models.baselines.linked_config",
-    "FedCSSL": "securevfl.models.fedhssl.config",
-    "FedGSSL": "securevfl.models.fedhssl.config",
-    "FedHSSL": "securevfl.models.fedhssl.config",
-    "FedLocalSSL": "securevfl.models.fedhssl.config",
-    "FedSplitNN": "securevfl.models.fedhssl.config",
-    "FedSim": "securevfl.models.fedsim.config",
-    "Top1Sim": "securevfl.models.baselines.linked_config",
+    "AvgSim": ("securevfl.models.baselines.linked_config", "AvgSimConfig"),
+    "Bottom": ("securevfl.models.split", "Bottom"),
+    "Exact": ("securevfl.models.baselines.linked_config", "ExactConfig"),
+    "Family": ("securevfl.models.family", "Family"),
+    "FamilySettings": ("securevfl.models.family", "FamilySettings"),
+    "FeT": ("securevfl.models.fet.fet_config", "FeTConfig"),
+    "FeatureSim": ("securevfl.models.baselines.linked_config", "FeatureSimConfig"),
+    "FedCSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedCSSLConfig"),
+    "FedGSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedGSSLConfig"),
+    "FedHSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedHSSLConfig"),
+    "FedLocalSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedLocalSSLConfig"),
+    "FedSim": ("securevfl.models.fedsim.fedsim_config", "FedSimConfig"),
+    "FedSplitNN": ("securevfl.models.fedhssl.fedhssl_config", "FedSplitNNConfig"),
+    "Top": ("securevfl.models.split", "Top"),
+    "Top1Sim": ("securevfl.models.baselines.linked_config", "Top1SimConfig"),
 }
 
 
@@ -53,7 +64,8 @@ def __getattr__(name: str) -> object:
     """Import a public name from its home module on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'securevfl.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), f"{name}Config")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -1,47 +1,125 @@
 """What a model family is to the rest of the package."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.learner import Learner, Step
 
 
 @runtime_checkable
-class BuildBottom(Protocol):
-    """Build a secondary's bottom model."""
+class FamilySettings(Protocol):
+    """What every family's settings tell the rest of the package.
 
-    def __call__(
+    They are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. What
+    a family does not let its users choose may be a ``ClassVar`` instead of a field.
+    """
+
+    @property
+    def neighbours(self) -> int:
+        """K, links of a row at every secondary."""
+        ...
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """(L, H), positions and width of the aggregate of one row."""
+        ...
+
+    @property
+    def party_dropout(self) -> float:
+        """Share of the secondaries left out of a training round, in [0, 1)."""
+        ...
+
+    @property
+    def average_positions_every(self) -> int:
+        """Epochs between averagings of the positional encodings; 0 never averages."""
+        ...
+
+    @property
+    def keys_as_features(self) -> bool:
+        """Whether keys are model inputs beside the features; they must be numbers then."""
+        ...
+
+
+S = TypeVar("S", bound=FamilySettings)
+
+
+class Family(ABC, Generic[S]):
+    """One model family: its settings and its two models.
+
+    A family holds no state: everything it needs comes in as ``settings``.
+    """
+
+    name: ClassVar[str]
+    """What a federation file calls it."""
+
+    settings_class: type[S]
+    """A frozen dataclass, see :class:`FamilySettings`."""
+
+    reads_keys: ClassVar[bool] = False
+    """Whether models read the keys' positions whatever the settings say, so that keys must be
+    numbers."""
+
+    max_distance: ClassVar[float] = math.inf
+    """Links longer than this are none, in the units of the linkage's metric; 0 leaves those of
+    equal keys."""
+
+    pretraining: ClassVar[tuple[Step, ...]] = ()
+    """Steps of self-supervised pretraining before training; none for most families. Whoever names
+    some offers :meth:`build_learner` and :meth:`load_pretrained`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def settings_from(self, table: Mapping[str, Any]) -> S:
+        """Read the family's settings from a parsed ``[model]`` table, without ``family``.
+
+        What the rest of the package reads of them is checked here, whatever the family checks.
+
+        Raises:
+            ConfigError: For an unknown field (allowed ones are listed) or an impossible value.
+        """
+        try:
+            settings = read_settings(self.settings_class, table, where="model")
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"model: {error}") from None
+        _check_common(settings)
+        return settings
+
+    @abstractmethod
+    def build_bottom(
         self,
-        config: Any,
+        settings: S,
         *,
         num_features: int,
         key_dim: int,
         feature_names: Sequence[str] = (),
         frozen: bool = False,
     ) -> nn.Module:
-        """Return a :class:`securevfl.models.split.Bottom`, ready to be initialised.
+        """Return a secondary's :class:`securevfl.models.split.Bottom`, ready to be initialised.
 
         Args:
-            config: The family's settings.
+            settings: The family's settings.
             num_features: Feature columns of the secondary's table.
             key_dim: Key columns.
             feature_names: What the feature columns are called; ``column=value`` marks words.
-            frozen: Whether to build one that is made without data.
+            frozen: Whether to build one that stays as it was drawn, without data.
         """
-        ...
 
-
-@runtime_checkable
-class BuildTop(Protocol):
-    """Build the primary's top model."""
-
-    def __call__(
+    @abstractmethod
+    def build_top(
         self,
-        config: Any,
+        settings: S,
         *,
         num_features: int,
         key_dim: int,
@@ -49,86 +127,96 @@ class BuildTop(Protocol):
         outputs: int,
         classes: bool = False,
     ) -> nn.Module:
-        """Return a :class:`securevfl.models.split.Top`, ready to be initialised.
+        """Return the primary's :class:`securevfl.models.split.Top`, ready to be initialised.
 
         Args:
-            config: The family's settings.
+            settings: The family's settings.
             num_features: Feature columns of the primary's table.
             key_dim: Key columns.
             feature_names: What the feature columns are called; ``column=value`` marks words.
             outputs: Numbers that the task asks for.
             classes: Whether they are logits of classes, rather than a regression's number.
         """
-        ...
 
+    def cut_shape(self, settings: S) -> tuple[int, int]:
+        """Return (L, H) of the aggregate of one row."""
+        return settings.cut_shape
 
-@runtime_checkable
-class CutShape(Protocol):
-    """Tell the shape of the aggregate."""
+    def pooled(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
+        """Return whether the release code clips K record-wise vectors and averages them to one.
 
-    def __call__(self, config: Any) -> tuple[int, int]:
-        """Return (L, H) of one row."""
-        ...
+        Then L is 1, and the bottom model is recordwise. Otherwise a row is clipped as a whole.
+        """
+        return False
 
+    def needs_similarities(self, settings: S) -> bool:  # noqa: ARG002
+        """Return whether the top model reads how near a row's links are.
 
-@runtime_checkable
-class Pooled(Protocol):
-    """Tell who pools the links of a row."""
+        Every secondary then sends its links' similarities to the primary.
+        """
+        return False
 
-    def __call__(self, config: Any, *, frozen: bool) -> bool:
-        """Return whether the release code averages K record-wise vectors behind their clip."""
-        ...
+    def require_separate_rows(self, settings: S) -> None:
+        """Refuse settings by which one record moves the representations of other rows.
 
-
-@runtime_checkable
-class NeedsSimilarities(Protocol):
-    """Tell whether the top model reads similarities."""
-
-    def __call__(self, config: Any) -> bool:
-        """Return whether every secondary must send its links' similarities to the primary."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """One model family: its settings and its builders."""
-
-    name: str
-    """What a federation file calls it."""
-
-    config_class: type[Any]
-    """A frozen dataclass of settings, with ``neighbours``, ``party_dropout`` and
-    ``average_positions_every`` among them."""
-
-    build_bottom: BuildBottom
-    """Builds a secondary's half; ``frozen`` asks for one made without data."""
-
-    build_top: BuildTop
-    """Builds the primary's half."""
-
-    cut_shape: CutShape
-    """(L, H) of the aggregate."""
-
-    pooled: Pooled
-    """Whether the bottom gives K vectors that the release code clips and averages to one."""
-
-    needs_similarities: NeedsSimilarities
-    """Whether the primary's half reads how near its links are."""
-
-    reads_keys: bool = False
-    """Whether models take the keys' positions as inputs, so that keys must be numbers."""
-
-    pretraining: tuple[str, ...] = ()
-    """Steps of self-supervised pretraining before training, of ``cross``, ``local``,
-    ``aggregate``; none for most families."""
-
-    max_distance: float = math.inf
-    """Links longer than this are none; 0 leaves those of equal keys."""
-
-    def config_from(self, table: Mapping[str, Any]) -> Any:
-        """Read the family's settings from a parsed ``[model]`` table, without ``family``.
+        A privacy budget covers each row alone. What is refused here is refused before anything
+        runs; BatchNorm is found in a bottom model in any case.
 
         Raises:
-            ConfigError: For an unknown field (allowed ones are listed) or an impossible value.
+            PrivacyError: Naming the setting as ``model.FIELD``.
         """
-        return read_settings(self.config_class, table, where="model")
+
+    def build_learner(
+        self,
+        settings: S,
+        pretraining: PretrainingSettings,
+        *,
+        features: Float[Tensor, "records features"],
+        feature_names: Sequence[str],
+        party: str,
+        seed: int,
+    ) -> Learner:
+        """Return what pretrains one party's encoders.
+
+        Args:
+            settings: The family's settings.
+            pretraining: The ``[pretraining]`` table.
+            features: The records that the party may learn from, scaled, on its device.
+            feature_names: What their columns are called; ``column=value`` marks words.
+            party: The party's name, for random streams of its own.
+            seed: The run seed.
+
+        Raises:
+            ConfigError: If the settings do not fit the features.
+        """
+        raise NotImplementedError(f"{self.name!r} names steps of pretraining and has no learner")
+
+    def load_pretrained(
+        self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Let a bottom or top model start from what a party's learner gave as its encoders.
+
+        Raises:
+            ConfigError: If they are not those of such a model.
+        """
+        raise NotImplementedError(f"{self.name!r} pretrains and takes no encoders")
+
+    def pretraining_warning(self, settings: S, feature_names: Sequence[str]) -> str | None:  # noqa: ARG002
+        """Return what to warn a party of whose feature columns are called so, if anything."""
+        return None
+
+
+def _check_common(settings: FamilySettings) -> None:
+    sizes = {f"model.cut_shape[{axis}]": size for axis, size in enumerate(settings.cut_shape)}
+    least_one = {"model.neighbours": settings.neighbours, **sizes}
+    averaging = {"model.average_positions_every": settings.average_positions_every}
+    checks.whole(**least_one, **averaging)
+    checks.at_least(1, **least_one)
+    checks.at_least(0, **averaging)
+    checks.fraction(**{"model.party_dropout": settings.party_dropout})
+    if len(sizes) != 2:
+        raise ConfigError(f"model.cut_shape must be two sizes, got {settings.cut_shape!r}")
+
+
+AnyFamily: TypeAlias = Family[Any]
+"""A family that is known by its name alone, so that the type of its settings is not."""

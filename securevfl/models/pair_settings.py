@@ -44,6 +44,19 @@ class PairSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OneLinkSettings(PairSettings):
+    """Settings of methods that link a row to one record."""
+
+    neighbours: ClassVar[int] = 1
+    """One link a row."""
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """(L, H) of the aggregate."""
+        return 1, self.hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ManyLinksSettings(PairSettings):
     """Settings of methods that link a row to several records."""
 

@@ -3,13 +3,11 @@
 B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.frozen import FrozenBottom
 from securevfl.models.mlp import MLP
 from securevfl.models.pair_settings import PairSettings
 
@@ -43,12 +41,7 @@ class RecordBottom(nn.Module):
 
 
 def build_record_bottom(
-    config: PairSettings,
-    *,
-    num_features: int,
-    key_dim: int,
-    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildBottom
-    frozen: bool = False,
+    config: PairSettings, *, num_features: int, key_dim: int, frozen: bool
 ) -> nn.Module:
     """Return the bottom model of every method here; a frozen one is random and stays so."""
     kind = FrozenBottom if frozen else RecordBottom

@@ -1,7 +1,6 @@
 """What a task asks of a model: how many outputs, which loss, which metric, which way is better."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -9,9 +8,8 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.metrics import accuracy, auc, rmse
-
-Task = Literal["regression", "binary", "multiclass"]
+from securevfl.core.task import Task
+from securevfl.models.task_metrics import accuracy, auc, rmse
 
 _METRIC_NAMES = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
 

@@ -1,31 +1,24 @@
 """Build each party's part of pretraining from the federation file."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
-from securevfl.data.rows import RowSplit
+from securevfl.core.errors import DataError
+from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.rounds import RoundCounter
-from securevfl.linkage.sources import LinkSource
-from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
-from securevfl.models.fedhssl.augment_images import AugmentedImages
-from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
-from securevfl.models.fedhssl.learner import PartyLearner
+from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.primary import Primary
+from securevfl.federation.secondary import SecondaryData
 from securevfl.pretraining.exchange import PretrainingExchange
 from securevfl.pretraining.learner_with_records import LearnerWithRecords
 from securevfl.pretraining.rows import even_batches, pretraining_rows
 from securevfl.pretraining.run import PretrainingRun
 from securevfl.pretraining.secondary import PretrainingSecondary
 from securevfl.pretraining.sending import sending
-
-Observer = Callable[[Mapping[str, object]], None]
 
 
 def build_learner(
@@ -47,49 +40,34 @@ def build_learner(
         DataError: If there are too few records.
         ConfigError: If the encoder does not fit the features.
     """
-    name, index = table.name, torch.as_tensor(own, device=features.device)
-    columns = config.model.columns(table.feature_names)
-    learner = PartyLearner(
+    name = table.name
+    if "local" in config.family.pretraining and len(own) < 2:
+        raise DataError(
+            f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
+        )
+    learner = config.family.build_learner(
         config.model,
         config.pretraining,
-        num_features=features.shape[1],
-        columns=columns,
-        records=len(own),
-        # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
-        augment=_augmentation(config, features[index], one_hot_columns(table.feature_names)),
+        features=features[torch.as_tensor(own, device=features.device)],
+        feature_names=table.feature_names,
         party=name,
         seed=config.federation.seed,
-        device=features.device,
     )
     return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
 
 
-def _warn_without_words(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
-    if config.model.encoder == "embedding" and not config.model.columns(table.feature_names):
-        text = (
-            f'{table.name}: no feature column holds words, so that encoder = "embedding" embeds '
-            f"nothing there; list the values of a column of codes as party.categories"
-        )
-        observe({"event": "warning", "text": text})
-
-
-def _augmentation(
-    config: FederationConfig, own: Tensor, columns: Sequence[CategoricalColumn]
-) -> Augmentation:
-    if config.model.encoder == "resnet18":
-        low, high = (float(end) for end in torch.aminmax(own))
-        return AugmentedImages(image=config.model.image, low=low, high=high)
-    return CorruptedFeatures(own, rate=config.pretraining.corruption, columns=columns)
+def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
+    text = config.family.pretraining_warning(config.model, table.feature_names)
+    if text is not None:
+        observe({"event": "warning", "text": f"{table.name}: {text}"})
 
 
 def build_pretraining_secondary(
     config: FederationConfig,
     table: PartyTable,
-    features: Tensor,
-    links: LinkSource,
-    *,
-    primary_rows: int,
+    data: SecondaryData,
     checkpoints: Checkpoints,
+    *,
     start: int,
     observe: Observer,
 ) -> PretrainingSecondary:
@@ -98,25 +76,18 @@ def build_pretraining_secondary(
     Args:
         config: The federation file.
         table: The party's table.
-        features: Its features, scaled, on its device.
-        links: Its links.
-        primary_rows: Rows of the primary.
+        data: The same as tensors, with its links.
         checkpoints: Where its iterations are saved.
         start: Iterations that are done already.
         observe: Hears of warnings.
     """
-    name = table.name
-
-    _warn_without_words(config, table, observe)
+    _warn(config, table, observe)
 
     def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
-        return build_learner(config, features, own, table=table)
+        return build_learner(config, data.features, own, table=table)
 
     return PretrainingSecondary(
-        name,
-        links=links,
-        records=table.num_rows,
-        primary_rows=primary_rows,
+        data,
         build=build,
         save=checkpoints.save_pretraining,
         observe=observe,
@@ -127,13 +98,10 @@ def build_pretraining_secondary(
 def build_run(
     config: FederationConfig,
     table: PartyTable,
-    features: Tensor,
-    split: RowSplit,
+    primary: Primary,
     exchange: PretrainingExchange,
+    files: PartyFiles,
     *,
-    rounds: RoundCounter,
-    folder: Path,
-    checkpoints: Checkpoints,
     start: int,
     observe: Observer,
 ) -> PretrainingRun:
@@ -142,24 +110,20 @@ def build_run(
     Args:
         config: The federation file.
         table: The primary's table.
-        features: The primary's features, scaled, on its device.
-        split: Its rows.
-        exchange: Where the secondaries are.
-        rounds: Numbers of rounds.
-        folder: The primary's own folder.
-        checkpoints: Where its iterations are saved.
+        primary: The primary with its data and its exchange.
+        exchange: How pretraining reaches the secondaries.
+        files: The primary's own.
         start: Iterations that are done already.
         observe: Hears of progress.
 
     Raises:
         DataError: If there are too few rows.
     """
-    settings, name = config.pretraining, config.primary.name
-    _warn_without_words(config, table, observe)
-    rows = pretraining_rows(split, aligned=settings.aligned, seed=config.federation.seed)
-    learning = build_learner(config, features, rows.own, table=table)
+    settings, data = config.pretraining, primary.data
+    _warn(config, table, observe)
+    rows = pretraining_rows(data.split, aligned=settings.aligned, seed=config.federation.seed)
     run = PretrainingRun(
-        learning,
+        build_learner(config, data.features, rows.own, table=table),
         exchange,
         rows,
         steps=config.family.pretraining,
@@ -167,14 +131,14 @@ def build_run(
             settings,
             batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
             rows=len(rows.aligned),
-            folder=folder,
-            party=name,
+            folder=files.folder,
+            party=config.primary.name,
         ),
-        rounds=rounds,
+        rounds=primary.exchange.rounds,
         seed=config.federation.seed,
-        save=checkpoints.save_pretraining,
+        save=files.checkpoints.save_pretraining,
         observe=observe,
     )
     if start:
-        run.load_state(checkpoints.load_pretraining(start))
+        run.load_state(files.checkpoints.load_pretraining(start))
     return run

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.mpc.codec import decode_sum, encode, quantise, to_float
+from securevfl.federation.cut import Cut
+from securevfl.mpc.codec import quantise
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import InProcessSum
@@ -82,25 +83,15 @@ class PretrainingExchange(Protocol):
         ...
 
 
-def projection_ring(parties: int) -> RingFormat:
-    """Return the fixed-point format of sums of unit vectors."""
-    return RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
+def projection_cut(width: int, *, parties: int) -> Cut:
+    """Return the format in which so many secondaries' unit vectors are averaged."""
+    ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
+    return Cut(ring=ring, slots=1, shape=(width,))
 
 
-def projection_words(
-    vectors: Float[Tensor, "batch width"], ring: RingFormat
-) -> Int64[Tensor, " words"]:
+def projection_words(vectors: Float[Tensor, "batch width"], cut: Cut) -> Int64[Tensor, " words"]:
     """Return a secondary's unit vectors as words of the sum."""
-    return encode(quantise(vectors, ring), ring, reuse=True)
-
-
-def projection_mean(
-    total: Int64[Tensor, " words"], ring: RingFormat, *, shape: Sequence[int], parties: int
-) -> Float[Tensor, "batch width"]:
-    """Return the average of so many secondaries' unit vectors."""
-    elements = int(np.prod(shape))
-    units = decode_sum(total, ring, elements=elements, parties_active=parties)
-    return to_float(units, ring, divisor=parties).view(tuple(shape))
+    return cut.encode(quantise(vectors, cut.ring))
 
 
 class SimulatedPretraining:
@@ -109,7 +100,6 @@ class SimulatedPretraining:
     def __init__(self, secondaries: Sequence[PretrainingSecondary], *, plain: bool) -> None:
         self.secondaries = tuple(secondaries)
         self.plain = plain
-        self.ring = projection_ring(len(self.secondaries))
 
     def begin_iteration(self, iteration: int, held_out: npt.NDArray[np.int64]) -> None:
         """Announce an iteration.
@@ -139,10 +129,9 @@ class SimulatedPretraining:
             secondary.learn_cross(sent)
         if self.plain:
             return theirs
-        words = [projection_words(vectors, self.ring) for vectors in theirs]
-        shape = theirs[0].shape
-        total = InProcessSum()(words)
-        return [projection_mean(total, self.ring, shape=shape, parties=len(theirs))]
+        cut = projection_cut(sent.shape[1], parties=len(theirs))
+        words = [projection_words(vectors, cut) for vectors in theirs]
+        return [cut.decode(InProcessSum()(words), rows=len(rows), active=len(theirs))]
 
     def local(self, iteration: int) -> None:
         """Let every secondary learn from its own records.

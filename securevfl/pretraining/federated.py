@@ -9,20 +9,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.config.sections import RuntimeSettings
-from securevfl.core.errors import ProtocolError
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.exchange_over_star import sum_to_primary
+from securevfl.federation.messages import Mean, RoundKind
+from securevfl.federation.run_plan import RunPlan
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted, words_needed
 from securevfl.mpc.sum_to import SumTo
 from securevfl.pretraining.exchange import (
-    projection_mean,
-    projection_ring,
+    projection_cut,
     projection_words,
 )
 from securevfl.pretraining.learner_with_records import IterationFigures
-from securevfl.pretraining.messages import PretrainingKind
+from securevfl.pretraining.messages import (
+    CrossBatch,
+    IterationBegin,
+    IterationEnd,
+    LearnLocally,
+    PretrainingKind,
+    Projections,
+    TopsRequest,
+)
 from securevfl.pretraining.secondary import PretrainingSecondary
-from securevfl.transport.message import Message
+from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 _STEPS: Final = (
@@ -37,23 +44,22 @@ _STEPS: Final = (
 class FederatedPretraining:
     """The primary's way to secondaries in other processes, over the authenticated star."""
 
-    def __init__(
-        self,
-        transport: PrimaryTransport,
-        *,
-        names: Mapping[int, str],
-        sum_to: SumTo,
-        plain: bool,
-        runtime: RuntimeSettings,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, transport: PrimaryTransport, plan: RunPlan, *, device: torch.device) -> None:
+        """Make it.
+
+        Args:
+            transport: The primary's end of the star.
+            plan: The run.
+            device: Where the primary computes.
+        """
+        settings, self._runtime = plan.config.pretraining, plan.config.runtime
         self.transport = transport
-        self.names = dict(names)
-        self.sum_to = sum_to
-        self.plain = plain
-        self.runtime = runtime
+        self.names = plan.secondaries
+        self.plain = settings.exchange == "plain"
         self.device = device
-        self.ring = projection_ring(len(self.names))
+        self.cut = projection_cut(settings.projection_width, parties=len(self.names))
+        # Between two messages a secondary may go through all of its records.
+        self.sum_to = sum_to_primary(transport, self.names, deadline_s=self._runtime.idle_timeout_s)
 
     def begin_iteration(self, iteration: int, held_out: npt.NDArray[np.int64]) -> None:
         """Announce an iteration.
@@ -61,13 +67,7 @@ class FederatedPretraining:
         Reveals:
             What :meth:`PretrainingExchange.begin_iteration` reveals.
         """
-        self._tell(
-            Message(
-                kind=PretrainingKind.PRETRAIN,
-                meta={"iteration": iteration},
-                tensors={"held_out": held_out},
-            )
-        )
+        self._tell(IterationBegin(iteration=iteration, held_out=held_out))
 
     def cross(
         self,
@@ -81,37 +81,27 @@ class FederatedPretraining:
         Reveals:
             What :meth:`PretrainingExchange.cross` reveals.
         """
-        self._tell(
-            Message(
-                kind=PretrainingKind.CROSS,
-                round_number=round_number,
-                tensors={"rows": rows, "sent": sent.detach().cpu().numpy()},
-            )
-        )
+        own = sent.detach().cpu().numpy()
+        self._tell(CrossBatch(round_number=round_number, rows=rows, sent=own))
         shape = tuple(sent.shape)
         if self.plain:
             messages = self.transport.receive_each(
                 list(self.names.values()),
                 PretrainingKind.PROJECTIONS,
                 round_number=round_number,
-                deadline_s=self.runtime.idle_timeout_s,
+                deadline_s=self._runtime.idle_timeout_s,
             )
             theirs = {
-                message.sender: message.tensor("vectors", dtype=np.float32, shape=shape)
+                message.sender: Projections.from_message(message, shape=shape).vectors
                 for message in messages
             }
             # By rank, not by arrival: a sum of floats depends on its order.
             return [torch.from_numpy(theirs[name]).to(self.device) for name in self.names.values()]
-        count = self.ring.words(sent.numel())
         total = self.sum_to(
-            torch.zeros(count, dtype=torch.int64),
-            round_number=round_number,
-            active=tuple(self.names),
+            self.cut.zeros(len(rows)), round_number=round_number, active=tuple(self.names)
         )
         assert total is not None, "the primary's reveal returns the total"
-        return [
-            projection_mean(total.to(self.device), self.ring, shape=shape, parties=len(self.names))
-        ]
+        return [self.cut.decode(total.to(self.device), rows=len(rows), active=len(self.names))]
 
     def local(self, iteration: int) -> None:
         """Let every secondary learn from its own records; the primary goes on meanwhile.
@@ -119,7 +109,7 @@ class FederatedPretraining:
         Reveals:
             Nothing.
         """
-        self._tell(Message(kind=PretrainingKind.LOCAL, meta={"iteration": iteration}))
+        self._tell(LearnLocally(iteration=iteration))
 
     def aggregate(
         self, own: Mapping[str, Tensor], *, weight: int, round_number: int
@@ -129,18 +119,13 @@ class FederatedPretraining:
         Reveals:
             What :meth:`PretrainingExchange.aggregate` reveals.
         """
-        self._tell(Message(kind=PretrainingKind.TOPS, round_number=round_number))
+        self._tell(TopsRequest(round_number=round_number))
         words = encode_weighted(own, weight=weight, parties=len(self.names) + 1).cpu()
         total = self.sum_to(words, round_number=round_number, active=tuple(self.names))
         assert total is not None, "the primary's reveal returns the total"
         mean = decode_mean(total, {name: own[name].shape for name in own})
-        self._tell(
-            Message(
-                kind=RoundKind.MEAN,
-                round_number=round_number,
-                tensors={name: value.cpu().numpy() for name, value in mean.items()},
-            )
-        )
+        values = {name: value.cpu().numpy() for name, value in mean.items()}
+        self._tell(Mean(round_number=round_number, values=values))
         return mean
 
     def end_iteration(self, iterations: int, *, last: bool) -> list[IterationFigures]:
@@ -149,12 +134,11 @@ class FederatedPretraining:
         Reveals:
             What :meth:`PretrainingExchange.end_iteration` reveals.
         """
-        meta = {"iterations": iterations, "last": last}
-        self._tell(Message(kind=PretrainingKind.PRETRAINED, meta=meta))
+        self._tell(IterationEnd(iterations=iterations, last=last))
         return []
 
-    def _tell(self, message: Message) -> None:
-        self.transport.broadcast(list(self.names.values()), message)
+    def _tell(self, told: TypedMessage) -> None:
+        self.transport.broadcast(list(self.names.values()), told.to_message())
 
 
 class PretrainingServer:
@@ -165,24 +149,30 @@ class PretrainingServer:
         secondary: PretrainingSecondary,
         transport: SecondaryTransport,
         sum_to: SumTo,
+        plan: RunPlan,
         *,
-        parties: int,
-        width: int,
-        plain: bool,
-        runtime: RuntimeSettings,
         device: torch.device,
         log: Callable[..., None],
     ) -> None:
+        """Make it.
+
+        Args:
+            secondary: Who answers.
+            transport: This party's end of the star.
+            sum_to: Its end of secure sums.
+            plan: The run, as this party has computed it.
+            device: Where it computes.
+            log: Its log.
+        """
+        settings, self._runtime = plan.config.pretraining, plan.config.runtime
         self.secondary = secondary
         self.transport = transport
         self.sum_to = sum_to
-        self.parties = parties
-        self.width = width
-        self.plain = plain
-        self.runtime = runtime
+        self.plain = settings.exchange == "plain"
         self.device = device
         self.log = log
-        self.ring = projection_ring(parties - 1)
+        self.ranks = tuple(plan.secondaries)
+        self.cut = projection_cut(settings.projection_width, parties=len(self.ranks))
 
     def serve(self) -> None:
         """Answer until the last iteration is done.
@@ -197,77 +187,60 @@ class PretrainingServer:
         last = False
         while not last:
             message = self.transport.receive(
-                _STEPS, round_number=None, deadline_s=self.runtime.idle_timeout_s
+                _STEPS, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is PretrainingKind.PRETRAIN:
-                held_out = message.tensor("held_out", dtype=np.int64, shape=(None,))
-                self.secondary.begin_iteration(message.figure("iteration", int), held_out)
+                begin = IterationBegin.from_message(message)
+                self.secondary.begin_iteration(begin.iteration, begin.held_out)
             elif message.kind is PretrainingKind.CROSS:
-                self._cross(message)
+                self._cross(CrossBatch.from_message(message, width=self.cut.shape[0]))
             elif message.kind is PretrainingKind.LOCAL:
-                self.secondary.learning.learn_local(message.figure("iteration", int))
+                self.secondary.learning.learn_local(LearnLocally.from_message(message).iteration)
             elif message.kind is PretrainingKind.TOPS:
                 self._aggregate(message.round_number)
             else:
-                last = self._end(message)
+                last = self._end(IterationEnd.from_message(message))
 
-    def _cross(self, message: Message) -> None:
-        rows = message.tensor("rows", dtype=np.int64, shape=(None,))
-        sent = message.tensor("sent", dtype=np.float32, shape=(len(rows), self.width))
-        number = message.round_number
-        if not len(rows):
-            raise ProtocolError(f"round {number}: the primary named no rows")
-        active = tuple(range(1, self.parties))
+    def _cross(self, batch: CrossBatch) -> None:
+        number = batch.round_number
         if not self.plain:
-            count = self.ring.words(len(rows) * self.width)
-            self.sum_to.prepare(count, round_number=number, active=active)
-        vectors = self.secondary.project(rows, round_number=number)
+            count = self.cut.words(len(batch.rows))
+            self.sum_to.prepare(count, round_number=number, active=self.ranks)
+        vectors = self.secondary.project(batch.rows, round_number=number)
         if self.plain:
-            self.transport.send(
-                Message(
-                    kind=PretrainingKind.PROJECTIONS,
-                    round_number=number,
-                    tensors={"vectors": vectors.cpu().numpy()},
-                )
-            )
+            clear = Projections(round_number=number, vectors=vectors.cpu().numpy())
+            self.transport.send(clear.to_message())
         else:
-            words = projection_words(vectors, self.ring).cpu()
-            self.sum_to(words, round_number=number, active=active)
-        self.secondary.learn_cross(torch.from_numpy(sent).to(self.device))
+            words = projection_words(vectors, self.cut).cpu()
+            self.sum_to(words, round_number=number, active=self.ranks)
+        self.secondary.learn_cross(torch.from_numpy(batch.sent).to(self.device))
 
     def _aggregate(self, round_number: int) -> None:
         learning = self.secondary.learning
         own = learning.shared_weights()
-        active = tuple(range(1, self.parties))
+        parties = len(self.ranks) + 1
         shapes = {name: tuple(value.shape) for name, value in own.items()}
-        self.sum_to.prepare(words_needed(shapes), round_number=round_number, active=active)
-        words = encode_weighted(own, weight=learning.weight, parties=self.parties).cpu()
-        self.sum_to(words, round_number=round_number, active=active)
+        self.sum_to.prepare(words_needed(shapes), round_number=round_number, active=self.ranks)
+        words = encode_weighted(own, weight=learning.weight, parties=parties).cpu()
+        self.sum_to(words, round_number=round_number, active=self.ranks)
         message = self.transport.receive(
             RoundKind.MEAN,
             round_number=round_number,
-            deadline_s=self.runtime.idle_timeout_s,
+            deadline_s=self._runtime.idle_timeout_s,
         )
+        mean = Mean.from_message(message, shapes=shapes).values
         learning.load_shared(
-            {
-                name: torch.from_numpy(message.tensor(name, dtype=np.float32, shape=shape)).to(
-                    self.device
-                )
-                for name, shape in shapes.items()
-            }
+            {name: torch.from_numpy(value).to(self.device) for name, value in mean.items()}
         )
 
-    def _end(self, message: Message) -> bool:
-        iterations, last = message.figure("iterations", int), message.figure("last", bool)
-        if iterations < 1:
-            raise ProtocolError(f"the primary ended {iterations} iterations; they count from 1")
-        figures = self.secondary.end_iteration(iterations, last=last)
+    def _end(self, end: IterationEnd) -> bool:
+        figures = self.secondary.end_iteration(end.iterations, last=end.last)
         self.log(
             "pretrained",
-            iterations=iterations,
+            iterations=end.iterations,
             cross_loss=figures.cross_loss,
             cross_spread=figures.cross_spread,
             local_loss=figures.local_loss,
             local_spread=figures.local_spread,
         )
-        return last
+        return end.last

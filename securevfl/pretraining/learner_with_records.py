@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.core.errors import DataError
 from securevfl.core.seeds import stream
 from securevfl.federation.release import require_finite
-from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.towers import spread
+from securevfl.models.learner import Learner
 from securevfl.pretraining.rows import even_batches
 
 COLLAPSED = 0.1
@@ -52,17 +51,13 @@ class LearnerWithRecords:
 
     def __init__(
         self,
-        learner: PartyLearner,
+        learner: Learner,
         features: Float[Tensor, "records features"],
         own: npt.NDArray[np.int64],
         *,
         name: str,
         seed: int,
     ) -> None:
-        if "local" in learner.towers and len(own) < 2:
-            raise DataError(
-                f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
-            )
         self.learner = learner
         self.features = features
         self.own = own

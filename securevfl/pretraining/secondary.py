@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.sources import LinkSource
+from securevfl.federation.secondary import SecondaryData
 from securevfl.models.fedhssl.losses import unit
 from securevfl.pretraining.collapse import CollapseWatch
 from securevfl.pretraining.learner_with_records import IterationFigures, LearnerWithRecords
@@ -23,11 +23,8 @@ class PretrainingSecondary:
 
     def __init__(
         self,
-        name: str,
+        data: SecondaryData,
         *,
-        links: LinkSource,
-        records: int,
-        primary_rows: int,
         build: BuildLearner,
         save: Callable[[int, dict[str, Any]], None],
         observe: Callable[[Mapping[str, object]], None],
@@ -36,24 +33,18 @@ class PretrainingSecondary:
         """Prepare a secondary.
 
         Args:
-            name: The party's name.
-            links: Its links.
-            records: How many records it has.
-            primary_rows: How many rows the primary has announced.
-            build: Builds its learner with those records.
+            data: Its table as tensors, and its links.
+            build: Builds its learner with the records that it may learn from.
             save: Keeps a checkpoint's state after so many iterations.
             observe: Hears of warnings.
             start: State of a checkpoint to go on from.
         """
-        self.name = name
-        self._links = links
-        self._records = records
-        self._primary_rows = primary_rows
+        self.data = data
         self._build = build
         self._save = save
         self._start = start
         self._learning: LearnerWithRecords | None = None
-        self._watch = CollapseWatch(name, observe)
+        self._watch = CollapseWatch(data.name, observe)
 
     @property
     def learning(self) -> LearnerWithRecords:
@@ -78,7 +69,7 @@ class PretrainingSecondary:
         Reveals:
             Nothing by itself; see :class:`securevfl.pretraining.exchange`.
         """
-        records = self._links.link(self._checked(rows)).indices[:, 0]
+        records = self.data.links.link(self._checked(rows)).indices[:, 0]
         return self.learning.project(records, round_number=round_number)
 
     def learn_cross(self, received: Float[Tensor, "batch width"]) -> None:
@@ -93,15 +84,16 @@ class PretrainingSecondary:
         return figures
 
     def _own_records(self, held_out: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        own = np.ones(self._records, dtype=np.bool_)
+        own = np.ones(len(self.data.features), dtype=np.bool_)
         if len(held_out):
-            linked = self._links.link(held_out).indices
+            linked = self.data.links.link(held_out).indices
             own[linked[linked >= 0]] = False
         return np.flatnonzero(own)
 
     def _checked(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if len(rows) and (rows.min() < 0 or rows.max() >= self._primary_rows):
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.data.primary_rows):
             raise ProtocolError(
-                f"pretraining: the primary names rows outside the {self._primary_rows} that it has"
+                f"pretraining: the primary names rows outside the {self.data.primary_rows} "
+                f"that it has"
             )
         return rows

@@ -100,8 +100,15 @@ class SentWithGaussianNoise:
     3), with the primary as the only party that contributes.
     """
 
-    def __init__(self, plan: ReleasePlan, ledger: Ledger) -> None:
-        tau = plan.noise_share_std()
+    def __init__(self, plan: ReleasePlan, ledger: Ledger, *, noise_share_std: float) -> None:
+        """Make it.
+
+        Args:
+            plan: What pretraining sends in all.
+            ledger: Books every batch.
+            noise_share_std: ``tau`` at which the plan keeps its promise.
+        """
+        tau = noise_share_std
         self.ledger = ledger
         self.ring = RingFormat.choose(
             clip_norm=plan.privacy.clip_norm, noise_share_std=tau, parties=1
@@ -173,10 +180,8 @@ def sending(
         releases_per_row=passes,
         links=1,
     )
+    tau = plan.noise_share_std()
     ledger = Ledger(
-        folder / "pretraining-ledger.jsonl",
-        party=party,
-        plan=plan,
-        noise_share_std=plan.noise_share_std(),
+        folder / "pretraining-ledger.jsonl", party=party, plan=plan, noise_share_std=tau
     )
-    return SentWithGaussianNoise(plan, ledger)
+    return SentWithGaussianNoise(plan, ledger, noise_share_std=tau)

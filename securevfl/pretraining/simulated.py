@@ -1,20 +1,22 @@
 """Pretraining with all parties in one process."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
-from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.pretraining.build import build_pretraining_secondary, build_run
 from securevfl.pretraining.encoders_file import save_encoders
 from securevfl.pretraining.exchange import SimulatedPretraining
 from securevfl.pretraining.stage import (
     common_start,
+    earlier_figures,
     hand_over,
     load_checkpoint,
     run_pretraining,
@@ -22,15 +24,22 @@ from securevfl.pretraining.stage import (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class SimulatedParty:
+    """A secondary of a simulated federation, with what it keeps of the run."""
+
+    secondary: Secondary
+    files: PartyFiles
+
+
 def pretrain_in_process(
-    config: FederationConfig,
+    plan: RunPlan,
     tables: Mapping[str, PartyTable],
     primary: Primary,
-    secondaries: Mapping[str, Secondary],
-    stores: Mapping[str, Checkpoints],
+    files: PartyFiles,
+    parties: Mapping[str, SimulatedParty],
     run_folder: Path,
     *,
-    resume: bool,
     observe: Observer,
 ) -> dict[str, Any] | None:
     """Let all parties' models start from pretrained encoders, where the family has such.
@@ -38,13 +47,13 @@ def pretrain_in_process(
     They are pretrained here, or taken from the checkpoint that the federation file names.
 
     Args:
-        config: The federation file.
+        plan: The run.
         tables: Every party's table.
         primary: The primary with its top model.
-        secondaries: The secondaries by name, with their bottom models.
-        stores: Every party's checkpoints by name.
+        files: The primary's own; a run that goes on starts from the last iteration that all have
+            saved.
+        parties: The secondaries by name, with their bottom models.
         run_folder: Gets ``pretraining.json``; each party's folder its encoders.
-        resume: Go on from the last iteration that all have saved.
         observe: Hears of progress.
 
     Returns:
@@ -58,43 +67,38 @@ def pretrain_in_process(
     Reveals:
         Nothing leaves the process.
     """
-    name = config.primary.name
-    models = {name: primary.top, **{party: one.bottom for party, one in secondaries.items()}}
+    config, name = plan.config, plan.config.primary.name
+    if plan.facts.resume_epoch:
+        return earlier_figures(run_folder)
+    models = {
+        name: primary.top,
+        **{party: one.secondary.bottom for party, one in parties.items()},
+    }
     for party, model in models.items():
         load_checkpoint(config, party, model)
     if not wants_pretraining(config):
         return None
-    start = common_start(config, [one.pretrained() for one in stores.values()]) if resume else 0
+    stores = {name: files, **{party: one.files for party, one in parties.items()}}
+    saved = [one.checkpoints.pretrained() for one in stores.values()]
+    start = common_start(config, saved) if files.resume else 0
     observe({"event": "stage", "text": "pretraining", "of": config.pretraining.iterations})
     parts = [
         build_pretraining_secondary(
             config,
             tables[party],
-            secondary.features,
-            secondary.links,
-            primary_rows=secondary.primary_rows,
-            checkpoints=stores[party],
+            one.secondary.data,
+            one.files.checkpoints,
             start=start,
             observe=observe,
         )
-        for party, secondary in secondaries.items()
+        for party, one in parties.items()
     ]
-    run = build_run(
-        config,
-        tables[name],
-        primary.data.features,
-        primary.data.split,
-        SimulatedPretraining(parts, plain=config.pretraining.exchange == "plain"),
-        rounds=primary.rounds,
-        folder=run_folder / "parties" / name,
-        checkpoints=stores[name],
-        start=start,
-        observe=observe,
-    )
+    exchange = SimulatedPretraining(parts, plain=config.pretraining.exchange == "plain")
+    run = build_run(config, tables[name], primary, exchange, files, start=start, observe=observe)
     figures = run_pretraining(run, config, run_folder, start=start, split=primary.data.split)
-    learners = {one.name: one.learner for one in (run.learning, *(part.learning for part in parts))}
+    learners = {one.name: one.learner for one in (run.learning, *(p.learning for p in parts))}
     for party, model in models.items():
         encoders = learners[party].encoders()
-        save_encoders(run_folder / "parties" / party, encoders)
-        hand_over(model, encoders, party=party)
+        save_encoders(stores[party].folder, encoders)
+        hand_over(config, model, encoders, party=party)
     return figures

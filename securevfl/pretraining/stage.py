@@ -11,7 +11,6 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import RowSplit
-from securevfl.models.fedhssl.split import Encoders
 from securevfl.pretraining.encoders_file import load_encoders
 from securevfl.pretraining.run import PretrainingRun
 
@@ -23,13 +22,6 @@ def wants_pretraining(config: FederationConfig) -> bool:
     return bool(config.family.pretraining) and config.pretraining.checkpoint is None
 
 
-def encoders_of(model: nn.Module) -> Encoders:
-    """Return the encoders within a bottom or top model of this family."""
-    encoders = model.get_submodule("encoders")
-    assert isinstance(encoders, Encoders), "families with pretraining have encoders"
-    return encoders
-
-
 def load_checkpoint(config: FederationConfig, party: str, model: nn.Module) -> None:
     """Start a party's model from the encoders of an earlier pretraining, if the file names one.
 
@@ -38,7 +30,7 @@ def load_checkpoint(config: FederationConfig, party: str, model: nn.Module) -> N
     """
     folder = config.pretraining.checkpoint
     if config.family.pretraining and folder is not None:
-        encoders_of(model).load_pretrained(load_encoders(Path(folder), party))
+        config.family.load_pretrained(model, load_encoders(Path(folder), party))
 
 
 def run_pretraining(
@@ -121,7 +113,11 @@ def common_start(config: FederationConfig, saved: Sequence[Sequence[int]]) -> in
 
 
 def hand_over(
-    model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]], *, party: str
+    config: FederationConfig,
+    model: nn.Module,
+    encoders: Mapping[str, Mapping[str, Tensor]],
+    *,
+    party: str,
 ) -> None:
     """Let a bottom or top model start from what was pretrained.
 
@@ -129,6 +125,6 @@ def hand_over(
         ConfigError: Naming the party, if the encoders do not fit.
     """
     try:
-        encoders_of(model).load_pretrained(encoders)
+        config.family.load_pretrained(model, encoders)
     except ConfigError as error:
         raise ConfigError(f"{party}: {error}") from None

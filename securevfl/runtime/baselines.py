@@ -11,27 +11,24 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.primary import PrimaryData
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
-from securevfl.models.tasks import TaskHead
 
 
 def train_solo(
     config: FederationConfig,
     data: PrimaryData,
-    head: TaskHead,
     *,
     settings: BaselineConfig | None = None,
 ) -> BaselineResult:
     """Train the primary's own network on its features, and on its keys if the model has them."""
-    return _fit(_own_inputs(config, data), config, data, head, settings)
+    return _fit(_own_inputs(config, data), config, data, settings)
 
 
 def train_combined(
     config: FederationConfig,
     data: PrimaryData,
-    head: TaskHead,
     *,
     primary: PartyTable,
     secondaries: Sequence[PartyTable],
@@ -43,7 +40,6 @@ def train_combined(
     Args:
         config: The federation file.
         data: The primary's tensors.
-        head: The task.
         primary: The primary's table, with the truth.
         secondaries: The secondaries' tables, with the truth.
         features: Their scaled features.
@@ -55,7 +51,7 @@ def train_combined(
     inputs = joined_inputs(
         config, data, primary=primary, secondaries=secondaries, features=features
     )
-    return _fit(inputs, config, data, head, settings)
+    return _fit(inputs, config, data, settings)
 
 
 def joined_inputs(
@@ -94,16 +90,13 @@ def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray
 
 def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
     # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
-    # A family without the setting takes none.
-    taken = getattr(config.model, "keys_as_features", False)
-    return solo_inputs(data.features, data.keys if taken else None)
+    return solo_inputs(data.features, data.keys if config.model.keys_as_features else None)
 
 
 def _fit(
     inputs: Float[Tensor, "rows inputs"],
     config: FederationConfig,
     data: PrimaryData,
-    head: TaskHead,
     settings: BaselineConfig | None,
 ) -> BaselineResult:
     device = inputs.device
@@ -114,7 +107,7 @@ def _fit(
     return fit_table(
         inputs,
         data.targets,
-        head=head,
+        head=data.head,
         train=train,
         validation=validation,
         test=test,

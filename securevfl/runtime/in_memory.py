@@ -8,13 +8,15 @@ from typing import Any, overload
 
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
-from securevfl.config.sections import Task, TrainingSettings
+from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
+from securevfl.core.task import Task
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
+from securevfl.models.family import FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.registry import FAMILIES
+from securevfl.models.registry import family_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource, simulate_from_file
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -23,7 +25,7 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 @overload
 def simulate(
     parties: Sequence[PartyTable],
-    model: Any,
+    model: FamilySettings,
     *,
     privacy: Privacy,
     training: TrainingSettings | None = None,
@@ -72,8 +74,9 @@ def simulate(
     Args:
         parties: The primary's table, with labels, then the secondaries'; or the path of a
             federation file, or what :func:`securevfl.read_federation` returned.
-        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``. This and
-            what follows up to ``seed`` goes with tables; a federation file says it itself.
+        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
+            installed package's family, too. This and what follows up to ``seed`` goes with
+            tables; a federation file says it itself.
         privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
         training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
         pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
@@ -160,7 +163,7 @@ def _task_of(primary: PartyTable) -> Task:
 
 def _source(
     parties: Sequence[PartyTable],
-    model: Any,
+    model: FamilySettings,
     *,
     privacy: Privacy,
     training: TrainingSettings,
@@ -170,10 +173,6 @@ def _source(
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int,
 ) -> dict[str, Any]:
-    family = next((one for one in FAMILIES.values() if type(model) is one.config_class), None)
-    if family is None:
-        known = ", ".join(one.config_class.__name__ for one in FAMILIES.values())
-        raise ConfigError(f"model: must be one of {known}, got {type(model).__name__}")
     tables = []
     for number, party in enumerate(parties):
         own = bounds.get(party.name) if isinstance(bounds, Mapping) else bounds
@@ -189,7 +188,7 @@ def _source(
         )
     return {
         "federation": {"name": "simulation", "task": task, "seed": seed},
-        "model": {"family": family.name, **_given(model)},
+        "model": {"family": family_of(model).name, **_given(model)},
         "training": _given(training),
         "pretraining": _given(pretraining),
         "privacy": _given(privacy),

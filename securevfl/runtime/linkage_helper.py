@@ -1,35 +1,16 @@
 """The life of a party that only helps to link: join, coordinate or deal, leave."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
 from securevfl.config.channels import reveals_of
-from securevfl.config.federation import FederationConfig
-from securevfl.federation.joining import joined
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.handshake import joined
+from securevfl.federation.messages import Ready
 from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.lines import CallerDesk
-from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message
+from securevfl.runtime.party_job import PartyLife
 
 
-def help_to_link(
-    config: FederationConfig,
-    identity: Identity,
-    pinned: Mapping[str, str],
-    *,
-    folder: Path,
-    log: Callable[..., None],
-) -> None:
+def help_to_link(life: PartyLife) -> None:
     """Take part in linkage as the coordinator or the dealer.
-
-    Args:
-        config: The federation file.
-        identity: This party's long-term identity.
-        pinned: Every party's pinned public key.
-        folder: Where a coordinator keeps links, and similarities with their noise.
-        log: The party's log, which gets what it learned.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
@@ -37,20 +18,22 @@ def help_to_link(
     Reveals:
         What :class:`Coordinator` and :func:`serve_as_dealer` say.
     """
-    with joined(config, identity, pinned, epochs=[], pretrained=[]) as star:
-        log("connected")
-        star.transport.send(Message(kind=RoundKind.READY))
+    config, name, files = life.config, life.job.name, life.files
+    life.require_no_listen()
+    with joined(config, life.identity, life.pinned, epochs=[], pretrained=[]) as star:
+        files.log("connected")
+        star.transport.send(Ready().to_message())
         desk = CallerDesk(
             star.transport,
             config.ranks,
             star.pair_keys,
             deadline_s=config.runtime.idle_timeout_s,
         )
-        role = config.party(identity.name).role
+        role = config.party(name).role
         learned = reveals_of(config, role)
         if role == "dealer":
-            log("dealt", learned=learned, blocks=serve_as_dealer(config, desk))
+            files.log("dealt", learned=learned, blocks=serve_as_dealer(config, desk))
             return
-        cache = LinkCache.of_party(config, identity.name, folder)
+        cache = LinkCache.of_party(config, name, files.folder)
         coordinator = Coordinator(config, rows=star.facts.rows, desk=desk, cache=cache)
-        log("coordinated", learned=learned, similarities=coordinator.serve())
+        files.log("coordinated", learned=learned, similarities=coordinator.serve())

@@ -7,32 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.core import files
+from securevfl.core import files as core_files
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.core.progress import Observer
-from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
-from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.build import build_top, primary_data, task_head
-from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.build import build_primary
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.primary import Primary
-from securevfl.federation.rounds import (
-    EpochMark,
-    Exchange,
-    RoundCounter,
-    RoundPlan,
-    active_parties,
-)
-from securevfl.federation.run_plan import is_frozen
-from securevfl.linkage.linked import LinkedPrimary
-from securevfl.models.optimisers import build_optimizer
+from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.federation.run_plan import RunPlan
 from securevfl.runtime.baselines import train_solo
 from securevfl.runtime.run_folder import privacy_figures, write_history
 from securevfl.version import __version__
@@ -45,6 +32,11 @@ class ChargedExchange:
         self.inner = inner
         self.ledger = ledger
         self.heard = heard
+
+    @property
+    def rounds(self) -> RoundCounter:
+        """Gives out the session's round numbers."""
+        return self.inner.rounds
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -93,62 +85,37 @@ class PrimaryRun:
 
     def __init__(
         self,
-        config: FederationConfig,
+        plan: RunPlan,
         table: PartyTable,
-        split: RowSplit,
-        linked: LinkedPrimary,
-        *,
-        plan: ReleasePlan,
+        data: PrimaryData,
         exchange: Exchange,
-        rounds: RoundCounter,
-        ledger: Ledger,
-        checkpoints: Checkpoints,
-        device: torch.device,
+        files: PartyFiles,
+        *,
         observe: Observer,
         traffic: Callable[[], int],
     ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run, with where it starts.
+            table: The primary's table.
+            data: The same as tensors.
+            exchange: Where the secondaries are.
+            files: The primary's own; its ledger is open.
+            observe: Hears of progress.
+            traffic: Returns the bytes that the primary has sent and received so far.
+        """
         self._start = time.monotonic()
-        self.config = config
         self.plan = plan
-        self.ledger = ledger
-        self.checkpoints = checkpoints
-        self.device = device
+        self.data = data
+        self.ledger = files.ledger
+        self.checkpoints = files.checkpoints
         self._observe = observe
         self._traffic = traffic
-        self._epsilon = ledger.spent if plan.privacy.mechanism != "none" else math.inf
-        self.head = task_head(config, table, split)
-        self.data = primary_data(config, table, split, linked, self.head, device)
-        self.exchange = ChargedExchange(exchange, ledger, self._spent)
-        top = build_top(
-            config,
-            num_features=table.num_features,
-            key_dim=table.key_dim,
-            feature_names=table.feature_names,
-            outputs=self.head.outputs,
-        ).to(device)
-        self.primary = Primary(
-            data=self.data,
-            top=top,
-            head=self.head,
-            optimizer=build_optimizer(
-                config.training.optimizer,
-                top.parameters(),
-                learning_rate=config.training.learning_rate,
-                weight_decay=config.training.weight_decay,
-            ),
-            training=config.training,
-            exchange=self.exchange,
-            rounds=rounds,
-            dropout=DropoutStream(config.federation.seed, config.primary.name, device=device),
-            seed=config.federation.seed,
-            active_parties=len(config.secondaries)
-            if is_frozen(config)
-            else active_parties(config.secondaries, config.model.party_dropout),
-            average_positions_every=0
-            if is_frozen(config)
-            else config.model.average_positions_every,
-            observe=self._tell,
-        )
+        noised = plan.config.privacy.mechanism != "none"
+        self._epsilon = self.ledger.spent if noised else math.inf
+        self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
+        self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
         self.test_metric = math.nan
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
@@ -163,11 +130,10 @@ class PrimaryRun:
     def _tell(self, event: Mapping[str, object]) -> None:
         self._observe({**event, **self._figures()})
 
-    def train(self, *, resume_epoch: int) -> None:
+    def train(self) -> None:
         """Make all releases and train the top model (and, through gradients, bottom models).
 
-        Args:
-            resume_epoch: Epoch to go on from; 0 starts afresh.
+        It starts afresh, or goes on from the epoch that the plan's facts name.
 
         Raises:
             BudgetExceededError: If what a resumed run has left does not cover a release.
@@ -175,9 +141,9 @@ class PrimaryRun:
         Reveals:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
         """
-        if resume_epoch:
-            self.primary.load_state(self.checkpoints.load(resume_epoch))
-        if is_frozen(self.config):
+        if self.plan.facts.resume_epoch:
+            self.primary.load_state(self.checkpoints.load(self.plan.facts.resume_epoch))
+        if self.plan.frozen:
             self._train_on_one_release()
         else:
             self._train_by_rounds()
@@ -185,15 +151,16 @@ class PrimaryRun:
     def _train_on_one_release(self) -> None:
         aggregates = self.checkpoints.load_released()
         if aggregates is None:
-            self._tell({"event": "stage", "text": "releasing rows", "of": self.plan.rounds})
-            if self.plan.fitting:
+            self._tell(
+                {"event": "stage", "text": "releasing rows", "of": self.plan.releases.rounds}
+            )
+            if self.plan.releases.fitting:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
             aggregates = release_once(
                 self.exchange,
                 np.arange(len(self.data.targets), dtype=np.int64),
-                batch_size=self.config.training.batch_size,
-                next_round=self.primary.rounds.next,
+                batch_size=self.plan.config.training.batch_size,
                 observe=self._tell,
             )
             self.checkpoints.save_released(aggregates)
@@ -202,7 +169,7 @@ class PrimaryRun:
                 f"{self.checkpoints.folder}: {len(aggregates)} rows were released, and the table "
                 f"has {len(self.data.targets)} now; restore the table, or choose another --out"
             )
-        cache = ReleasedRows(aggregates, ranks=self.exchange.ranks, device=self.device)
+        cache = ReleasedRows(aggregates, self.exchange, device=self.data.features.device)
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
             self.primary.train(after_epoch=self._save)
@@ -222,7 +189,7 @@ class PrimaryRun:
 
         A run that was resumed has less left than a fresh one: it stops early rather than fail.
         """
-        batch, split = self.config.training.batch_size, self.data.split
+        batch, split = self.plan.config.training.batch_size, self.data.split
         parts = (len(split.train), len(split.validation), len(split.test))
         try:
             self.ledger.require_room(
@@ -258,15 +225,15 @@ class PrimaryRun:
         solo = None
         if with_solo:
             self._observe({"event": "stage", "text": "training solo", "of": 1})
-            solo = train_solo(self.config, self.data, self.head).test
-        primary, config = self.primary, self.config
+            solo = train_solo(self.plan.config, self.data).test
+        primary, config, head = self.primary, self.plan.config, self.data.head
         best = primary.history[primary.best_epoch - 1]
         metrics: dict[str, Any] = {
             "federation": config.federation.name,
             "task": config.federation.task,
             "family": config.family.name,
-            "metric": self.head.metric_name,
-            "higher_is_better": self.head.higher_is_better,
+            "metric": head.metric_name,
+            "higher_is_better": head.higher_is_better,
             "train": best["train"],
             "validation": best["validation"],
             "test": self.test_metric,
@@ -277,7 +244,7 @@ class PrimaryRun:
             "parties": len(config.parties),
             "bytes": {name: dict(row) for name, row in traffic.items()},
             "mode": mode,
-            "privacy": privacy_figures(config, self.plan, self.ledger),
+            "privacy": privacy_figures(self.plan, self.ledger),
             **({"pretraining": self.pretraining} if self.pretraining else {}),
             "ledger": _within(run_folder, self.ledger.path),
             "version": __version__,
@@ -285,8 +252,8 @@ class PrimaryRun:
         write_history(run_folder, primary.history)
         explanation = primary.explanation()
         if explanation:
-            files.write_json(run_folder / "explanation.json", explanation)
-        files.write_json(run_folder / "metrics.json", metrics)
+            core_files.write_json(run_folder / "explanation.json", explanation)
+        core_files.write_json(run_folder / "metrics.json", metrics)
         return metrics
 
 

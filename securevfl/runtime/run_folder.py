@@ -13,8 +13,8 @@ from securevfl.config.channels import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.run_plan import RunPlan
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
@@ -60,30 +60,30 @@ def write_federation(run_folder: Path, config: FederationConfig) -> None:
     files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
 
 
-def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger) -> dict[str, Any]:
+def privacy_figures(plan: RunPlan, ledger: Ledger) -> dict[str, Any]:
     """Return the ``privacy`` part of ``metrics.json``.
 
     Args:
-        config: The federation file.
         plan: What was planned; the promise was made for all of it.
         ledger: What was spent: by this session, and by those before it on the same ledger.
     """
+    config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
-    tau = plan.noise_share_std()
-    multiplier = tau * math.sqrt(plan.parties - privacy.colluding) / plan.sensitivity()
+    multiplier = tau * math.sqrt(releases.parties - privacy.colluding) / releases.sensitivity()
     updates = {}
     if privacy.encoder == "dp-trained":
         updates = {
-            "gradient_noise_multiplier": privacy.update_noise_ratio * plan.release_multiplier(tau),
-            "gradient_noise_std": plan.gradient_noise_std(tau),
+            "gradient_noise_multiplier": privacy.update_noise_ratio
+            * releases.release_multiplier(tau),
+            "gradient_noise_std": releases.gradient_noise_std(tau),
             "gradient_clip_norm": privacy.update_clip_norm,
             "updates": ledger.updates,
         }
     return {
         "mechanism": privacy.mechanism,
         "epsilon": finite_or_none(ledger.spent),
-        "epsilon_planned": finite_or_none(plan.epsilon(tau)),
-        "epsilon_as_published": finite_or_none(plan.epsilon_as_published(tau)),
+        "epsilon_planned": finite_or_none(releases.epsilon(tau)),
+        "epsilon_as_published": finite_or_none(releases.epsilon_as_published(tau)),
         "delta": privacy.delta,
         "unit": privacy.unit,
         "encoder": privacy.encoder,
@@ -93,14 +93,14 @@ def privacy_figures(config: FederationConfig, plan: ReleasePlan, ledger: Ledger)
         "accounting": privacy.accounting,
         "noise_multiplier": multiplier,
         "noise_share_std": tau,
-        "fitting_noise_multiplier": plan.fitting_multiplier(),
-        "sensitivity": plan.sensitivity(),
+        "fitting_noise_multiplier": releases.fitting_multiplier(),
+        "sensitivity": releases.sensitivity(),
         "clip_norm": privacy.clip_norm,
         "releases": ledger.all_rounds,
         "row_releases": ledger.all_row_releases,
-        "secondaries": plan.parties,
+        "secondaries": releases.parties,
         **updates,
-        "statement": plan.statement(),
+        "statement": releases.statement(tau),
         "as_published_note": _AS_PUBLISHED_NOTE,
         "channels": channels(config),
     }

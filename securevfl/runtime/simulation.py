@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,17 @@ from securevfl.config.rules import require_covered_channels, require_enough_reco
 from securevfl.core import files
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import build_secondary
-from securevfl.federation.checkpoint import Checkpoints, require_resumable
-from securevfl.federation.epochs import EpochKeeper
+from securevfl.federation.build import build_secondary, primary_data
+from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import EpochMark, RoundCounter
-from securevfl.federation.run_plan import is_frozen, release_plan, ring_format, run_facts, slots
+from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.rounds import EpochMark
+from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.pretraining.simulated import pretrain_in_process
-from securevfl.pretraining.stage import earlier_figures, write_pretraining
-from securevfl.runtime.preflight import open_ledger, table_warnings
+from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
+from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation
 
@@ -77,134 +76,91 @@ def simulate_federation(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    with contextlib.ExitStack() as ledgers:
-        return _simulate(
-            config,
-            tables,
-            run_folder,
-            device=device,
-            resume=resume,
-            with_solo=with_solo,
-            observe=observe,
-            ledgers=ledgers,
-            pretrain_only=pretrain_only,
-        )
-
-
-def _simulate(
-    config: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    run_folder: Path,
-    *,
-    device: torch.device,
-    resume: bool,
-    with_solo: bool,
-    observe: Observer,
-    ledgers: contextlib.ExitStack,
-    pretrain_only: bool,
-) -> RunResult:
     require_covered_channels(config)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
             observe({"event": "warning", "text": text})
+    split, facts = run_facts(config, tables[config.primary.name])
+    plan = plan_run(config, facts)
+    with contextlib.ExitStack() as open_files:
 
-    def own_ledger(party: PartySettings, folder: Path) -> Ledger:
-        ledger = open_ledger(folder, config, plan, party=party.name, resume=resume, simulated=True)
-        ledgers.callback(ledger.close)
-        return ledger
+        def files_of(party: PartySettings) -> PartyFiles:
+            folder = run_folder / "parties" / party.name
+            own = PartyFiles(folder, config, party=party.name, resume=resume, simulated=True)
+            open_files.enter_context(own).open_ledger(plan)
+            return own
 
-    primary_table = tables[config.primary.name]
-    split, facts = run_facts(config, primary_table)
-    plan = release_plan(config, facts)
-    ring = ring_format(config, plan)
-    observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
-    link = Linker(config, keys_of(config, primary_table), folder=run_folder / "parties")
-    secondaries, keepers, stores = {}, [], []
-    for party in config.secondaries:
-        folder = run_folder / "parties" / party.name
-        book = own_ledger(party, folder)
-        require_enough_records(config, tables[party.name])
-        secondary = build_secondary(
-            config,
-            party,
-            tables[party.name],
-            link(keys_of(config, tables[party.name])),
-            plan=plan,
-            ring=ring,
-            ledger=book,
-            device=device,
+        observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+        link = Linker(
+            config, keys_of(config, tables[config.primary.name]), folder=run_folder / "parties"
         )
-        store = Checkpoints(folder, settings_digest=config.settings_digest)
-        store.guard(book)
-        ledgers.callback(secondary.close)
-        secondaries[config.ranks[party.name]] = secondary
-        stores.append(store)
-        keepers.append(EpochKeeper(secondary, store))
+        parties = {}
+        for party in config.secondaries:
+            own = files_of(party)
+            table = tables[party.name]
+            require_enough_records(config, table)
+            linked = link(keys_of(config, table))
+            secondary = build_secondary(plan, party, table, linked, own.ledger, device=device)
+            open_files.callback(secondary.close)
+            parties[party.name] = SimulatedParty(secondary, own)
+        own = files_of(config.primary)
+        epoch = _resume_epoch(plan, own, parties) if resume else 0
+        plan = replace(plan, facts=replace(facts, resume_epoch=epoch))
+        write_federation(run_folder, config)
+        run = PrimaryRun(
+            plan,
+            tables[config.primary.name],
+            primary_data(config, tables[config.primary.name], split, link.primary, device=device),
+            SimulatedExchange(
+                {plan.ranks[name]: party.secondary for name, party in parties.items()},
+                plan.cut,
+                end_epoch=_keep_all(parties),
+            ),
+            own,
+            observe=observe,
+            traffic=lambda: 0,
+        )
+        run.pretraining = pretrain_in_process(
+            plan, tables, run.primary, own, parties, run_folder, observe=observe
+        )
+        if pretrain_only:
+            figures = write_pretraining(run_folder, run.pretraining, {})
+            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
+        run.train()
+        metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
+        assert own.ledger.path is not None
+        lines = own.ledger.path.read_text(encoding="utf-8").splitlines()
+        return RunResult(
+            metrics=metrics,
+            history=run.primary.history,
+            losses=run.primary.losses,
+            ledger=[json.loads(line) for line in lines],
+        )
+
+
+def _keep_all(parties: Mapping[str, SimulatedParty]) -> Callable[[EpochMark], None]:
+    keepers = [EpochKeeper(one.secondary, one.files.checkpoints) for one in parties.values()]
 
     def end_epoch(mark: EpochMark) -> None:
         for keeper in keepers:
             keeper(mark)
 
-    folder = run_folder / "parties" / config.primary.name
-    store = Checkpoints(folder, settings_digest=config.settings_digest)
-    ledger = own_ledger(config.primary, folder)
-    store.guard(ledger)
-    epoch = _resume_epoch(config, store, stores) if resume else 0
-    for secondary, saved in zip(secondaries.values(), stores, strict=True):
-        if epoch and not is_frozen(config):
-            secondary.load_state(saved.load(epoch))
-    write_federation(run_folder, config)
-    run = PrimaryRun(
-        config,
-        primary_table,
-        split,
-        link.primary,
-        plan=plan,
-        exchange=SimulatedExchange(
-            secondaries, ring=ring, slots=slots(config, plan), end_epoch=end_epoch
-        ),
-        rounds=RoundCounter(),
-        ledger=ledger,
-        checkpoints=store,
-        device=device,
-        observe=observe,
-        traffic=lambda: 0,
-    )
-    names = {party.name: secondaries[config.ranks[party.name]] for party in config.secondaries}
-    if epoch:
-        run.pretraining = earlier_figures(run_folder)
-    else:
-        run.pretraining = pretrain_in_process(
-            config,
-            tables,
-            run.primary,
-            names,
-            {config.primary.name: store, **dict(zip(names, stores, strict=True))},
-            run_folder,
-            resume=resume,
-            observe=observe,
-        )
-    if pretrain_only:
-        figures = write_pretraining(run_folder, run.pretraining, {})
-        return RunResult(metrics=figures, history=[], losses=[], ledger=[])
-    run.train(resume_epoch=epoch)
-    metrics = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
-    assert ledger.path is not None
-    lines = ledger.path.read_text(encoding="utf-8").splitlines()
-    return RunResult(
-        metrics=metrics,
-        history=run.primary.history,
-        losses=run.primary.losses,
-        ledger=[json.loads(line) for line in lines],
-    )
+    return end_epoch
 
 
-def _resume_epoch(
-    config: FederationConfig, primary: Checkpoints, secondaries: Sequence[Checkpoints]
-) -> int:
-    """Return the last epoch that every party whose model trains has saved, 0 for none."""
-    trained = [primary] if is_frozen(config) else [primary, *secondaries]
-    common = set.intersection(*(set(one.epochs()) for one in trained))
-    require_resumable(config, primary, common)
-    return max(common, default=0)
+def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, SimulatedParty]) -> int:
+    """Return the last epoch that every party whose model trains has saved, 0 for none.
+
+    The secondaries go back to it.
+    """
+    trained = [] if plan.frozen else list(parties.values())
+    common = set(primary.checkpoints.epochs())
+    for party in trained:
+        common &= set(party.files.checkpoints.epochs())
+    require_resumable(plan.config, primary.checkpoints, common)
+    epoch = max(common, default=0)
+    for party in trained:
+        if epoch:
+            party.secondary.load_state(party.files.checkpoints.load(epoch))
+    return epoch

@@ -12,7 +12,7 @@ from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import SessionStart
 from securevfl.transport.socket_loop import StarLoop
 from securevfl.transport.tls import peer_public_text, refusal
 
@@ -163,15 +163,15 @@ class Doorkeeper:
             own_rank=PRIMARY_RANK,
             max_waiting=self._loop.limits.max_waiting_messages,
         )
-        greeting = Message(kind=StarKind.SESSION, meta={"rank": self._ranks[name]})
+        greeting = SessionStart(rank=self._ranks[name]).to_message()
         admitted.outgoing.append(Outgoing(encode(greeting)))
         admitted.unread = True  # TLS may have read the party's first frame with the handshake
         self._loop.add(admitted)
 
     def _turn_away_twin(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
         reason = f"a party of this name has joined already, so this second {name} was refused"
-        greeting = Message(kind=StarKind.SESSION, meta={"rank": self._ranks[name]})
-        abort = Failure(party=name, reason=reason).message()
+        greeting = SessionStart(rank=self._ranks[name]).to_message()
+        abort = Failure(party=name, reason=reason).to_message()
         for sequence, message in enumerate((greeting, abort)):
             for buffer in encode(message).frame(
                 session=self._session, sender_rank=PRIMARY_RANK, sequence=sequence

@@ -137,7 +137,7 @@ def _next_message(connection: ssl.SSLSocket, reader: FrameReader, *, place: str)
             raise PartyFailedError(f"{place}: hung up before it named the session")
         message = reader.advance(count)
         if message is not None and message.kind is StarKind.ABORT:
-            raise Failure.read(message, relayed=True).error()
+            raise Failure.from_message(message, relayed=True).error()
         if message is not None:
             return message
 

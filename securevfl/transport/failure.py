@@ -1,7 +1,7 @@
 """The first failure of a federation: who, why, and how it travels to everybody else."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from securevfl.core.errors import (
     AuthenticationError,
@@ -12,7 +12,7 @@ from securevfl.core.errors import (
     ProtocolError,
     SecureVflError,
 )
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Message, StarKind, TypedMessage
 
 FailureKind = Literal["failed", "timeout", "protocol", "authentication"]
 
@@ -27,8 +27,11 @@ _MAX_REASON: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """Why a federation ended early."""
+class Failure(TypedMessage):
+    """Who failed and why, told to everybody. Never holds data."""
+
+    KIND: ClassVar = StarKind.ABORT
+    WAY: ClassVar = "either way; the primary passes it on"
 
     party: str
     """The party where it began."""
@@ -45,17 +48,17 @@ class Failure:
         error.party = self.party
         return error
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         """Return the ABORT that tells a peer.
 
         Reveals:
             To the receiver: the party's name, the kind of failure and the reason.
         """
         meta = {"party": self.party, "reason": self.reason[:_MAX_REASON], "kind": self.kind}
-        return Message(kind=StarKind.ABORT, meta=meta)
+        return Message(kind=self.KIND, meta=meta)
 
     @classmethod
-    def read(cls, message: Message, *, relayed: bool) -> "Failure":
+    def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
         """Read an ABORT.
 
         Args:

@@ -55,23 +55,11 @@ class StarKind(MessageKind):
     """What the star itself says, whatever it is for."""
 
     SESSION = 1
-    """Primary to a secondary, the first frame of a connection: session id and rank. Public."""
-
     PING = 2
-    """Either way, from the input and output thread: "I am alive". Tells nothing else."""
-
     ABORT = 3
-    """Either way: who failed and why, relayed to everybody. Never holds data."""
-
     LEAVE = 4
-    """Either way: the sender is done; the connection closes after it."""
-
     DONE = 15
-    """Primary to every secondary: the run is over. Tells nothing else."""
-
     SEALED = 20
-    """Between two callers, through the primary: a message under a key that the primary does not
-    have. Tells the primary its size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -155,10 +143,9 @@ class Message:
 class TypedMessage:
     """Base of the dataclasses that are messages to those who send and read them.
 
-    A subclass names its kind and its way, and its docstring begins with what it tells: the table
-    of who tells what to whom in ``docs/threat-model.md`` is made of the two. It may add
-    ``to_message``, where it holds anything, and ``from_message``, which checks all that a reader
-    relies on.
+    A subclass names its kind and its way, and its docstring says what it tells: the table of who
+    tells what to whom in ``docs/threat-model.md`` is made of these. It may add ``to_message``,
+    where it holds anything, and ``from_message``, which checks all that a reader relies on.
     """
 
     __slots__ = ()
@@ -172,3 +159,41 @@ class TypedMessage:
     def to_message(self) -> Message:
         """Return it as it is sent; this one holds nothing but its kind."""
         return Message(kind=self.KIND)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionStart(TypedMessage):
+    """The first frame of a connection: the session's id, and which rank the caller has. Public."""
+
+    KIND: ClassVar = StarKind.SESSION
+    WAY: ClassVar = "primary to a caller"
+
+    rank: int
+
+    def to_message(self) -> Message:
+        """Return it as it is sent; the session's id is in every frame's head."""
+        return Message(kind=self.KIND, meta={"rank": self.rank})
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(TypedMessage):
+    """The sender is alive; its input and output thread says so. Tells nothing else."""
+
+    KIND: ClassVar = StarKind.PING
+    WAY: ClassVar = "either way"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(TypedMessage):
+    """The sender is done; the connection closes after it. Tells nothing else."""
+
+    KIND: ClassVar = StarKind.LEAVE
+    WAY: ClassVar = "either way"
+
+
+@dataclass(frozen=True, slots=True)
+class Done(TypedMessage):
+    """The run, or the linkage, is over. Tells nothing else."""
+
+    KIND: ClassVar = StarKind.DONE
+    WAY: ClassVar = "primary to every caller"

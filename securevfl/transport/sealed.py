@@ -6,9 +6,11 @@ So it is sealed with AES-256-GCM under a key of the pair's own, from the signed 
 """
 
 import struct
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -16,11 +18,68 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Message, StarKind, TypedMessage
 
 _LABEL: Final = b"securevfl/linking/sealed/v1"
 _KEY_BYTES: Final = 32
 _MOST_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SealedTo(TypedMessage):
+    """A message for another caller, under a key that the primary does not have.
+
+    It tells the primary its size and whom it is for.
+    """
+
+    KIND: ClassVar = StarKind.SEALED
+    WAY: ClassVar = "caller to primary, to be passed on"
+
+    rank: int
+    """Whom it is for."""
+
+    sealed: npt.NDArray[np.uint8]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"to": self.rank}, tensors={"sealed": self.sealed})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SealedTo":
+        """Read a caller's.
+
+        Raises:
+            ProtocolError: If it is malformed.
+        """
+        sealed = message.tensor("sealed", dtype=np.uint8, shape=(None,))
+        return cls(rank=message.figure("to", int), sealed=sealed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SealedFrom(TypedMessage):
+    """A message of another caller, under the key of the two."""
+
+    KIND: ClassVar = StarKind.SEALED
+    WAY: ClassVar = "primary to a caller, passed on"
+
+    rank: int
+    """Whose it is, as the primary says; the key proves it."""
+
+    sealed: npt.NDArray[np.uint8]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"from": self.rank}, tensors={"sealed": self.sealed})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SealedFrom":
+        """Read what the primary passed on.
+
+        Raises:
+            ProtocolError: If it is malformed.
+        """
+        sealed = message.tensor("sealed", dtype=np.uint8, shape=(None,))
+        return cls(rank=message.figure("from", int), sealed=sealed)
 
 
 class SealedLine:
@@ -60,11 +119,8 @@ class SealedLine:
         )
         sealed = self._out.encrypt(_nonce(self._sent), b"".join(frame), None)
         self._sent += 1
-        return Message(
-            kind=StarKind.SEALED,
-            meta={"to": self._peer_rank},
-            tensors={"sealed": np.frombuffer(sealed, dtype=np.uint8)},
-        )
+        letter = np.frombuffer(sealed, dtype=np.uint8)
+        return SealedTo(rank=self._peer_rank, sealed=letter).to_message()
 
     def open(self, message: Message) -> Message:
         """Return the message in a sealed one.

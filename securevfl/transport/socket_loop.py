@@ -16,7 +16,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Leave, Message, Ping, StarKind
 
 # A heartbeat is sent four times within the silence that is tolerated: three may be late.
 _HEARTBEATS_PER_SILENCE: Final = 4
@@ -61,7 +61,7 @@ class StarLoop:
         self._flushed: set[str] = set()
         self._gone: set[str] = set()
         self._news = False
-        self._heartbeat = encode(Message(kind=StarKind.PING))
+        self._heartbeat = encode(Ping().to_message())
         self._heartbeat_s = limits.silence_timeout_s / _HEARTBEATS_PER_SILENCE
         self._wake_receive, self._wake_send = socket.socketpair()
         self._wake_receive.setblocking(False)
@@ -199,7 +199,7 @@ class StarLoop:
         if message.kind is StarKind.PING:
             return
         if message.kind is StarKind.ABORT:
-            self.fail(Failure.read(message, relayed=not self._relays), heard=True)
+            self.fail(Failure.from_message(message, relayed=not self._relays), heard=True)
         elif message.kind is StarKind.LEAVE:
             connection.peer_left = True
         elif message.kind is StarKind.SESSION:
@@ -266,7 +266,7 @@ class StarLoop:
         self._farewell_deadline = now + self.limits.farewell_timeout_s
         if self.service is not None:
             self.service.stop()
-        last = self._failure.message() if self._failure else Message(kind=StarKind.LEAVE)
+        last = self._failure.to_message() if self._failure else Leave().to_message()
         for connection in self.connections.values():
             if self._failure is not None:
                 connection.drop_unsent()

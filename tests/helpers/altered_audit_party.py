@@ -3,18 +3,18 @@
 import sys
 from typing import Any
 
-from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.federation.build import build_secondary
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.studies.audit import party, worlds
 
 
 def build_without_noise(
-    config: FederationConfig, settings_of_party: PartySettings, *arguments: Any, **settings: Any
+    plan: RunPlan, settings_of_party: PartySettings, *arguments: Any, **settings: Any
 ) -> Secondary:
     """Build a secondary as installed, and take its noise away unless it is the first."""
-    secondary = build_secondary(config, settings_of_party, *arguments, **settings)
+    secondary = build_secondary(plan, settings_of_party, *arguments, **settings)
     if settings_of_party.name != "secondary-1":
         secondary.contribution.noise = None
     return secondary

@@ -74,7 +74,7 @@ def noise_of(secondary: Secondary) -> RingNoise:
 
 def replace_clip(secondary: Secondary, clip: Callable[[Tensor], Tensor]) -> None:
     """Put another function in the place of a secondary's clip."""
-    vars(secondary.contribution)["clip"] = clip
+    vars(secondary.contribution.aggregation)["clip"] = clip
 
 
 def at_the_first(alter: Callable[[Secondary], None]) -> Callable[[Secondary], None]:
@@ -116,16 +116,16 @@ def no_clip(secondary: Secondary) -> None:
 
 
 def clip_of_the_batch(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
     replace_clip(secondary, lambda x: x * (limit / x.norm().clamp_min(limit)) * (1 - 1e-6))
 
 
 def clip_to_the_batch_mean(secondary: Secondary) -> None:
     """The batch as a whole gets the norm that its rows (or records) could have together."""
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x: Tensor) -> Tensor:
-        dim = 2 if secondary.contribution.pooled else (1, 2)
+        dim = 2 if secondary.contribution.aggregation.pooled else (1, 2)
         mean = torch.linalg.vector_norm(x, dim=dim, keepdim=True).square().mean().sqrt()
         return x * (limit / mean.clamp_min(limit))
 
@@ -133,10 +133,10 @@ def clip_to_the_batch_mean(secondary: Secondary) -> None:
 
 
 def clip_by_the_longest(secondary: Secondary) -> None:
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x: Tensor) -> Tensor:
-        dim = 2 if secondary.contribution.pooled else (1, 2)
+        dim = 2 if secondary.contribution.aggregation.pooled else (1, 2)
         longest = torch.linalg.vector_norm(x, dim=dim).max()
         return x * (limit / longest.clamp_min(limit)) * (1 - 1e-6)
 
@@ -145,10 +145,10 @@ def clip_by_the_longest(secondary: Secondary) -> None:
 
 def clip_of_the_wrong_part(secondary: Secondary) -> None:
     """Pooled rows: the mean is clipped, not its records. Other rows: one position by itself."""
-    limit = secondary.contribution.clip_norm
+    limit = secondary.contribution.aggregation.clip_norm
 
     def clip(x: Tensor) -> Tensor:
-        if not secondary.contribution.pooled:
+        if not secondary.contribution.aggregation.pooled:
             norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
             return x * (limit / norm.clamp_min(limit))
         mean = x.mean(dim=1, keepdim=True)
@@ -162,12 +162,7 @@ class NoiseAfterTheDivision(SimulatedExchange):
     """An exchange that adds all parties' shares to the average instead of to its terms."""
 
     def __init__(self, exchange: SimulatedExchange) -> None:
-        super().__init__(
-            exchange.secondaries,
-            ring=exchange.ring,
-            slots=exchange.slots,
-            end_epoch=lambda _mark: None,
-        )
+        super().__init__(exchange.secondaries, exchange.cut, end_epoch=lambda _mark: None)
         parties = exchange.secondaries.values()
         self.shares = [noise_of(party) for party in parties]
         for party in parties:
@@ -176,4 +171,4 @@ class NoiseAfterTheDivision(SimulatedExchange):
     def release(self, plan: RoundPlan) -> Tensor:
         average = super().release(plan)
         noise = torch.stack([share.sample(average.shape) for share in self.shares]).sum(0)
-        return average + noise * (self.ring.granularity / self.slots)
+        return average + noise * (self.cut.ring.granularity / self.cut.slots)

@@ -7,8 +7,7 @@ import numpy as np
 
 from securevfl.core.errors import EncodingRangeError
 from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import Exchange, RoundCounter
-from securevfl.federation.run_plan import slots
+from securevfl.federation.rounds import Exchange
 from securevfl.federation.secondary import Secondary
 from securevfl.studies.audit.report import AuditReport, report_of
 from securevfl.studies.audit.settings import RELEASES, AuditSettings, Release
@@ -40,15 +39,12 @@ def audit_in_process(
             if alter is not None:
                 alter(secondary)
         exchange: Exchange = SimulatedExchange(
-            secondaries,
-            ring=stage.ring,
-            slots=slots(stage.config, stage.plan),
-            end_epoch=lambda _mark: None,
+            secondaries, stage.plan.cut, end_epoch=lambda _mark: None
         )
         if wrap is not None:
             exchange = wrap(exchange)
         try:
-            revealed[release] = stage.run(exchange, RoundCounter())
+            revealed[release] = stage.run(exchange)
         except EncodingRangeError as error:
             refusal = str(error)
     return report_of(stages, revealed, started=started, refusal=refusal)

@@ -1,6 +1,5 @@
 """Keys of two parties, and federation files that link them."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,13 @@ import numpy as np
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import KeyTable
-from securevfl.models.registry import FAMILIES
+
+BY_KEYS_ALONE = {"family": "avgsim", "neighbours": 4}
+"""A model that takes no positions, so that keys may be texts."""
 
 
-def linked_config(
-    linkage: dict[str, Any], *, model: dict[str, Any] | None = None, **sections: Any
-) -> FederationConfig:
-    """Return a federation of ``agency`` and ``bank``; the family "textual" needs no positions."""
-    textual = (model or {}).get("family") == "textual"
+def linked_config(linkage: dict[str, Any], **sections: Any) -> FederationConfig:
+    """Return a federation of ``agency`` and ``bank``; ``sections`` replace those of the file."""
     source = {
         "federation": {"name": "test", "task": "regression", "seed": 3},
         "model": {"family": "fet", "neighbours": 4, "hidden": 8, "heads": 2},
@@ -34,8 +32,7 @@ def linked_config(
         ],
         **sections,
     }
-    config = parse_federation(source, file="test", only_linkage=True)
-    return replace(config, family=replace(FAMILIES["fet"], reads_keys=False)) if textual else config
+    return parse_federation(source, file="test", only_linkage=True)
 
 
 def key_table(name: str, rows: int, *, seed: int) -> KeyTable:

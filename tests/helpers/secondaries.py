@@ -5,9 +5,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from securevfl.federation.aggregation import MeanOfRows
+from securevfl.federation.cut import Cut
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import Charge, Contribution
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
 from securevfl.mpc.ring_format import RingFormat
@@ -60,22 +62,22 @@ def make_secondary(
     indices = random.integers(-1, RECORDS, (ROWS, LINKS))
     indices = -np.sort(-indices, axis=1)
     distances = np.where(indices >= 0, 1.0, np.inf)
+    ring = RingFormat.choose(clip_norm=clip_norm, noise_share_std=0.0, parties=3)
     return Secondary(
-        name=f"bank-{seed}",
-        features=torch.from_numpy(random.normal(size=(RECORDS, FEATURES))).float(),
-        keys=torch.zeros(RECORDS, 2),
-        links=FixedLinks(table=LinkTable(indices=indices, distances=distances)),
-        primary_rows=ROWS,
-        bottom=bottom,
-        optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
-        contribution=Contribution(
-            clip_norm=clip_norm,
-            pooled=False,
-            slots=1,
-            ring=RingFormat.choose(clip_norm=clip_norm, noise_share_std=0.0, parties=3),
+        SecondaryData(
+            name=f"bank-{seed}",
+            features=torch.from_numpy(random.normal(size=(RECORDS, FEATURES))).float(),
+            keys=torch.zeros(RECORDS, 2),
+            links=FixedLinks(table=LinkTable(indices=indices, distances=distances)),
+            primary_rows=ROWS,
+        ),
+        bottom,
+        Contribution(
+            MeanOfRows(cut=Cut(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
             noise=None,
             ledger=ledger or NoCharge(),
             release_once=frozen,
         ),
         dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
+        optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
     )

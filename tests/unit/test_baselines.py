@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
 from securevfl.models.tasks import TaskHead

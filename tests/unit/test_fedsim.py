@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import (
     CheapDropout,
@@ -293,7 +293,7 @@ def test_avgsim_is_the_mean_of_its_predictions_and_featuresim_reads_similarities
     features, keys, aggregate, similarities = batch()
     for name in ("avgsim", "featuresim"):
         family = FAMILIES[name]
-        config = family.config_class(neighbours=K, hidden=H)
+        config = family.settings_class(neighbours=K, hidden=H)
         top = family.build_top(config, num_features=F, key_dim=D, outputs=2)
         reads = family.needs_similarities(config)
         given = similarities if reads else None
@@ -306,7 +306,7 @@ def test_featuresim_averages_over_the_links_there_are() -> None:
     """Links that are not there are no predictions."""
     features, keys, aggregate, similarities = batch()
     family = FAMILIES["featuresim"]
-    config = family.config_class(neighbours=K, hidden=H)
+    config = family.settings_class(neighbours=K, hidden=H)
     top = family.build_top(config, num_features=F, key_dim=D, outputs=2)
     pairs = top.pairs(features, keys, aggregate, similarities[:, 0])
     similarities[:, :, 3:] = NAN
@@ -321,9 +321,9 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
     """K is no setting of theirs."""
     family = FAMILIES[name]
 
-    assert family.cut_shape(family.config_class(hidden=5)) == (1, 5)
+    assert family.cut_shape(family.settings_class(hidden=5)) == (1, 5)
     with pytest.raises(ConfigError, match=r"model\.neighbours: no such field"):
-        family.config_from({"neighbours": 3})
+        family.settings_from({"neighbours": 3})
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
 def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
-        FAMILIES["fedsim"].config_from(table)
+        FAMILIES["fedsim"].settings_from(table)
 
 
 def test_importance_of_a_linear_merge_is_its_weight_times_its_input() -> None:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
-from securevfl.models.fet.frozen import FrozenBottom
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import DynamicMask, attention_bias
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.top import FeTTop
+from securevfl.models.frozen import FrozenBottom
 from securevfl.models.initial import initialise
 
 B, K, F, D = 5, 6, 3, 2

@@ -8,13 +8,13 @@ from sklearn.metrics import mean_squared_error
 from torch import nn
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.initial import initialise
-from securevfl.models.metrics import auc
 from securevfl.models.mlp import MLP
 from securevfl.models.optimisers import OPTIMIZERS, build_optimizer
 from securevfl.models.registry import FAMILIES, family_named
 from securevfl.models.split import Bottom, Top
+from securevfl.models.task_metrics import auc
 from securevfl.models.tasks import TaskHead
 
 SMALL = FeTConfig(neighbours=4, hidden=8, heads=2, fourier_features=6, fourier_width=5)
@@ -175,7 +175,7 @@ def test_families_keep_the_protocols_and_their_cut_shape(
 ) -> None:
     """What a bottom gives, pooled where the family says so, is what the top takes."""
     family = FAMILIES[name]
-    config = family.config_from(table)
+    config = family.settings_from(table)
     links = config.neighbours
     bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen)
     top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
@@ -197,7 +197,7 @@ def test_a_recordwise_bottom_is_recordwise(name: str) -> None:
     """Position j depends on link j alone, and is zero where there is no link."""
     family = FAMILIES[name]
     for frozen in (False, True):
-        config = family.config_class()
+        config = family.settings_class()
         links = config.neighbours
         bottom = family.build_bottom(config, num_features=3, key_dim=2, frozen=frozen).eval()
         if not bottom.recordwise:
@@ -243,7 +243,7 @@ def test_families_that_there_are_not_are_refused(name: object, text: str) -> Non
 def test_impossible_settings_are_refused_by_name(table: dict[str, object], text: str) -> None:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
-        FAMILIES["fet"].config_from(table)
+        FAMILIES["fet"].settings_from(table)
 
 
 def test_a_perceptron_without_hidden_layers_is_linear() -> None:

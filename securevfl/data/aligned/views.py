@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int64
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
-from securevfl.data.labels import Task
+from securevfl.core.task import Task
 from securevfl.data.scaling import FeatureScaler
 from securevfl.data.tables import PartyTable, require_finite
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
-from securevfl.models.baselines.config import BoostingConfig
+from securevfl.models.baselines.baseline_config import BoostingConfig
 from securevfl.models.tasks import TaskHead
 
 # What a class that no training row has gets: less than any other, and still finite.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
-from securevfl.models.baselines.config import BaselineConfig
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.initial import initialise
 from securevfl.models.mlp import MLP
 from securevfl.models.optimisers import build_optimizer

@@ -1,8 +1,7 @@
 """The baselines that link: exact, top1sim, avgsim and featuresim, on FedSim's split network."""
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,9 +13,9 @@ from securevfl.models.baselines.linked_config import (
     Top1SimConfig,
 )
 from securevfl.models.family import Family
-from securevfl.models.pair_settings import PairSettings
+from securevfl.models.mean_similarities import mean_similarities
+from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings, PairSettings
 from securevfl.models.pairs import PairModel, build_record_bottom
-from securevfl.models.similarities import mean_similarities
 
 
 class AverageTop(nn.Module):
@@ -63,59 +62,74 @@ class AverageTop(nn.Module):
         return (pairs * links).sum(dim=1) / links.sum(dim=1).clamp_min(1)
 
 
-def _build_top(
-    config: PairSettings,
-    *,
-    num_features: int,
-    key_dim: int,
-    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
-    outputs: int,
-    classes: bool = False,  # noqa: ARG001
-) -> nn.Module:
-    return AverageTop(
-        config,
-        num_features=num_features,
-        key_dim=key_dim,
-        outputs=outputs,
-        reads_similarity=_reads_similarity(config),
-    )
+L = TypeVar("L", bound=OneLinkSettings | ManyLinksSettings)
 
 
-def _cut_shape(config: Any) -> tuple[int, int]:
-    shape: tuple[int, int] = config.cut_shape
-    return shape
+class _LinkedFamily(Family[L]):
+    """A baseline that links; its aggregation model reads every link's own vector."""
+
+    def build_bottom(
+        self,
+        settings: L,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        frozen: bool = False,
+    ) -> nn.Module:
+        """Return the local model of each linked record."""
+        return build_record_bottom(
+            settings, num_features=num_features, key_dim=key_dim, frozen=frozen
+        )
+
+    def build_top(
+        self,
+        settings: L,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        outputs: int,
+        classes: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return the mean of the predictions with each link."""
+        return AverageTop(
+            settings,
+            num_features=num_features,
+            key_dim=key_dim,
+            outputs=outputs,
+            reads_similarity=self.needs_similarities(settings),
+        )
 
 
-def _pooled(config: PairSettings, *, frozen: bool) -> bool:  # noqa: ARG001
-    # The aggregation model reads every link's own vector.
-    return False
+class ExactFamily(_LinkedFamily[ExactConfig]):
+    """``family = "exact"``: records of the very same key; a row without one gets zeros."""
+
+    name = "exact"
+    settings_class = ExactConfig
+    max_distance = 0.0
 
 
-def _reads_similarity(config: PairSettings) -> bool:
-    return isinstance(config, FeatureSimConfig)
+class Top1SimFamily(_LinkedFamily[Top1SimConfig]):
+    """``family = "top1sim"``: the most similar record."""
+
+    name = "top1sim"
+    settings_class = Top1SimConfig
 
 
-def _family(name: str, config_class: type[Any], *, max_distance: float = math.inf) -> Family:
-    return Family(
-        name=name,
-        config_class=config_class,
-        build_bottom=build_record_bottom,
-        build_top=_build_top,
-        cut_shape=_cut_shape,
-        pooled=_pooled,
-        needs_similarities=_reads_similarity,
-        max_distance=max_distance,
-    )
+class AvgSimFamily(_LinkedFamily[AvgSimConfig]):
+    """``family = "avgsim"``: the mean over K records."""
+
+    name = "avgsim"
+    settings_class = AvgSimConfig
 
 
-EXACT = _family("exact", ExactConfig, max_distance=0.0)
-"""Records of the very same key; a row without one gets zeros."""
+class FeatureSimFamily(_LinkedFamily[FeatureSimConfig]):
+    """``family = "featuresim"``: the mean over K records, each with its similarity."""
 
-TOP1SIM = _family("top1sim", Top1SimConfig)
-"""The most similar record."""
+    name = "featuresim"
+    settings_class = FeatureSimConfig
 
-AVGSIM = _family("avgsim", AvgSimConfig)
-"""The mean over K records."""
-
-FEATURESIM = _family("featuresim", FeatureSimConfig)
-"""The mean over K records, each with its similarity."""
+    def needs_similarities(self, settings: FeatureSimConfig) -> bool:  # noqa: ARG002
+        """Return that the aggregation model does."""
+        return True

@@ -1,35 +1,18 @@
 """Settings of the baselines that link."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from securevfl.models.pair_settings import ManyLinksSettings, PairSettings
+from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Top1SimConfig(PairSettings):
+class Top1SimConfig(OneLinkSettings):
     """Each row with its most similar record: ``family = "top1sim"``."""
 
-    neighbours: ClassVar[int] = 1
-    """One link a row."""
-
-    @property
-    def cut_shape(self) -> tuple[int, int]:
-        """(L, H) of the aggregate."""
-        return 1, self.hidden
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExactConfig(PairSettings):
+class ExactConfig(OneLinkSettings):
     """Each row with the record of the very same key, if there is one: ``family = "exact"``."""
-
-    neighbours: ClassVar[int] = 1
-    """One link a row."""
-
-    @property
-    def cut_shape(self) -> tuple[int, int]:
-        """(L, H) of the aggregate."""
-        return 1, self.hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

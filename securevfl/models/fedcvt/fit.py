@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import derive_seed
-from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.estimates import agreed_labels, attend
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.network import FedCVTNetwork, Views
 from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig

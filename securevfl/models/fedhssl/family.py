@@ -1,75 +1,166 @@
-"""FedHSSL and its parts as families: what the registry asks of them."""
+"""FedHSSL and its parts as families."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from securevfl.core.errors import PrivacyError
 from securevfl.models.family import Family
-from securevfl.models.fedhssl.config import (
+from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.augment_images import AugmentedImages
+from securevfl.models.fedhssl.columns import one_hot_columns
+from securevfl.models.fedhssl.fedhssl_config import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
 )
-from securevfl.models.fedhssl.split import FedHSSLBottom, FedHSSLTop
+from securevfl.models.fedhssl.learner import PartyLearner
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.split import Encoders, FedHSSLBottom, FedHSSLTop
 
 
-def _build_bottom(
-    config: FedHSSLConfig,
-    *,
-    num_features: int,
-    key_dim: int,  # noqa: ARG001 - a BuildBottom
-    feature_names: Sequence[str] = (),
-    frozen: bool = False,  # noqa: ARG001
-) -> nn.Module:
-    columns = config.columns(feature_names)
-    return FedHSSLBottom(config, num_features=num_features, columns=columns)
+class FedHSSLFamily(Family[FedHSSLConfig]):
+    """``family = "fedhssl"``: cross-party and local learning, and aggregation."""
+
+    name = "fedhssl"
+    settings_class: type[FedHSSLConfig] = FedHSSLConfig
+    pretraining = FedHSSLConfig.STEPS
+
+    def build_bottom(
+        self,
+        settings: FedHSSLConfig,
+        *,
+        num_features: int,
+        key_dim: int,  # noqa: ARG002
+        feature_names: Sequence[str] = (),
+        frozen: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return the encoders of the one linked record."""
+        columns = settings.columns(feature_names)
+        return FedHSSLBottom(settings, num_features=num_features, columns=columns)
+
+    def build_top(
+        self,
+        settings: FedHSSLConfig,
+        *,
+        num_features: int,
+        key_dim: int,  # noqa: ARG002
+        feature_names: Sequence[str] = (),
+        outputs: int,
+        classes: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return the primary's encoders with a head."""
+        columns = settings.columns(feature_names)
+        return FedHSSLTop(settings, num_features=num_features, columns=columns, outputs=outputs)
+
+    def require_separate_rows(self, settings: FedHSSLConfig) -> None:
+        """Refuse batch normalisation.
+
+        Raises:
+            PrivacyError: For ``norm = "batch"``.
+        """
+        if settings.encoder_config.norm == "batch":
+            raise PrivacyError(
+                'model.norm: "batch" lets one record move the representations of a whole batch, so '
+                'epsilon would not hold; use norm = "layer"'
+            )
+
+    def build_learner(
+        self,
+        settings: FedHSSLConfig,
+        pretraining: PretrainingSettings,
+        *,
+        features: Float[Tensor, "records features"],
+        feature_names: Sequence[str],
+        party: str,
+        seed: int,
+    ) -> PartyLearner:
+        """Return a party's towers; arguments as of :meth:`Family.build_learner`.
+
+        Raises:
+            ConfigError: If the encoder does not fit the features.
+        """
+        return PartyLearner(
+            settings,
+            pretraining,
+            num_features=features.shape[1],
+            columns=settings.columns(feature_names),
+            records=len(features),
+            augment=_augmentation(settings, pretraining, features, feature_names),
+            party=party,
+            seed=seed,
+            device=features.device,
+        )
+
+    def load_pretrained(
+        self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Let a bottom or top model start from pretrained encoders.
+
+        Raises:
+            ConfigError: If they are not those of such a model.
+        """
+        own = model.get_submodule("encoders")
+        assert isinstance(own, Encoders), "both models of these families have encoders"
+        own.load_pretrained(encoders)
+
+    def pretraining_warning(
+        self, settings: FedHSSLConfig, feature_names: Sequence[str]
+    ) -> str | None:
+        """Return a warning of embeddings that embed nothing."""
+        if settings.encoder != "embedding" or settings.columns(feature_names):
+            return None
+        return (
+            'no feature column holds words, so that encoder = "embedding" embeds nothing there; '
+            "list the values of a column of codes as party.categories"
+        )
 
 
-def _build_top(
-    config: FedHSSLConfig,
-    *,
-    num_features: int,
-    key_dim: int,  # noqa: ARG001 - a BuildTop
-    feature_names: Sequence[str] = (),
-    outputs: int,
-    classes: bool = False,  # noqa: ARG001
-) -> nn.Module:
-    columns = config.columns(feature_names)
-    return FedHSSLTop(config, num_features=num_features, columns=columns, outputs=outputs)
+def _augmentation(
+    settings: FedHSSLConfig,
+    pretraining: PretrainingSettings,
+    features: Float[Tensor, "records features"],
+    feature_names: Sequence[str],
+) -> Augmentation:
+    if settings.encoder == "resnet18":
+        low, high = (float(end) for end in torch.aminmax(features))
+        return AugmentedImages(image=settings.image, low=low, high=high)
+    # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
+    columns = one_hot_columns(feature_names)
+    return CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 
-def _cut_shape(config: FedHSSLConfig) -> tuple[int, int]:
-    return config.cut_shape
+class FedGSSLFamily(FedHSSLFamily):
+    """``family = "fedgssl"``: without aggregation of models ([FedHSSL] V-C, Table IV)."""
+
+    name = "fedgssl"
+    settings_class = FedGSSLConfig
+    pretraining = FedGSSLConfig.STEPS
 
 
-def _pooled(config: FedHSSLConfig, *, frozen: bool) -> bool:  # noqa: ARG001 - a Pooled
-    return False
+class FedCSSLFamily(FedHSSLFamily):
+    """``family = "fedcssl"``: cross-party learning alone ([FedHSSL] V-C, Table IV)."""
+
+    name = "fedcssl"
+    settings_class = FedCSSLConfig
+    pretraining = FedCSSLConfig.STEPS
 
 
-def _needs_similarities(config: FedHSSLConfig) -> bool:  # noqa: ARG001 - a NeedsSimilarities
-    return False
+class FedLocalSSLFamily(FedHSSLFamily):
+    """``family = "fedlocalssl"``: every party pretrains alone ([FedHSSL] V-C, Table IV)."""
+
+    name = "fedlocalssl"
+    settings_class = FedLocalSSLConfig
+    pretraining = FedLocalSSLConfig.STEPS
 
 
-def _family(name: str, config_class: type[FedHSSLConfig]) -> Family:
-    return Family(
-        name=name,
-        config_class=config_class,
-        build_bottom=_build_bottom,
-        build_top=_build_top,
-        cut_shape=_cut_shape,
-        pooled=_pooled,
-        needs_similarities=_needs_similarities,
-        pretraining=config_class.STEPS,
-    )
+class FedSplitNNFamily(FedHSSLFamily):
+    """``family = "fedsplitnn"``: no pretraining ([FedHSSL] V-C, Table IV)."""
 
-
-FEDHSSL_FAMILIES = (
-    _family("fedhssl", FedHSSLConfig),
-    _family("fedgssl", FedGSSLConfig),
-    _family("fedcssl", FedCSSLConfig),
-    _family("fedlocalssl", FedLocalSSLConfig),
-    _family("fedsplitnn", FedSplitNNConfig),
-)
-"""FedHSSL, then FedHSSL with fewer steps each, down to none ([FedHSSL] V-C and Table IV)."""
+    name = "fedsplitnn"
+    settings_class = FedSplitNNConfig
+    pretraining = FedSplitNNConfig.STEPS

@@ -11,8 +11,8 @@ from torch import Tensor
 from securevfl.core.seeds import derive_seed
 from securevfl.models.fedhssl.augment import Augmentation
 from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.config import FedHSSLConfig
 from securevfl.models.fedhssl.encoders import build_encoder
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.losses import NegativeQueue, Objective, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.towers import Tower

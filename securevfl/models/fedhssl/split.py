@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.config import FedHSSLConfig
 from securevfl.models.fedhssl.encoders import build_encoder
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.mlp import MLP
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.

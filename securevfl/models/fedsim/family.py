@@ -1,49 +1,50 @@
-"""FedSim as a family: what the registry asks of it."""
+"""FedSim as a family."""
 
 from collections.abc import Sequence
 
 from torch import nn
 
 from securevfl.models.family import Family
-from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.top import FedSimTop
 from securevfl.models.pairs import build_record_bottom
 
 
-def _build_top(
-    config: FedSimConfig,
-    *,
-    num_features: int,
-    key_dim: int,
-    feature_names: Sequence[str] = (),  # noqa: ARG001 - a BuildTop
-    outputs: int,
-    classes: bool = False,
-) -> nn.Module:
-    return FedSimTop(
-        config, num_features=num_features, key_dim=key_dim, outputs=outputs, classes=classes
-    )
+class FedSimFamily(Family[FedSimConfig]):
+    """``family = "fedsim"``; its gates need every link's own vector, so nothing is pooled."""
 
+    name = "fedsim"
+    settings_class = FedSimConfig
 
-def _cut_shape(config: FedSimConfig) -> tuple[int, int]:
-    return config.cut_shape
+    def build_bottom(
+        self,
+        settings: FedSimConfig,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        frozen: bool = False,
+    ) -> nn.Module:
+        """Return the local model of each linked record."""
+        return build_record_bottom(
+            settings, num_features=num_features, key_dim=key_dim, frozen=frozen
+        )
 
+    def build_top(
+        self,
+        settings: FedSimConfig,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        outputs: int,
+        classes: bool = False,
+    ) -> nn.Module:
+        """Return the split network with its gates."""
+        return FedSimTop(
+            settings, num_features=num_features, key_dim=key_dim, outputs=outputs, classes=classes
+        )
 
-def _pooled(config: FedSimConfig, *, frozen: bool) -> bool:  # noqa: ARG001
-    # The gates need every link's own vector.
-    return False
-
-
-def _needs_similarities(config: FedSimConfig) -> bool:  # noqa: ARG001
-    return True
-
-
-FEDSIM = Family(
-    name="fedsim",
-    config_class=FedSimConfig,
-    build_bottom=build_record_bottom,
-    build_top=_build_top,
-    cut_shape=_cut_shape,
-    pooled=_pooled,
-    needs_similarities=_needs_similarities,
-)
-"""The similarity-based family."""
+    def needs_similarities(self, settings: FedSimConfig) -> bool:  # noqa: ARG002
+        """Return that the gates do."""
+        return True

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.fedsim.config import FedSimConfig
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 
 
 class CheapDropout(nn.Module):

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.fedsim.config import FedSimConfig
 from securevfl.models.fedsim.explain import merge_importance, similarity_curve
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import build_merge, merged_width
+from securevfl.models.mean_similarities import mean_similarities
 from securevfl.models.pairs import PairModel
-from securevfl.models.similarities import mean_similarities
 
 
 class FedSimTop(nn.Module):

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import EncoderBlock
-from securevfl.models.fet.config import FeTConfig
 from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import DynamicMask, attention_bias
 from securevfl.models.fet.positions import FourierPositions
 

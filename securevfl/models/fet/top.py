@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock
-from securevfl.models.fet.config import FeTConfig
 from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
 
 # The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.

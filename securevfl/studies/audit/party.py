@@ -13,22 +13,18 @@ import torch
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation import handshake
-from securevfl.federation.exchange_over_star import FederatedExchange, PrimaryWire
+from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds import EpochMark, RoundCounter
-from securevfl.federation.run_plan import cut_shape, slots
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.star_secondary import SecondaryServer, SecondaryWire
+from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.launch.child import end_with_launcher, report, report_failure
-from securevfl.mpc.crypten_bridge import CrypTenBridge
-from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.pair_keys import SessionKey
-from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 
@@ -69,27 +65,22 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     hellos = {}
     for name in names.values():
         message = transport.receive(name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s)
-        handshake.check_hello(config, message)
-        hellos[name] = message
-    transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts))
-    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
-    sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
+        hellos[name] = handshake.read_hello(config, message)
+    transport.broadcast(list(hellos), handshake.welcome(hellos, stages[0].facts).to_message())
     rounds = RoundCounter()
     started = time.monotonic()
     for stage in stages:
         exchange = FederatedExchange(
             transport,
-            names=names,
-            sum_to=sum_to,
-            ring=stage.ring,
-            slots=slots(stage.config, stage.plan),
-            cut_shape=cut_shape(stage.config),
-            runtime=stage.config.runtime,
+            names,
+            stage.plan.cut,
+            deadline_s=deadline_s,
             device=torch.device("cpu"),
+            # One session, so no number may come again in its second stage.
             rounds=rounds,
         )
-        np.save(folder / f"{stage.release}.npy", stage.run(exchange, rounds))
-        transport.broadcast(list(hellos), Message(kind=StarKind.DONE))
+        np.save(folder / f"{stage.release}.npy", stage.run(exchange))
+        transport.broadcast(list(hellos), Done().to_message())
     report(ROUNDS_EVENT, seconds=time.monotonic() - started)
 
 
@@ -122,22 +113,18 @@ def _serve(
     config, deadline_s = stages[0].config, stages[0].settings.timeout_s
     transport.connect(deadline_s)
     key = SessionKey(session=transport.session, rank=rank, name=identity.name)
-    transport.send(handshake.hello(config, identity=identity, key=key, epochs=[]))
+    hello = handshake.hello(config, identity=identity, key=key, epochs=[])
+    transport.send(hello.to_message())
     message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=deadline_s)
     _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
-    masks = PairwiseMasks(rank, pair_keys)
-    sum_to = CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks)
+    sum_to, masks = sum_from_secondary(transport, stages[0].plan, pair_keys, rank=rank)
     try:
         for stage, secondary in zip(stages, secondaries, strict=True):
             SecondaryServer(
                 secondary,
                 transport,
                 sum_to,
-                cut_shape=cut_shape(stage.config),
-                parties=len(config.parties),
-                min_active=stage.plan.min_active,
-                runtime=stage.config.runtime,
-                device=torch.device("cpu"),
+                stage.plan,
                 end_epoch=_keep_nothing,
                 log=_log_nothing,
             ).serve()

@@ -23,8 +23,8 @@ from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
 from securevfl.dp.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
 from securevfl.federation.build import build_secondary
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
-from securevfl.federation.run_plan import RunFacts, cut_shape, release_plan, ring_format
+from securevfl.federation.rounds import Exchange, RoundPlan
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linking.kept_links import LinkCache
@@ -75,8 +75,7 @@ class AuditStage:
             width=_WIDTH,
         )
         self.config = self._federation()
-        self.plan = release_plan(self.config, self.facts)
-        self.ring = ring_format(self.config, self.plan)
+        self.plan = plan_run(self.config, self.facts)
 
     @property
     def pooled(self) -> bool:
@@ -101,7 +100,7 @@ class AuditStage:
             rounds=settings.rounds,
             rows=self.rows_per_round // WORLDS,
             width=_WIDTH,
-            step=self.ring.granularity / (settings.secondaries * slots * average_std),
+            step=self.plan.cut.ring.granularity / (settings.secondaries * slots * average_std),
         )
 
     def secondary(self, rank: int, ledger_folder: Path | None) -> Secondary:
@@ -109,17 +108,15 @@ class AuditStage:
         name = self.settings.names[rank]
         party = self.config.party(name)
         table = self._records(name)
-        tau = self.plan.noise_share_std()
         path = None if ledger_folder is None else ledger_folder / f"{name}-{self.release}.jsonl"
+        ledger = Ledger(
+            path,
+            party=name,
+            plan=self.plan.releases,
+            noise_share_std=self.plan.noise_share_std,
+        )
         secondary = build_secondary(
-            self.config,
-            party,
-            table,
-            self._link(table),
-            plan=self.plan,
-            ring=self.ring,
-            ledger=Ledger(path, party=name, plan=self.plan, noise_share_std=tau),
-            device=torch.device("cpu"),
+            self.plan, party, table, self._link(table), ledger, device=torch.device("cpu")
         )
         secondary.bottom = ShowFeatures()
         secondary.optimizer = None
@@ -129,7 +126,7 @@ class AuditStage:
         shown = shown_keys(self.config, keys_of(self.config, self._primary))
         return link_shown(self.config, keys_of(self.config, table), shown, LinkCache(None))
 
-    def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
+    def run(self, exchange: Exchange) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.
 
         Reveals:
@@ -139,7 +136,7 @@ class AuditStage:
         for number in range(self.settings.rounds):
             start = number * self.rows_per_round if self.pooled else 0
             plan = RoundPlan(
-                round_number=rounds.next(),
+                round_number=exchange.rounds.next(),
                 rows=np.arange(start, start + self.rows_per_round, dtype=np.int64),
                 active=exchange.ranks,
                 purpose="release",
@@ -153,7 +150,7 @@ class AuditStage:
         averages = revealed.astype(np.float64)
         kept = self._lengths.clip(-1.0, 1.0)
         # What the ring makes of a row: every part is cut to whole units, towards zero.
-        unit = self.ring.granularity
+        unit = self.plan.cut.ring.granularity
         parts = np.trunc(kept[..., None] * clip_norm * self._direction / unit) * unit
         expected = parts.mean(axis=1)[self._kinds(self.rows_per_round)]
         return audit_tests(
@@ -241,7 +238,8 @@ class AuditStage:
             "party": parties,
         }
         config = parse_federation(source, file="federation of the audit")
-        assert cut_shape(config)[0] == (1 if self.pooled else _LINKS)
+        positions, _ = config.family.cut_shape(config.model)
+        assert positions == (1 if self.pooled else _LINKS)
         return config
 
 

@@ -11,15 +11,15 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import features_of, primary_data, task_head
+from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.keys import keys_of
 from securevfl.linking.shown import linked_primary, shown_keys
+from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.boosting import fit_boosting
-from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.fit import BaselineResult
-from securevfl.models.fedcvt.config import FedCVTConfig
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.tasks import TaskHead
@@ -73,12 +73,12 @@ def train_in_one_place(
     """
     primary = tables[config.primary.name]
     split, _ = run_facts(config, primary)
-    head = task_head(config, primary, split)
     linked = linked_primary(shown_keys(config, keys_of(config, primary)))
-    data = primary_data(config, primary, split, linked, head, device)
+    data = primary_data(config, primary, split, linked, device=device)
+    head = data.head
     if family == "solo":
         assert isinstance(settings, BaselineConfig)
-        solo = train_solo(config, data, head, settings=settings)
+        solo = train_solo(config, data, settings=settings)
         return _figures(solo), head
     joined = _Joined(
         config=config,
@@ -98,7 +98,6 @@ def train_in_one_place(
     combined = train_combined(
         config,
         data,
-        head,
         primary=primary,
         secondaries=joined.secondaries,
         features=joined.features,

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.release import Contribution
+from securevfl.federation.aggregation import MeanOfPooledRecords
+from securevfl.federation.cut import Cut
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics import EuclideanKeys
 from securevfl.linkage.sources import PickedLinks
@@ -17,25 +18,11 @@ CLIP = 1.0
 WIDTH = 5
 
 
-class FreeBook:
-    """Books everything; accounting is not what these tests are about."""
-
-    def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
-        return 0.0
-
-
 def row_sums(keys, records, vectors, *, cap: int, slots: int) -> torch.Tensor:
     """Return the integers that would be released for every row, before noise."""
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
-    contribution = Contribution(
-        clip_norm=CLIP,
-        pooled=True,
-        slots=slots,
-        ring=ring,
-        noise=None,
-        ledger=FreeBook(),
-        release_once=True,
-    )
+    cut = Cut(ring=ring, slots=slots, shape=(1, WIDTH))
+    pooled = MeanOfPooledRecords(cut=cut, clip_norm=CLIP)
     if not len(records):
         return torch.zeros(len(keys), WIDTH, dtype=torch.float64)
     pairs = eligible_pairs(EuclideanKeys(primary=keys, records=records), cap=cap)
@@ -43,7 +30,7 @@ def row_sums(keys, records, vectors, *, cap: int, slots: int) -> torch.Tensor:
     table = links.link(np.arange(len(keys)))
     index = torch.as_tensor(table.indices)
     batch = vectors[index.clamp_min(0)] * (index >= 0).unsqueeze(-1)
-    units = contribution.units(contribution.clip(batch))
+    units = pooled.units(pooled.clip(batch), bounded=True)
     return units[:, 0].double() * ring.granularity
 
 

@@ -19,7 +19,7 @@ from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
 from securevfl.linkage.sampling import SampledLinker
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.mpc.codec import quantise
 from securevfl.mpc.ring_format import RingFormat
 

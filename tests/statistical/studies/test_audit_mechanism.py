@@ -34,7 +34,7 @@ from helpers.audit_in_process import audit_in_process
 from typer.testing import CliRunner
 
 from securevfl.cli.audit import app
-from securevfl.federation import release
+from securevfl.federation import aggregation
 from securevfl.federation.secondary import Secondary
 from securevfl.studies.audit import report as audit_report
 from securevfl.studies.audit.report import AuditReport, audit
@@ -61,7 +61,7 @@ def fails(report: AuditReport, name: str) -> bool:
 @pytest.fixture
 def no_norm_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away the check that refuses unclipped rows, so that only the audit is left."""
-    monkeypatch.setattr(release, "require_row_norms", lambda *_arguments, **_settings: None)
+    monkeypatch.setattr(aggregation, "require_row_norms", lambda *_arguments, **_settings: None)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from securevfl.federation.distinct import represent_distinct
+from securevfl.federation.secondary import represent_distinct
 from securevfl.models.pair_settings import ManyLinksSettings
 from securevfl.models.pairs import RecordBottom
 

@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from helpers.secondaries import make_secondary
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.cut import Cut
+from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
-from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan, active_parties
+from securevfl.federation.rounds import EpochMark, RoundPlan, active_parties
+from securevfl.mpc.ring_format import RingFormat
+
+CUT = Cut(
+    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
+)
 
 
 class Recorded(ReleasedRows):
@@ -15,7 +23,10 @@ class Recorded(ReleasedRows):
 
     def __init__(self, rows: int) -> None:
         self.values = torch.arange(rows * 2, dtype=torch.float32).view(rows, 1, 2)
-        super().__init__(self.values, ranks=(1, 2), device=torch.device("cpu"))
+        secondaries = SimulatedExchange(
+            {1: make_secondary(), 2: make_secondary()}, CUT, end_epoch=lambda _mark: None
+        )
+        super().__init__(self.values, secondaries, device=torch.device("cpu"))
         self.plans: list[RoundPlan] = []
 
     def release(self, plan: RoundPlan) -> Tensor:
@@ -25,13 +36,12 @@ class Recorded(ReleasedRows):
 
 def test_every_row_is_released_exactly_once() -> None:
     """Batches cover the rows without overlap, each in a round of its own, by all secondaries."""
-    exchange, rounds = Recorded(10), RoundCounter()
+    exchange = Recorded(10)
     events: list[dict] = []
     out = release_once(
         exchange,
         np.arange(10, dtype=np.int64),
         batch_size=4,
-        next_round=rounds.next,
         observe=lambda event: events.append(dict(event)),
     )
     assert torch.equal(out, exchange.values)
@@ -64,7 +74,6 @@ def test_no_rows() -> None:
             Recorded(1),
             np.empty(0, dtype=np.int64),
             batch_size=4,
-            next_round=RoundCounter().next,
             observe=lambda _event: None,
         )
 

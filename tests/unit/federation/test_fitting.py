@@ -15,7 +15,7 @@ from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, P
 from securevfl.federation import fitting
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.run_plan import RunFacts, release_plan
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -104,11 +104,11 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
     config = config_of(tmp_path, encoder={"method": method})
     bottom = fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
-    plan = release_plan(config, facts)
-    ledger = Ledger(None, party="bank-1", plan=plan, noise_share_std=plan.noise_share_std())
+    plan = plan_run(config, facts)
+    ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
     monkeypatch.setattr(Ledger, "charge_fitting", spent)
     records = np.zeros((9, 3), np.float32)
-    fit = fitting.Fitting(config, "bank-1", bottom, records, plan=plan, ledger=ledger)
+    fit = fitting.Fitting(plan, bottom, records, ledger, name="bank-1")
     with pytest.raises(BudgetExceededError):
         fit()
 
@@ -133,12 +133,10 @@ def test_blocks_make_an_entity_cheaper_than_a_sum_does(tmp_path: Path) -> None:
     """Two secondaries' changes at right angles: sqrt(2) of one, where a sum counts 2."""
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     settings = {"privacy": {**FROZEN, "unit": "entity"}}
-    blocks = release_plan(config_of(tmp_path, **settings), facts)
-    summed = release_plan(
-        config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, **settings), facts
-    )
+    blocks = plan_run(config_of(tmp_path, **settings), facts)
+    summed = plan_run(config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, **settings), facts)
 
-    assert blocks.noise_share_std() == pytest.approx(summed.noise_share_std() / 2**0.5)
+    assert blocks.noise_share_std == pytest.approx(summed.noise_share_std / 2**0.5)
 
 
 def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
@@ -152,9 +150,11 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
     answer = Secondary.answer
 
     def listen(secondary: Secondary, plan: RoundPlan) -> torch.Tensor:
-        units = answer(secondary, plan)
-        written.setdefault(secondary.name, []).append(units.flatten(0, 1))
-        return units
+        words = answer(secondary, plan)
+        cut = secondary.contribution.aggregation.cut
+        rows = cut.decode(words, rows=len(plan.rows), active=1)
+        written.setdefault(secondary.name, []).append(rows.flatten(0, 1))
+        return words
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Secondary, "answer", listen)

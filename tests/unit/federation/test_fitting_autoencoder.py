@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from securevfl.federation import fitting_autoencoder
-from securevfl.federation.fitting_autoencoder import pretrain
+from securevfl.federation import fitting
+from securevfl.federation.fitting import pretrain
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder
 from securevfl.models.initial import initialise
 
@@ -52,12 +52,12 @@ def test_all_parts_of_every_gradient_are_in_the_noised_sum(monkeypatch) -> None:
     """The mechanism gets one row a sampled record, and every weight; nothing goes around it."""
     seen: list[torch.Size] = []
 
-    class Silent(fitting_autoencoder.NoisedGradientSum):
+    class Silent(fitting.NoisedGradientSum):
         def __call__(self, gradients: torch.Tensor) -> torch.Tensor:
             seen.append(gradients.shape)
             return torch.zeros(gradients.shape[1])
 
-    monkeypatch.setattr(fitting_autoencoder, "NoisedGradientSum", Silent)
+    monkeypatch.setattr(fitting, "NoisedGradientSum", Silent)
     model = model_of()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, records_of(), steps=3, sampling_rate=1.0)

@@ -10,10 +10,10 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation import handshake
+from securevfl.federation.messages import Hello
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
 from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message
 
 SESSION = bytes(range(16))
 FACTS = RunFacts(rows=10, train_rows=6, validation_rows=2, test_rows=2)
@@ -36,11 +36,9 @@ def keys_of(config, session: bytes = SESSION) -> dict[str, SessionKey]:
     }
 
 
-def hellos_of(config, people, keys) -> dict[str, Message]:
+def hellos_of(config, people, keys) -> dict[str, Hello]:
     return {
-        name: dataclasses.replace(
-            handshake.hello(config, identity=people[name], key=key, epochs=[1, 2]), sender=name
-        )
+        name: handshake.hello(config, identity=people[name], key=key, epochs=[1, 2])
         for name, key in keys.items()
     }
 
@@ -52,7 +50,7 @@ def pinned(people) -> dict[str, str]:
 def test_every_pair_agrees_on_a_key(config, people) -> None:
     """After an honest welcome both ends of each pair hold the same key, and the run's figures."""
     keys = keys_of(config)
-    message = handshake.welcome(hellos_of(config, people, keys), FACTS)
+    message = handshake.welcome(hellos_of(config, people, keys), FACTS).to_message()
 
     opened = {
         config.ranks[name]: handshake.open_welcome(config, message, key=key, pinned=pinned(people))
@@ -72,8 +70,7 @@ def test_a_key_that_the_relay_swaps_is_refused(config, people) -> None:
     hellos = hellos_of(config, people, keys)
     swapped = SessionKey(session=SESSION, rank=2, name="bank-2")
     forged = handshake.hello(config, identity=people["agency"], key=swapped, epochs=[])
-    hellos["bank-2"] = dataclasses.replace(forged, sender="bank-2")
-    message = handshake.welcome(hellos, FACTS)
+    message = handshake.welcome({**hellos, "bank-2": forged}, FACTS).to_message()
 
     with pytest.raises(AuthenticationError, match="'bank-2' is not signed by the identity"):
         handshake.open_welcome(config, message, key=keys["bank-1"], pinned=pinned(people))
@@ -88,7 +85,7 @@ def test_an_offer_of_an_old_session_is_refused(config, people) -> None:
     with pytest.raises(AuthenticationError, match="'bank-3'"):
         handshake.open_welcome(
             config,
-            handshake.welcome(hellos, FACTS),
+            handshake.welcome(hellos, FACTS).to_message(),
             key=keys["bank-1"],
             pinned=pinned(people),
         )
@@ -101,15 +98,14 @@ def test_a_signature_for_another_federation_is_refused(config, people, tmp_path:
     other = read_federation(write_federation(other_folder, secondaries=3, training={"epochs": 9}))
     keys = keys_of(config)
     hellos = hellos_of(config, people, keys)
-    hellos["bank-2"] = dataclasses.replace(
-        handshake.hello(other, identity=people["bank-2"], key=keys["bank-2"], epochs=[]),
-        sender="bank-2",
+    hellos["bank-2"] = handshake.hello(
+        other, identity=people["bank-2"], key=keys["bank-2"], epochs=[]
     )
 
     with pytest.raises(AuthenticationError, match="'bank-2'"):
         handshake.open_welcome(
             config,
-            handshake.welcome(hellos, FACTS),
+            handshake.welcome(hellos, FACTS).to_message(),
             key=keys["bank-1"],
             pinned=pinned(people),
         )
@@ -121,12 +117,11 @@ def test_files_that_differ_show_both_hashes(config, people, tmp_path: Path) -> N
     other_folder.mkdir()
     other = read_federation(write_federation(other_folder, secondaries=3, training={"epochs": 9}))
     key = keys_of(config)["bank-1"]
-    message = dataclasses.replace(
-        handshake.hello(other, identity=people["bank-1"], key=key, epochs=[]), sender="bank-1"
-    )
+    hello = handshake.hello(other, identity=people["bank-1"], key=key, epochs=[])
+    message = dataclasses.replace(hello.to_message(), sender="bank-1")
 
     with pytest.raises(ConfigError) as caught:
-        handshake.check_hello(config, message)
+        handshake.read_hello(config, message)
     assert config.digest in str(caught.value)
     assert other.digest in str(caught.value)
     assert "'bank-1'" in str(caught.value)
@@ -141,7 +136,7 @@ def test_impossible_counts_are_refused(config, people, wrong: dict[str, int]) ->
     keys = keys_of(config)
     message = handshake.welcome(
         hellos_of(config, people, keys), dataclasses.replace(FACTS, **wrong)
-    )
+    ).to_message()
 
     with pytest.raises(ProtocolError, match="row counts"):
         handshake.open_welcome(config, message, key=keys["bank-1"], pinned=pinned(people))
@@ -149,10 +144,8 @@ def test_impossible_counts_are_refused(config, people, wrong: dict[str, int]) ->
 
 def test_a_public_key_of_another_size_is_refused(config, people) -> None:
     """A shortened key is named before it is used."""
-    keys = keys_of(config)
-    hellos = hellos_of(config, people, keys)
-    tensors = {**hellos["bank-1"].tensors, "public": np.zeros(31, dtype=np.uint8)}
-    hellos["bank-1"] = dataclasses.replace(hellos["bank-1"], tensors=tensors)
+    sent = hellos_of(config, people, keys_of(config))["bank-1"].to_message()
+    tensors = {**sent.tensors, "public": np.zeros(31, dtype=np.uint8)}
 
     with pytest.raises(ProtocolError, match="public must have shape"):
-        handshake.welcome(hellos, FACTS)
+        handshake.read_hello(config, dataclasses.replace(sent, tensors=tensors))

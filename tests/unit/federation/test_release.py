@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import BudgetExceededError, EncodingRangeError, PrivacyError
-from securevfl.federation.release import Contribution, require_finite
+from securevfl.federation.aggregation import MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.cut import Cut
+from securevfl.federation.release import Contribution, Released, require_finite
 from securevfl.federation.rounds import Purpose, RoundPlan
 from securevfl.mpc.ring_format import RingFormat
 
@@ -48,15 +50,16 @@ class ConstantNoise:
 
 
 def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None, once=False):
+    kind = MeanOfPooledRecords if pooled else MeanOfRows
+    ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
+    cut = Cut(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
     return Contribution(
-        clip_norm=CLIP,
-        pooled=pooled,
-        slots=slots,
-        ring=RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2),
-        noise=noise,
-        ledger=book or Book(),
-        release_once=once,
+        kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book(), release_once=once
     )
+
+
+def release(part: Contribution, plan: RoundPlan) -> Released:
+    return part.release(plan, lambda: torch.zeros(len(plan.rows), 1, 4), learns=False)
 
 
 def plan(rows: list[int], *, number: int = 1, purpose: Purpose = "release") -> RoundPlan:
@@ -69,11 +72,11 @@ def test_row_of_a_frozen_encoder_is_refused_twice() -> None:
     """The second release of any row is refused, and nothing is booked for it."""
     book = Book()
     once = contribution(book=book, once=True)
-    once.charge(plan([0, 1, 2]))
+    release(once, plan([0, 1, 2]))
     with pytest.raises(PrivacyError, match="1 rows were released before"):
-        once.charge(plan([2, 3], number=2))
+        release(once, plan([2, 3], number=2))
     assert book.charged == [(1, 3, "release")]
-    assert once.charge(plan([3, 4], number=2)) == 2.0
+    assert release(once, plan([3, 4], number=2)).epsilon == 2.0
 
 
 def test_row_of_a_trained_encoder_may_come_again() -> None:
@@ -81,7 +84,7 @@ def test_row_of_a_trained_encoder_may_come_again() -> None:
     book = Book()
     many = contribution(book=book)
     for number in (1, 2):
-        many.charge(plan([0, 1], number=number, purpose="train"))
+        release(many, plan([0, 1], number=number, purpose="train"))
     assert book.charged == [(1, 2, "train"), (2, 2, "train")]
 
 
@@ -89,7 +92,7 @@ def test_row_twice_in_one_batch_is_refused() -> None:
     """Two noises on one row would be averaged; the batch is refused before it is booked."""
     book = Book()
     with pytest.raises(PrivacyError, match="listed twice"):
-        contribution(book=book).charge(plan([5, 1, 5]))
+        release(contribution(book=book), plan([5, 1, 5]))
     assert book.charged == []
 
 
@@ -98,9 +101,9 @@ def test_refused_charge_counts_no_row_as_released() -> None:
     book = Book(limit=0)
     once = contribution(book=book, once=True)
     with pytest.raises(BudgetExceededError):
-        once.charge(plan([0]))
+        release(once, plan([0]))
     book.limit = 1
-    assert once.charge(plan([0])) == 1.0
+    assert release(once, plan([0])).epsilon == 1.0
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -110,7 +113,7 @@ def test_noise_is_added_once_to_what_is_sent(pooled: bool) -> None:
     representation = torch.full((2, 3, 4), 0.01)
     plain = contribution(pooled=pooled, slots=3)
     noisy = contribution(pooled=pooled, slots=3, noise=noise)
-    clipped = plain.clip(representation)
+    clipped = plain.aggregation.clip(representation)
     units = plain.units(clipped)
     assert torch.equal(noisy.units(clipped), units + 5)
     assert noise.shapes == [tuple(units.shape)] == [(2, 1 if pooled else 3, 4)]
@@ -148,10 +151,10 @@ def test_one_record_moves_a_pooled_row_by_twice_the_clip_norm_at_most() -> None:
         ],
         dim=1,
     )
-    units = pool.units(pool.clip(rows)).view(len(others), len(last), 2).to(torch.int64)
+    units = pool.units(pool.aggregation.clip(rows)).view(len(others), len(last), 2).to(torch.int64)
     change = units[:, :, None] - units[:, None, :]
     worst = float(change.double().norm(dim=-1).max())
-    limit = 2 * CLIP * 2**pool.ring.precision_bits
+    limit = 2 * CLIP * 2**pool.aggregation.cut.ring.precision_bits
     assert worst <= limit
     assert worst > 0.999 * limit  # two opposite records reach it: the bound is not vacuous
 
@@ -160,7 +163,10 @@ def test_order_of_slots_does_not_matter() -> None:
     """A pooled row is a sum, so a change of ranks alone changes nothing."""
     pool = contribution(pooled=True, slots=SLOTS)
     row = torch.tensor([VECTORS[3], VECTORS[12], VECTORS[20]])[None]
-    units = [pool.units(pool.clip(row[:, list(p)])) for p in itertools.permutations(range(SLOTS))]
+    units = [
+        pool.units(pool.aggregation.clip(row[:, list(p)]))
+        for p in itertools.permutations(range(SLOTS))
+    ]
     assert all(torch.equal(units[0], other) for other in units)
 
 
@@ -168,9 +174,15 @@ def test_term_is_what_the_primary_averages() -> None:
     """The term on the autograd graph and the decoded units agree to rounding."""
     for pooled in (False, True):
         part = contribution(pooled=pooled, slots=SLOTS)
-        clipped = part.clip(torch.randn(4, SLOTS, 2, generator=torch.Generator().manual_seed(0)))
-        sent = part.units(clipped) * part.ring.granularity / (SLOTS if pooled else 1)
-        assert torch.allclose(sent, part.term(clipped), atol=part.ring.granularity)
+        clipped = part.aggregation.clip(
+            torch.randn(4, SLOTS, 2, generator=torch.Generator().manual_seed(0))
+        )
+        sent = (
+            part.units(clipped) * part.aggregation.cut.ring.granularity / (SLOTS if pooled else 1)
+        )
+        assert torch.allclose(
+            sent, part.aggregation.term(clipped), atol=part.aggregation.cut.ring.granularity
+        )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

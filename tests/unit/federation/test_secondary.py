@@ -29,12 +29,12 @@ def plan(
 
 def represent(secondary: Secondary, bottom: nn.Module) -> Tensor:
     """Return the clipped representations of all rows, on the autograd graph."""
-    index = torch.from_numpy(secondary.links.link(np.arange(ROWS)).indices)
+    index = torch.from_numpy(secondary.data.links.link(np.arange(ROWS)).indices)
     present = index >= 0
     index = index.clamp_min(0)
     return clip_rows(
-        bottom(secondary.features[index], secondary.keys[index], present),
-        secondary.contribution.clip_norm,
+        bottom(secondary.data.features[index], secondary.data.keys[index], present),
+        secondary.contribution.aggregation.clip_norm,
     )
 
 
@@ -44,7 +44,7 @@ def test_update_equals_that_of_one_autograd_graph(active: tuple[int, ...]) -> No
     parties = {rank: make_secondary(seed=rank, clip_norm=2.0) for rank in (1, 2, 3)}
     twins = {rank: copy.deepcopy(party.bottom) for rank, party in parties.items()}
     exchange = SimulatedExchange(
-        parties, ring=parties[1].contribution.ring, slots=1, end_epoch=lambda _mark: None
+        parties, parties[1].contribution.aggregation.cut, end_epoch=lambda _mark: None
     )
     torch.manual_seed(9)
     top = nn.Sequential(nn.Flatten(), nn.Linear(LINKS * WIDTH, 1), nn.Tanh())
@@ -149,7 +149,7 @@ def test_frozen_secondary_never_learns() -> None:
 
 
 def test_dropout_only_in_training() -> None:
-    """Two evaluations give the same units; two training rounds do not."""
+    """Two evaluations give the same words; two training rounds do not."""
     secondary = make_secondary(dropout=0.5)
     looks = [secondary.answer(plan(number=n, purpose="test")) for n in (1, 2)]
     assert torch.equal(looks[0], looks[1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.rounds import EpochMark, Purpose, RoundCounter, RoundPlan
 from securevfl.federation.splitavg import split_average
 
 ROWS = 5
@@ -21,6 +21,7 @@ class PlainExchange:
         self.inputs = inputs
         self.terms: dict[int, Tensor] = {}
         self.returned: list[Tensor] = []
+        self.rounds = RoundCounter()
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Updates that are noised releases: what one row teaches, how much of it, and with which noise."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -22,7 +23,7 @@ from securevfl.federation.updates import (
 )
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.config import FeTConfig
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.registry import FAMILIES
 
 ROWS, LINKS, FEATURES = 13, 4, 3
@@ -102,7 +103,7 @@ def test_without_clip_and_noise_a_lesson_is_the_plain_gradient(
 def test_every_family_can_be_taught_row_by_row(name: str) -> None:
     """Nothing in a bottom model may depend on which links there are, or pool behind the clip."""
     family = FAMILIES[name]
-    config = family.config_class()
+    config = family.settings_class()
     torch.manual_seed(3)
     bottom = family.build_bottom(config, num_features=FEATURES, key_dim=2).train()
     if any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in bottom.modules()):
@@ -203,7 +204,7 @@ def test_a_round_releases_and_learns_from_one_sample() -> None:
     secondary = make_secondary()
     secondary.gradient_noise = quiet(1.0)
     links = Counting()
-    secondary.links = links
+    secondary.data = dataclasses.replace(secondary.data, links=links)
     plan = RoundPlan(round_number=1, rows=np.arange(5), active=(1, 2), purpose="train")
     before = secondary.weights()
     secondary.answer(plan)
@@ -214,5 +215,6 @@ def test_a_round_releases_and_learns_from_one_sample() -> None:
     # The only record that was linked is the first sample's: each coordinate of the gradient is
     # proportional to its features.
     moved = secondary.weights()["positions.weight"] - before["positions.weight"]
-    cross = moved[:, 0] * secondary.features[1, 1] - moved[:, 1] * secondary.features[1, 0]
+    record = secondary.data.features[1]
+    cross = moved[:, 0] * record[1] - moved[:, 1] * record[0]
     assert float(cross.abs().max()) < 1e-5

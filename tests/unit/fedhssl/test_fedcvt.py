@@ -6,8 +6,8 @@ import torch
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.aligned.halves import digits_halves
 from securevfl.data.aligned.views import scarce_rows
-from securevfl.models.fedcvt.config import FedCVTConfig
 from securevfl.models.fedcvt.estimates import agreed_labels, attend
+from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from securevfl.models.fedhssl.augment import CorruptedFeatures
-from securevfl.models.fedhssl.config import (
+from securevfl.models.fedhssl.fedhssl_config import (
     FedCSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,

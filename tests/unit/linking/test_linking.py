@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.linking import key_table, linked_config, text_table
+from helpers.linking import BY_KEYS_ALONE, key_table, linked_config, text_table
 
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.linkage.links import LinkTable
@@ -53,9 +53,7 @@ def test_codes_of_numbers_find_most_of_the_nearest() -> None:
 @pytest.mark.parametrize("protection", ["none", "bloom"])
 def test_texts_find_their_twins(protection: str) -> None:
     """Distorted names: every row's own record is its first link, coded or not."""
-    links = links_of(
-        {"protection": protection, "metric": "levenshtein"}, model={"family": "textual"}
-    )
+    links = links_of({"protection": protection, "metric": "levenshtein"}, model=BY_KEYS_ALONE)
     assert np.array_equal(links.indices[:40, 0], np.arange(40))
 
 
@@ -63,7 +61,7 @@ def test_mixed_fields_need_no_model_keys() -> None:
     """Texts are no inputs of a model: its keys have no columns."""
     fields = {"lon": {"kind": "text", "weight": 2.0}, "lat": {"kind": "exact"}}
     config = linked_config(
-        {"protection": "none", "metric": "mixed", "fields": fields}, model={"family": "textual"}
+        {"protection": "none", "metric": "mixed", "fields": fields}, model=BY_KEYS_ALONE
     )
     link = Linker(config, text_table("agency", 60, seed=1))
     linked = link(text_table("bank", 40, seed=2))
@@ -89,9 +87,7 @@ def test_agreed_ranges_scale_model_keys_at_every_party() -> None:
 
 def test_similarities_fall_and_keep_their_links() -> None:
     """The primary's K numbers fall; each still belongs to the link in the same place."""
-    config = linked_config(
-        {"protection": "none", "similarity_noise": 0.5}, model={"family": "textual"}
-    )
+    config = linked_config({"protection": "none", "similarity_noise": 0.5}, model=BY_KEYS_ALONE)
     distances = np.sort(np.random.default_rng(0).random((60, 4)), axis=1)
     links = LinkTable(indices=np.tile(np.arange(4), (60, 1)), distances=distances)
     similar = similar_links(config, links)
@@ -106,9 +102,7 @@ def test_similarities_fall_and_keep_their_links() -> None:
 
 def test_a_missing_link_has_no_similarity() -> None:
     """NaN, in the last places, whatever the noise."""
-    config = linked_config(
-        {"protection": "none", "similarity_noise": 9.0}, model={"family": "textual"}
-    )
+    config = linked_config({"protection": "none", "similarity_noise": 9.0}, model=BY_KEYS_ALONE)
     indices, distances = np.tile(np.arange(4), (60, 1)), np.random.default_rng(0).random((60, 4))
     indices[7, 2:], distances[7, 2:] = -1, np.inf
     similar = similar_links(config, LinkTable(indices=indices, distances=distances))
@@ -125,9 +119,7 @@ def test_a_missing_link_has_no_similarity() -> None:
 )
 def test_a_bound_that_cannot_be_had(distances: list[float], tau: float, words: list[str]) -> None:
     """Tau is refused below its floor, and for distances that it says nothing of."""
-    config = linked_config(
-        {"protection": "none", "similarity_tau": tau}, model={"family": "textual"}
-    )
+    config = linked_config({"protection": "none", "similarity_tau": tau}, model=BY_KEYS_ALONE)
     links = LinkTable(indices=np.tile(np.arange(2), (60, 1)), distances=np.tile(distances, (60, 1)))
     with pytest.raises(ConfigError) as raised:
         similar_links(config, links)
@@ -136,7 +128,7 @@ def test_a_bound_that_cannot_be_had(distances: list[float], tau: float, words: l
 
 def test_equal_distances_have_no_similarity() -> None:
     """sigma_0 = 0 is refused before anything is divided by it."""
-    config = linked_config({"protection": "none"}, model={"family": "textual"})
+    config = linked_config({"protection": "none"}, model=BY_KEYS_ALONE)
     links = LinkTable(indices=np.zeros((60, 1), dtype=np.int64), distances=np.ones((60, 1)))
     with pytest.raises(DataError, match="sigma_0 = 0"):
         similar_links(config, links)
@@ -144,9 +136,7 @@ def test_equal_distances_have_no_similarity() -> None:
 
 def test_key_columns_travel_as_they_are() -> None:
     """Texts of any script, empty and missing ones come out as they went in."""
-    config = linked_config(
-        {"protection": "none", "metric": "levenshtein"}, model={"family": "textual"}
-    )
+    config = linked_config({"protection": "none", "metric": "levenshtein"}, model=BY_KEYS_ALONE)
     keys = text_table("agency", 4, seed=1)
     keys.columns["lon"][:] = ["Ame\u0301lie", None, "", "東京 ﬁ"]
     message = Message(kind=LinkingKind.LINK_KEYS, tensors=pack_columns(config, keys), sender="x")
@@ -158,9 +148,7 @@ def test_key_columns_travel_as_they_are() -> None:
 
 def test_lengths_that_do_not_add_up_are_refused() -> None:
     """What arrives is checked before it is cut to pieces."""
-    config = linked_config(
-        {"protection": "none", "metric": "levenshtein"}, model={"family": "textual"}
-    )
+    config = linked_config({"protection": "none", "metric": "levenshtein"}, model=BY_KEYS_ALONE)
     arrays = pack_columns(config, text_table("agency", 4, seed=1))
     arrays["lengths:0"] = arrays["lengths:0"] + 1
     message = Message(kind=LinkingKind.LINK_KEYS, tensors=arrays, sender="x")

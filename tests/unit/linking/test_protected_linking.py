@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.desks import Wires, run_all
-from helpers.linking import key_table, linked_config, text_table
+from helpers.linking import BY_KEYS_ALONE, key_table, linked_config, text_table
 
 from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
@@ -30,7 +30,6 @@ from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.messages import LinkingKind
 from securevfl.linking.protected_primary import ProtectedPrimary
 from securevfl.linking.protected_secondary import ProtectedSecondary
-from securevfl.models.registry import FAMILIES
 from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
 
@@ -200,8 +199,7 @@ def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
 
 def test_a_family_s_own_limit_holds_under_shares() -> None:
     """``exact`` takes records of the very same place, and none otherwise."""
-    config, keys = federation("shares"), tables()
-    config = replace(config, family=replace(FAMILIES["fet"], max_distance=0.0))
+    config, keys = federation("shares", model={"family": "exact"}), tables()
     keys["bank"].columns["lon"][:20] = keys["agency"].columns["lon"][:20]
     keys["bank"].columns["lat"][:20] = keys["agency"].columns["lat"][:20]
     found, _ = linked(config, keys)
@@ -359,9 +357,9 @@ def test_a_value_that_leaves_its_range_stops_its_party() -> None:
 @pytest.mark.parametrize("protection", ["bloom", "shares"])
 def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
     """The primary gets them sorted, secondaries do not; a second session has the same noise."""
-    config = federation(protection, linkage={"similarity_noise": 0.5})
-    family = replace(FAMILIES["fet"], needs_similarities=lambda _model: True, reads_keys=False)
-    config, keys = replace(config, family=family), tables()
+    model = {"family": "featuresim", "neighbours": 4}
+    config = federation(protection, linkage={"similarity_noise": 0.5}, model=model)
+    keys = tables()
     first, _ = linked(config, keys, cache=tmp_path)
     again, wires = linked(config, keys, cache=tmp_path)
     fresh, _ = linked(config, keys, cache=tmp_path / "other")
@@ -378,7 +376,7 @@ def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
 def test_codes_of_texts_find_twins() -> None:
     """Names are compared as codes; models get no key columns."""
     config = federation(
-        "bloom", linkage={"metric": "levenshtein", "ranges": None}, model={"family": "textual"}
+        "bloom", linkage={"metric": "levenshtein", "ranges": None}, model=BY_KEYS_ALONE
     )
     keys = {name: text_table(name, 30, seed=n) for n, name in enumerate(("agency", "bank", "shop"))}
     found, _ = linked(config, keys)

@@ -11,8 +11,7 @@ from helpers.secondaries import make_secondary
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.epochs import EpochKeeper
+from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
 from securevfl.federation.rounds import EpochMark
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables

@@ -15,7 +15,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundCounter, RoundPlan
-from securevfl.federation.run_plan import RunFacts, release_plan
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.runtime.run_folder import (
     HISTORY_FIELDS,
     finite_or_none,
@@ -55,29 +55,29 @@ def test_federation_file_is_the_one_that_ran(tmp_path: Path) -> None:
 def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
     """What an interrupted session released stays spent in the figures of the one that finishes."""
     config = config_of(tmp_path, privacy=NOISED)
-    plan = release_plan(config, FACTS)
-    path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std()
+    plan = plan_run(config, FACTS)
+    path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std
     for rounds in (3, 2):
-        ledger = Ledger(path, party="agency", plan=plan, noise_share_std=tau)
+        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau)
         for number in range(1, rounds + 1):
             rows = np.arange(10 * number, 10 * number + 10)
             ledger.charge(round_number=number, rows=rows, purpose="train")
-        figures = privacy_figures(config, plan, ledger)
+        figures = privacy_figures(plan, ledger)
         spent = ledger.spent
         ledger.close()
     assert (figures["releases"], figures["row_releases"]) == (5, 50)
     assert figures["epsilon"] == spent
-    assert figures["epsilon"] > plan.epsilon_after(tau, rounds=3, row_releases=30)
+    assert figures["epsilon"] > plan.releases.epsilon_after(tau, rounds=3, row_releases=30)
     json.dumps(figures, allow_nan=False)
 
 
 def test_figures_without_noise_promise_nothing(tmp_path: Path) -> None:
     """No number stands for "no bound"."""
     config = config_of(tmp_path)
-    plan = release_plan(config, FACTS)
-    ledger = Ledger(None, party="agency", plan=plan, noise_share_std=0.0)
+    plan = plan_run(config, FACTS)
+    ledger = Ledger(None, party="agency", plan=plan.releases, noise_share_std=0.0)
     ledger.charge(round_number=1, rows=np.arange(10), purpose="train")
-    figures = privacy_figures(config, plan, ledger)
+    figures = privacy_figures(plan, ledger)
     assert figures["epsilon"] is figures["epsilon_planned"] is None
     assert figures["noise_multiplier"] == 0
     json.dumps(figures, allow_nan=False)

@@ -282,7 +282,7 @@ def test_a_secondary_cannot_speak_for_another(star):
     """An ABORT that accuses somebody else is the sender's own, and no terminal obeys it."""
     session = bytes(range(16))
     with star.joined(session=session, limits=CALM) as (primary, ends):
-        false = Failure(party="bank", reason="went bankrupt\x1b[2J").message()
+        false = Failure(party="bank", reason="went bankrupt\x1b[2J").to_message()
         inject(ends["rental"], encode(false).frame(session=session, sender_rank=1, sequence=0))
         with pytest.raises(PartyFailedError, match=r"^rental: went bankrupt \[2J$"):
             take(primary, "bank")

@@ -9,8 +9,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
 from securevfl.models.fedhssl.encoders import EncoderConfig, Norm
 from securevfl.models.fedhssl.resnet import Stem
+from securevfl.models.learner import Step
 
-Step = Literal["cross", "local", "aggregate"]
 EncoderName = Literal["cross", "local"]
 
 
@@ -58,6 +58,9 @@ class FedHSSLConfig:
 
     party_dropout: float = 0.0
     """Share of the secondaries left out of a training round."""
+
+    keys_as_features: ClassVar[bool] = False
+    """Keys are never model inputs."""
 
     average_positions_every: int = 0
     """There are no positional encodings to average."""

@@ -1,0 +1,93 @@
+"""What a party's process is told, and what it holds from its first act to its last."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer
+from securevfl.data.tables import PartyTable
+from securevfl.federation.party_files import PartyFiles
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.keys import keys_of
+from securevfl.linking.parties import OwnPlace
+from securevfl.runtime.preflight import table_warnings
+from securevfl.runtime.tables import read_party
+from securevfl.transport.identity import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyJob:
+    """What a party's process is told."""
+
+    config: FederationConfig
+    name: str
+    run_folder: Path
+    identity_folder: Path
+    data_root: Path
+    device: torch.device
+    resume: bool
+    listen: str | None = None
+    """Where the primary listens, if not at the address of the federation file."""
+    pretrain_only: bool = False
+    """Whether the primary ends the run when pretraining is done; secondaries follow."""
+
+    @property
+    def folder(self) -> Path:
+        """This party's own folder within the run folder."""
+        return self.run_folder / "parties" / self.name
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartyLife:
+    """One party's process at work: its job, who it is, whom it trusts, what it keeps."""
+
+    job: PartyJob
+    identity: Identity
+    """This party's long-term identity."""
+    pinned: Mapping[str, str]
+    """Every party's pinned public key."""
+    files: PartyFiles
+    """Its log, checkpoints and ledger."""
+    observe: Observer
+    """Hears of progress."""
+
+    @property
+    def config(self) -> FederationConfig:
+        """The federation file."""
+        return self.job.config
+
+    def read_table(self) -> PartyTable:
+        """Read this party's own table, and warn of what does not go with the promise.
+
+        Raises:
+            DataError: If the table can't be used.
+        """
+        party = self.config.party(self.job.name)
+        table = read_party(self.config, party, self.job.data_root)
+        for text in table_warnings(self.config, party, table):
+            self.observe({"event": "warning", "text": text})
+        return table
+
+    def place(self, table: PartyTable) -> OwnPlace:
+        """Return what this party brings to linking."""
+        return OwnPlace(
+            config=self.config,
+            keys=keys_of(self.config, table),
+            data_root=self.job.data_root,
+            cache=LinkCache.of_party(self.config, self.job.name, self.job.folder),
+        )
+
+    def require_no_listen(self) -> None:
+        """Refuse a place to listen for a party that only dials out.
+
+        Raises:
+            ConfigError: If one was given.
+        """
+        if self.job.listen is not None:
+            raise ConfigError(
+                f"--listen: {self.job.name!r} is no primary, and all others only dial out"
+            )

@@ -1,0 +1,158 @@
+"""The primary's life in its own process: listen, greet, link, pretrain, train, finish."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from securevfl.config.channels import reveals_of
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import parse_address
+from securevfl.core import files
+from securevfl.federation import handshake
+from securevfl.federation.build import primary_data
+from securevfl.federation.checkpoint import require_resumable
+from securevfl.federation.exchange_over_star import FederatedExchange
+from securevfl.federation.messages import RoundKind
+from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
+from securevfl.linking.parties import link_as_primary
+from securevfl.pretraining.processes import pretrain_as_primary
+from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.run_folder import write_federation
+from securevfl.transport.message import Done
+from securevfl.transport.star import PrimaryTransport, new_session
+
+
+def run_primary(life: PartyLife) -> dict[str, Any]:
+    """Run the primary to the end and return the run's metrics.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        What the messages of joining, linking, pretraining and of rounds say.
+    """
+    config, job, observe = life.config, life.job, life.observe
+    files.require_writable_folder(job.run_folder)
+    table = life.read_table()
+    split, facts = run_facts(config, table)
+    plan = plan_run(config, facts)
+    life.files.open_ledger(plan)
+    with _listening(life) as transport:
+        plan = replace(plan, facts=_greet(life, transport, facts))
+        write_federation(job.run_folder, config)
+        observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
+        linked = link_as_primary(life.place(table), transport, observe)
+        life.files.log(
+            "linked", protection=config.linkage.protection, learned=reveals_of(config, "primary")
+        )
+        run = PrimaryRun(
+            plan,
+            table,
+            primary_data(config, table, split, linked, device=job.device),
+            FederatedExchange(
+                transport,
+                plan.secondaries,
+                plan.cut,
+                deadline_s=config.runtime.round_timeout_s,
+                device=job.device,
+            ),
+            life.files,
+            observe=observe,
+            traffic=lambda: sum(
+                sum(row.values()) for row in _traffic(transport, config, own_only=True).values()
+            ),
+        )
+        run.pretraining = pretrain_as_primary(
+            plan,
+            table,
+            run.primary,
+            transport,
+            life.files,
+            run_folder=job.run_folder,
+            observe=observe,
+        )
+        if not job.pretrain_only:
+            run.train()
+        transport.broadcast(list(plan.secondaries.values()), Done().to_message())
+    traffic = _traffic(transport, config)
+    if job.pretrain_only:
+        return write_pretraining(job.run_folder, run.pretraining, traffic)
+    return run.finish(job.run_folder, mode="federated", traffic=traffic)
+
+
+def _listening(life: PartyLife) -> PrimaryTransport:
+    """Return the primary's end of the star; parties join when its block begins to greet them."""
+    config = life.config
+    assert config.primary.address is not None, "checked with the federation file"
+    return PrimaryTransport(
+        parse_address(life.job.listen or config.primary.address),
+        life.identity,
+        life.pinned,
+        new_session(),
+        config.ranks,
+        limits=handshake.transport_limits(config),
+    )
+
+
+def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> RunFacts:
+    """Wait for all parties, and agree with them where the run starts."""
+    config, resume = life.config, life.job.resume
+    checkpoints, deadline_s = life.files.checkpoints, config.runtime.round_timeout_s
+    host, port = transport.listen()
+    life.observe({"event": "listening", "host": host, "port": port})
+    life.observe({"event": "stage", "text": "waiting for parties", "of": len(config.callers)})
+    transport.wait_for_parties(
+        config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
+    )
+    hellos = {}
+    common = set(checkpoints.epochs()) if resume else set()
+    pretrained = set(checkpoints.pretrained()) if resume else set()
+    for party in config.callers:
+        message = transport.receive(
+            party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
+        )
+        theirs = handshake.read_hello(config, message)
+        hellos[party.name] = theirs
+        if party.is_helper:
+            continue
+        if config.privacy.encoder != "frozen":
+            common &= set(theirs.epochs)
+        pretrained &= set(theirs.pretrained)
+    if resume:
+        require_resumable(config, checkpoints, common)
+    facts = replace(
+        facts,
+        resume_epoch=max(common, default=0),
+        resume_pretraining=max(pretrained, default=0),
+    )
+    transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
+    # Not even keys are sent before every party's budget has room for the run.
+    for _ in transport.receive_each(
+        list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s
+    ):
+        pass
+    return facts
+
+
+def _traffic(
+    transport: PrimaryTransport, config: FederationConfig, *, own_only: bool = False
+) -> Mapping[str, Mapping[str, int]]:
+    """Return the bytes that each party sent and received, as the primary has counted them."""
+    own = {
+        config.primary.name: {
+            "sent": sum(transport.bytes_sent.values()),
+            "received": sum(transport.bytes_received.values()),
+        }
+    }
+    if own_only:
+        return own
+    others = {
+        party.name: {
+            "sent": transport.bytes_received[party.name],
+            "received": transport.bytes_sent[party.name],
+        }
+        for party in config.callers
+    }
+    return {**own, **others}

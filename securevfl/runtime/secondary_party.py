@@ -1,0 +1,104 @@
+"""A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
+
+from securevfl.config.channels import reveals_of
+from securevfl.config.rules import require_enough_records
+from securevfl.data.tables import PartyTable
+from securevfl.federation.build import build_secondary
+from securevfl.federation.checkpoint import EpochKeeper
+from securevfl.federation.handshake import Joined, joined
+from securevfl.federation.messages import Ready
+from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.linking.parties import link_as_secondary
+from securevfl.pretraining.processes import pretrain_as_secondary
+from securevfl.runtime.party_job import PartyLife
+
+
+def run_secondary(life: PartyLife) -> None:
+    """Run a secondary to the end.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        What the messages of joining, linking, pretraining and of rounds say.
+    """
+    config, files = life.config, life.files
+    life.require_no_listen()
+    table = life.read_table()
+    require_enough_records(config, table)
+    resumable = files.checkpoints if life.job.resume else None
+    with joined(
+        config,
+        life.identity,
+        life.pinned,
+        epochs=resumable.epochs() if resumable else [],
+        pretrained=resumable.pretrained() if resumable else [],
+    ) as star:
+        files.log("connected")
+        plan = plan_run(config, star.facts)
+        files.open_ledger(plan)
+        star.transport.send(Ready().to_message())
+        secondary = _linked(life, star, plan, table)
+        try:
+            _serve(life, star, plan, table, secondary)
+        finally:
+            secondary.close()
+    files.log(
+        "figures",
+        epsilon=secondary.epsilon_spent,
+        bytes_sent=sum(star.transport.bytes_sent.values()),
+        bytes_received=sum(star.transport.bytes_received.values()),
+    )
+    life.observe({"event": "figures", "epsilon": secondary.epsilon_spent})
+
+
+def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:
+    """Link this party's records, and build its half of the network."""
+    config = life.config
+    linked = link_as_secondary(
+        life.place(table),
+        star.transport,
+        star.pair_keys,
+        rows=plan.facts.rows,
+        observe=life.observe,
+    )
+    life.files.log(
+        "linked",
+        protection=config.linkage.protection,
+        learned=reveals_of(config, "secondary"),
+        **linked.figures,
+    )
+    secondary = build_secondary(
+        plan,
+        config.party(life.job.name),
+        table,
+        linked,
+        life.files.ledger,
+        device=life.job.device,
+    )
+    if plan.facts.resume_epoch and not plan.frozen:
+        secondary.load_state(life.files.checkpoints.load(plan.facts.resume_epoch))
+    return secondary
+
+
+def _serve(
+    life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable, secondary: Secondary
+) -> None:
+    """Answer the primary until it is done."""
+    sum_to, masks = sum_from_secondary(star.transport, plan, star.pair_keys, rank=star.rank)
+    try:
+        pretrain_as_secondary(
+            plan, table, secondary, star.transport, sum_to, life.files, observe=life.observe
+        )
+        SecondaryServer(
+            secondary,
+            star.transport,
+            sum_to,
+            plan,
+            end_epoch=EpochKeeper(secondary, life.files.checkpoints),
+            log=life.files.log,
+        ).serve()
+    finally:
+        masks.close()

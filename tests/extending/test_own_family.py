@@ -1,0 +1,195 @@
+"""A family of one's own, followed to the letter: installed, named in a file, trained, compared."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import FROZEN, save, write_federation
+from helpers.installed import install, register
+
+import securevfl as sv
+from securevfl.config.reading import read_federation_file
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.privacy import Privacy
+from securevfl.models.installed import GROUP
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+
+PACKAGE = Path(__file__).with_name("family_package")
+MODEL = {"family": "average", "neighbours": 3, "hidden": 8}
+TRAINING = {"epochs": 40, "learning_rate": 1e-2}
+
+NORMALISED = """
+from average_family import AverageFamily
+from torch import nn
+
+class NormalisedFamily(AverageFamily):
+    name = "normalised"
+
+    def build_bottom(self, settings, **sizes):
+        bottom = super().build_bottom(settings, **sizes)
+        bottom.project = nn.Sequential(bottom.project, nn.BatchNorm1d(settings.neighbours))
+        return bottom
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of installed packages, as ``pip install tests/extending/family_package`` fills."""
+    return install(PACKAGE, tmp_path / "site-packages")
+
+
+def securevfl(site: Path, *arguments: object) -> str:
+    """Run the command where the package is installed, and return what it printed."""
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "from securevfl.cli.main import main; main()", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_is_simulated_by_its_name(tmp_path: Path, site: Path) -> None:
+    """The joint model learns what the primary alone cannot know."""
+    out = tmp_path / "out"
+    path = write_federation(
+        tmp_path, secondaries=1, rows=600, model={**MODEL, "neighbours": 1}, training=TRAINING
+    )
+    securevfl(site, "simulate", path, "--out", out)
+    metrics = json.loads((out / "metrics.json").read_text())
+
+    assert metrics["family"] == "average"
+    assert metrics["test"] > metrics["solo_test"] + 0.1
+
+
+def test_it_is_compared_with_another_family(tmp_path: Path, site: Path) -> None:
+    """Also in worker processes, and with settings of a method's own."""
+    path = write_federation(
+        tmp_path,
+        rows=120,
+        model={"family": "avgsim", "neighbours": 3, "hidden": 8},
+        training={"epochs": 1},
+        methods={"wide": {"family": "average", "hidden": 32}},
+    )
+    methods = ("average", "wide", "avgsim")
+    command = ("compare", path, "--methods", ",".join(methods), "--seeds", 1, "--jobs", 2)
+    answer = json.loads(securevfl(site, *command, "--out", tmp_path / "out", "--json"))
+    wide = tomllib.loads((tmp_path / "out/runs/wide/seed-3/federation.toml").read_text())
+
+    assert set(answer["methods"]) == set(methods)
+    assert wide["model"] == {"family": "average", "neighbours": 3, "hidden": 32}
+
+
+@pytest.mark.multiprocess
+def test_it_is_trained_between_processes(tmp_path: Path, site: Path) -> None:
+    """Every party's process finds it, and the losses are those of a simulation."""
+    path = write_federation(tmp_path, secondaries=1, rows=120, model=MODEL)
+    losses = {}
+    for how in ("train", "simulate"):
+        securevfl(site, how, path, "--out", tmp_path / how)
+        metrics = json.loads((tmp_path / how / "metrics.json").read_text())
+        losses[how] = metrics["test"]
+    assert losses["train"] == pytest.approx(losses["simulate"], abs=0.05)
+
+
+def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:
+    """Return the metrics of a run with a budget, where features have declared bounds."""
+    privacy, model = {**FROZEN, "encoder": encoder}, {**MODEL, "family": family}
+    path = write_federation(folder, rows=120, model=model, privacy=privacy)
+    source = tomllib.loads(path.read_text())
+    for party in source["party"]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    config = read_federation_file(save(folder, source))
+    tables = read_tables(config, folder)
+    metrics: dict[str, Any] = simulate_federation(
+        config, tables, folder / "run", device=torch.device("cpu")
+    ).metrics
+    return metrics
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "dp-trained"])
+def test_promises_are_kept_with_it(
+    encoder: str, tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is accounted for is no privilege of the package's own families."""
+    monkeypatch.syspath_prepend(site)
+    metrics = simulated(tmp_path, encoder, "average")
+    assert metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
+def test_promises_that_it_breaks_are_refused(
+    encoder: str, tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BatchNorm lets one record move a whole batch, under every encoder."""
+    monkeypatch.syspath_prepend(site)
+    (site / "normalised_family.py").write_text(NORMALISED)
+    register(site, "normalised", {GROUP: {"normalised": "normalised_family:NormalisedFamily"}})
+    with pytest.raises(PrivacyError, match="BatchNorm1d, which mixes the rows"):
+        simulated(tmp_path, encoder, "normalised")
+
+
+def test_an_instance_of_its_settings_is_a_model(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``securevfl.simulate`` takes it as it takes the package's own."""
+    monkeypatch.syspath_prepend(site)
+    from average_family import AverageSettings
+
+    random = np.random.default_rng(0)
+
+    def table(name: str, **labels: Any) -> sv.data.PartyTable:
+        return sv.data.PartyTable(
+            name=name,
+            key_names=("x",),
+            keys=random.normal(size=(80, 1)),
+            feature_names=("a", "b"),
+            features=random.normal(size=(80, 2)).astype(np.float32),
+            **labels,
+        )
+
+    result = sv.simulate(
+        [table("agency", labels=random.normal(size=80).astype(np.float32)), table("bank")],
+        AverageSettings(neighbours=2),
+        privacy=Privacy(mechanism="none", encoder="trained"),
+        training=sv.TrainingSettings(epochs=1),
+    )
+    assert result.metrics["family"] == "average"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            {"widht": 3},
+            r"model\.widht: no such field; .*Allowed: hidden, neighbours, party_dropout",
+        ),
+        ({"neighbours": 0}, r"model\.neighbours must be at least 1, got 0"),
+        ({"hidden": 0}, r"model\.cut_shape\[1\] must be at least 1, got 0"),
+        ({"party_dropout": 1.0}, r"model\.party_dropout must lie in \[0, 1\), got 1\.0"),
+        ({"keys_as_features": True}, r"model\.keys_as_features: no such field"),
+    ],
+)
+def test_its_settings_are_checked(
+    change: dict[str, Any],
+    complaint: str,
+    tmp_path: Path,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the fields of its dataclass, and by what all families have in common."""
+    monkeypatch.syspath_prepend(site)
+    with pytest.raises(ConfigError, match=complaint):
+        read_federation_file(write_federation(tmp_path, rows=60, model={**MODEL, **change}))

@@ -1,0 +1,113 @@
+"""A family's models are held to what they claim before a run depends on it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.models.claims import check_bottom, check_top
+from securevfl.models.registry import FAMILIES
+
+FET = FAMILIES["fet"]
+SETTINGS = FET.settings_class(neighbours=3, hidden=4, heads=2)
+
+
+class Recordwise(nn.Module):
+    """A bottom model made of one function of features and presence."""
+
+    recordwise = True
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.positions = nn.Identity()
+        self.layer = nn.Linear(2, 4)
+        self.compute = compute
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> object:
+        return self.compute(self.layer(features), present.unsqueeze(-1))
+
+
+class Whole(Recordwise):
+    """The same, and records may be mixed."""
+
+    recordwise = False
+
+
+def check(bottom: nn.Module, *, pooled: bool = False) -> None:
+    check_bottom(FET, SETTINGS, bottom, num_features=2, key_dim=1, pooled=pooled)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda records, present: (records + records.mean(dim=1, keepdim=True)) * present,
+        lambda records, present: records.flip(1) * present,
+        lambda records, _: records,
+    ],
+    ids=["mean", "other order", "absent links"],
+)
+def test_records_that_are_not_alone_are_refused(
+    compute: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Where L = K, a clip of each record bounds nothing if one moves several positions."""
+    check(Recordwise(lambda records, present: records * present))
+    check(Whole(compute))
+    with pytest.raises(PrivacyError, match="bottom model of 'fet' claims to be recordwise"):
+        check(Recordwise(compute))
+
+
+def test_pooling_needs_records_alone() -> None:
+    """A release that averages K clipped vectors takes the claim as its bound."""
+    with pytest.raises(PrivacyError, match="is not recordwise, and its vectors are to be clipped"):
+        check(Whole(lambda records, present: records * present), pooled=True)
+
+
+@pytest.mark.parametrize(
+    ("compute", "complaint"),
+    [
+        (lambda records, _: records[:, :1], r"gives \(2, 1, 4\) .* and must give \(2, 3, 4\)"),
+        (lambda records, _: {"out": records}, "gives dict for a batch of 2 rows"),
+        (lambda records, _: records @ records, r"fails on .*RuntimeError: .*test_claims\.py:\d+"),
+    ],
+)
+def test_other_shapes_are_refused(
+    compute: Callable[[Tensor, Tensor], object], complaint: str
+) -> None:
+    """With what came and what must come, or with the place of the error."""
+    with pytest.raises(ConfigError, match=complaint):
+        check(Whole(compute))
+
+
+def test_parts_that_are_missing_are_named() -> None:
+    """A plain module is no half of a network."""
+    with pytest.raises(ConfigError, match="bottom model of 'fet' lacks positions or recordwise"):
+        check(nn.Linear(2, 4))
+    with pytest.raises(ConfigError, match="top model of 'fet' lacks positions"):
+        check_top(FET, SETTINGS, nn.Linear(2, 4), num_features=2, key_dim=1, outputs=1)
+
+
+def test_tops_of_other_tasks_are_refused() -> None:
+    """Three classes need three logits."""
+    top = FET.build_top(SETTINGS, num_features=2, key_dim=1, outputs=2)
+    check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=2)
+    with pytest.raises(ConfigError, match=r"top model of 'fet' gives \(2, 2\).* give \(2, 3\)"):
+        check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=3)
+
+
+def test_checks_leave_no_trace() -> None:
+    """Modes, weights and random streams are as they were."""
+    family = FAMILIES["fedsim"]
+    settings = family.settings_class(sort="none", neighbours=6)
+    bottom = family.build_bottom(settings, num_features=2, key_dim=1)
+    top = family.build_top(settings, num_features=2, key_dim=1, outputs=1)
+    top.pairs.eval()
+    before = torch.get_rng_state()
+    check_bottom(family, settings, bottom, num_features=2, key_dim=1, pooled=False)
+    check_top(family, settings, top, num_features=2, key_dim=1, outputs=1)
+
+    assert torch.equal(before, torch.get_rng_state())
+    assert bottom.training
+    assert top.training
+    assert not top.pairs.training
