@@ -46,7 +46,13 @@ class EligiblePairs:
         *,
         sample: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Return the ``k`` nearest eligible records of the chosen rows, among the sampled ones."""
+        """Return the ``k`` nearest eligible records of the chosen rows, among the sampled ones.
+
+        They ascend by (distance, record number); a row that fewer records picked has fewer.
+
+        Raises:
+            ConfigError: If ``k`` is below 1.
+        """
         checks.at_least(1, k=k)
         counts = self.starts[rows + 1] - self.starts[rows]
         begins = np.cumsum(counts) - counts
@@ -61,12 +67,17 @@ class EligiblePairs:
 def eligible_pairs(metric: KeyMetric, *, cap: int) -> EligiblePairs:
     """Let every record pick its ``cap`` nearest primary rows, by (distance, row number).
 
-    A record's choice does not depend on other records: that is what the guarantee of
-    :func:`capped_links` rests on.
+    Every row may then keep its nearest of the records that picked it (:meth:`EligiblePairs.links`).
+
+    Guarantee: a record's choice does not depend on other records. Adding or removing one record
+    therefore changes the links of at most ``cap`` rows, and in each of them takes one record out
+    and lets at most one in. Adding or removing a *primary row* may change other rows: the cap
+    speaks of records only.
 
     Args:
-        metric: The keys of *all* primary rows that will ever be linked under this cap, and the
-            secondary's.
+        metric: The keys of *all* primary rows that will ever be linked under this cap (training,
+            validation and test rows together), and the secondary's. Rows that come later need an
+            accounting of their own.
         cap: m, the most rows that a record may be linked to, >= 1.
 
     Raises:
@@ -93,31 +104,3 @@ def pairs_of_picks(picked: LinkTable, *, num_rows: int) -> EligiblePairs:
     starts = np.zeros(num_rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row, minlength=num_rows), out=starts[1:])
     return EligiblePairs(starts=starts, records=record[order], distances=distance[order])
-
-
-def capped_links(metric: KeyMetric, k: int, *, cap: int) -> LinkTable:
-    """Link every primary row to its ``k`` nearest eligible records.
-
-    First every record picks its ``cap`` nearest primary rows, by (distance, row number). Then every
-    row keeps the ``k`` nearest, by (distance, record number), of the records that picked it.
-
-    Guarantee: adding or removing one record changes the links of at most ``cap`` rows, and in each
-    of them takes one record out and lets at most one in. Adding or removing a *primary row* may
-    change other rows: the cap speaks of records only.
-
-    Args:
-        metric: The keys of *all* primary rows that will ever be linked under this cap: training,
-            validation and test rows together. Rows that come later need an accounting of their own.
-        k: Links a row; rows that fewer records picked have fewer.
-        cap: m, the most rows that a record may be linked to, >= 1.
-
-    Returns:
-        Exact links, ascending by (distance, record number).
-
-    Raises:
-        ConfigError: If ``k`` or ``cap`` is below 1.
-        DataError: If keys are not what the metric needs.
-    """
-    checks.at_least(1, k=k)
-    pairs = eligible_pairs(metric, cap=cap)
-    return pairs.links(np.arange(metric.num_rows, dtype=np.int64), k)

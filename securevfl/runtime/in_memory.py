@@ -54,7 +54,7 @@ def simulate(
 
 def simulate(
     parties: Sequence[PartyTable] | FederationSource,
-    model: Any = None,
+    model: FamilySettings | None = None,
     *,
     privacy: Privacy | None = None,
     training: TrainingSettings | None = None,
@@ -131,6 +131,8 @@ def simulate(
                 device=device,
                 observe=observe,
             )
+        if model is None:
+            raise ConfigError("model: must be given, for example securevfl.models.FeT()")
         if privacy is None:
             raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
         if resume or data_root is not None:

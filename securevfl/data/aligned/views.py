@@ -15,7 +15,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
 from securevfl.core.task import Task
 from securevfl.data.scaling import FeatureScaler
-from securevfl.data.tables import PartyTable, require_finite
+from securevfl.data.tables import require_finite
 
 Metric = Literal["accuracy", "auc", "f1"]
 Categories = tuple[tuple[int, int], ...]
@@ -100,23 +100,6 @@ class AlignedViews:
             images=self.images,
             categories=self.categories,
         )
-
-    def party_tables(self) -> list[PartyTable]:
-        """Return the parties' tables with the row number as an exact key."""
-        keys = np.arange(len(self.labels), dtype=np.float64)[:, None]
-        return [
-            PartyTable(
-                name=f"secondary-{number}" if number else "primary",
-                key_names=("key_row",),
-                keys=keys,
-                feature_names=tuple(f"x{column}" for column in range(view.shape[1])),
-                features=view,
-                labels=self.labels if number == 0 else None,
-                classes=tuple(range(self.classes)) if number == 0 else None,
-                entities=np.arange(len(self.labels), dtype=np.int64),
-            )
-            for number, view in enumerate(self.views)
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

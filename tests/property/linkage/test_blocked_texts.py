@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking import BlockedTextKeys, QGramBlocking, block_texts
-from securevfl.linkage.capped import capped_links
+from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics import KeyMetric
@@ -93,9 +93,10 @@ def blocked(*, without: int | None = None) -> BlockedTextKeys:
 def test_the_cap_bounds_what_any_record_changes() -> None:
     """A record's candidates do not depend on other records: at most m rows change."""
     assert isinstance(blocked(), KeyMetric)
-    before = capped_links(blocked(), 3, cap=2).indices
+    before = eligible_pairs(blocked(), cap=2).links(np.arange(40), 3).indices
     for removed in range(0, 60, 3):
-        after = capped_links(blocked(without=removed), 3, cap=2).indices
+        pairs = eligible_pairs(blocked(without=removed), cap=2)
+        after = pairs.links(np.arange(40), 3).indices
         after = np.where(after >= removed, after + 1, after)
 
         assert (before != after).any(axis=1).sum() <= 2

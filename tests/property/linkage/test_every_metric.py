@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.linkage.bloom import TextCode, encode_keys
-from securevfl.linkage.capped import capped_links
+from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics import (
     CodeKeys,
@@ -87,9 +87,11 @@ def test_chosen_rows_are_linked_as_among_all(kind: str) -> None:
 @pytest.mark.parametrize("kind", METRICS)
 def test_the_cap_bounds_what_any_record_changes(kind: str) -> None:
     """Every record is removed in turn: at most m rows change, by one out and one in."""
-    before = linked(capped_links(make(kind), 3, cap=2))
+    rows = np.arange(make(kind).num_rows)
+    before = linked(eligible_pairs(make(kind), cap=2).links(rows, 3))
     for removed in range(RECORDS):
-        after = linked(capped_links(make(kind, without=removed), 3, cap=2), removed)
+        pairs = eligible_pairs(make(kind, without=removed), cap=2)
+        after = linked(pairs.links(rows, 3), removed)
         changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
 
         assert len(changed) <= 2

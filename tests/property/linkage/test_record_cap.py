@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.capped import capped_links, eligible_pairs
+from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics import EuclideanKeys
@@ -23,7 +23,8 @@ def keys(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 def capped_records(rows: np.ndarray, records: np.ndarray, k: int, *, cap: int) -> LinkTable:
-    return capped_links(EuclideanKeys(primary=rows, records=records), k, cap=cap)
+    pairs = eligible_pairs(EuclideanKeys(primary=rows, records=records), cap=cap)
+    return pairs.links(np.arange(len(rows)), k)
 
 
 def linked_sets(links: LinkTable, removed: int | None = None) -> list[frozenset[int]]:

@@ -95,16 +95,6 @@ def test_more_labels_than_aligned_rows_are_refused() -> None:
         scarce_rows(views(), aligned=0.2, labelled=7, seed=0)
 
 
-def test_party_tables_have_the_row_as_an_exact_key() -> None:
-    """Labels at the primary alone; keys are equal where rows are."""
-    tables = views().party_tables()
-
-    assert [table.name for table in tables] == ["primary", "secondary-1"]
-    assert np.array_equal(tables[0].keys, tables[1].keys)
-    assert tables[0].labels is not None
-    assert tables[1].labels is None
-
-
 def test_views_that_do_not_fit_are_refused() -> None:
     """Other lengths, rows on both sides, values that are not finite."""
     data = views()

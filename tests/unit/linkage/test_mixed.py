@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.capped import capped_links
+from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics import MixedKeys
 from securevfl.linkage.mixed import Field, nearest_mixed
 
@@ -67,7 +67,8 @@ def test_a_cap_works_with_any_metric() -> None:
     """Records pick their nearest rows by names, and rows keep what picked them."""
     rows = {"name": ["anna", "anne", "hans"]}
     records = {"name": ["anna", "ann", "hanse", "hansen"]}
-    links = capped_links(MixedKeys(primary=rows, records=records, fields=(NAME,)), 2, cap=1)
+    pairs = eligible_pairs(MixedKeys(primary=rows, records=records, fields=(NAME,)), cap=1)
+    links = pairs.links(np.arange(3), 2)
 
     assert links.indices.tolist() == [[0, 1], [-1, -1], [2, 3]]
 

@@ -39,7 +39,7 @@ def test_simulate_refuses_what_does_not_go_together(tmp_path: Path) -> None:
         ({"parties": path, "resume": True}, "resume: needs out"),
         ({"parties": tables, "model": fet}, "privacy: must be given"),
         ({"parties": tables, "model": fet, "privacy": privacy, "resume": True}, "resume, data_r"),
-        ({"parties": tables, "privacy": privacy}, "model: must be one of"),
+        ({"parties": tables, "privacy": privacy}, "model: must be given"),
     ):
         with pytest.raises(ConfigError, match=message):
             sv.simulate(**arguments)
