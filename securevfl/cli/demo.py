@@ -10,6 +10,7 @@ import torch
 from securevfl.cli.results import print_results
 from securevfl.cli.run import run_folder_for, train_and_report
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.data.tables import PartyTable
@@ -64,7 +65,8 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
-    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
+    spec = link_spec(config)
+    linked = linked_primary(shown_keys(spec, keys_of(spec.keys, primary)))
     data = primary_data(config, primary, split, linked, head, torch.device("cpu"))
     return train_combined(
         config,

@@ -1,26 +1,9 @@
 """What of a federation file must go together so that keys can be linked, and models trained."""
 
-from collections.abc import Mapping
-
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.data.key_tables import KeyKind
-
-
-def key_kinds(config: FederationConfig) -> Mapping[str, KeyKind]:
-    """Return what each key column holds, by the primary's column names, in order."""
-    linkage, names = config.linkage, config.primary.key
-    if linkage.fields is not None:
-        kinds = {field.name: field.kind for field in linkage.field_list()}
-        return {name: "number" if kinds.get(name) == "number" else "text" for name in names}
-    texts = linkage.metric == "levenshtein" or (linkage.metric == "bloom" and not linkage.ranges)
-    return dict.fromkeys(names, "text" if texts else "number")
-
-
-def keys_are_numbers(config: FederationConfig) -> bool:
-    """Whether keys are numbers without gaps, so that a model may take them as inputs."""
-    return config.linkage.fields is None and set(key_kinds(config).values()) == {"number"}
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -30,6 +13,7 @@ def require_linkable(config: FederationConfig) -> None:
         ConfigError: Naming the field, the rule and the value.
     """
     linkage, names = config.linkage, config.primary.key
+    kinds = key_spec(config).kinds.values()
     if linkage.metric == "great-circle" and len(names) != 2:
         raise ConfigError(
             'linkage.metric: "great-circle" takes two key columns, longitude and latitude in '
@@ -42,13 +26,13 @@ def require_linkable(config: FederationConfig) -> None:
             f"of {config.primary.name!r}, whose columns need a field each: {', '.join(names)}"
         )
     if linkage.ranges is not None:
-        numbers = sum(kind == "number" for kind in key_kinds(config).values())
+        numbers = sum(kind == "number" for kind in kinds)
         if len(linkage.ranges) != numbers:
             raise ConfigError(
                 f"linkage.ranges: must have one [low, high] for each of the {numbers} numeric key "
                 f"columns, got {len(linkage.ranges)}"
             )
-    elif linkage.compares_codes and "number" in key_kinds(config).values():
+    elif linkage.compares_codes and "number" in kinds:
         raise ConfigError(
             "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
         )
@@ -111,7 +95,7 @@ def require_trainable(config: FederationConfig) -> None:
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
     reads_keys = config.family.reads_keys or getattr(config.model, "keys_as_features", False)
-    if reads_keys and not keys_are_numbers(config):
+    if reads_keys and not key_spec(config).are_numbers:
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.linkage.capped import pairs_of_picks
 from securevfl.linkage.grid_cells import CellBlock, links_by_cell
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.paillier_distances import Lanes
 from securevfl.linkage.shared_distances import links_from_shares
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, ranked_length
 
 # A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
@@ -67,21 +67,21 @@ class Search:
     """One secondary's.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         rows: How many rows the primary has.
         records: How many records the secondary has.
         ask: Has the data parties compare a block.
     """
 
-    def __init__(self, config: FederationConfig, *, rows: int, records: int, ask: Ask) -> None:
-        self._config = config
+    def __init__(self, spec: LinkSpec, *, rows: int, records: int, ask: Ask) -> None:
+        self._spec = spec
         self._rows = rows
         self._records = records
         self._ask = ask
-        self._capped = config.privacy.links_per_record is not None
+        self._capped = spec.choice.links_per_record is not None
         self._lanes = 0
-        if config.linkage.protection == "paillier":
-            key_dim, key_bits = len(config.primary.key), config.linkage.key_bits
+        if spec.hiding.protection == "paillier":
+            key_dim, key_bits = len(spec.keys.columns), spec.hiding.key_bits
             self._lanes = Lanes(key_dim=key_dim, key_bits=key_bits).count
         self._seen = self._pairs = self._answered = 0
 
@@ -96,24 +96,24 @@ class Search:
         Raises:
             DataError: If shares do not belong together.
         """
-        config, cap = self._config, self._config.privacy.links_per_record
-        width = config.linkage.cell_units
+        spec, cap = self._spec, self._spec.choice.links_per_record
+        width = spec.cell_units
         if cells is None:
             # One cell holds everything.
             cells, width = (_one_cell(self._rows), _one_cell(self._records)), 1
-        k = ranked_length(config, self._records)
+        k = ranked_length(spec, self._records)
         if cap is not None:
             cells, k = (cells[1], cells[0]), min(cap, self._rows)
         found = links_by_cell(*cells, k, width=width, link=self._link)
         links = LinkTable(
             indices=found.indices,
-            distances=found.distances * config.linkage.key_range().step,
+            distances=found.distances * spec.keys.key_range().step,
         )
         if cap is None:
-            candidates = Candidates(ranked=links.within(config.family.max_distance))
+            candidates = Candidates(ranked=links.within(spec.choice.max_distance))
         else:
             pairs = pairs_of_picks(links, num_rows=self._rows)
-            candidates = Candidates(pairs=pairs.within(config.family.max_distance))
+            candidates = Candidates(pairs=pairs.within(spec.choice.max_distance))
         return Found(candidates=candidates, pairs=self._pairs, ciphertexts=self._answered)
 
     def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
@@ -135,7 +135,7 @@ class Search:
                 self._seen += len(part.rows)
                 if self._capped:
                     one, other = one.T, other.T
-                key_dim = len(self._config.primary.key)
+                key_dim = len(self._spec.keys.columns)
                 most = min(k, len(part.records))
                 tables.append(links_from_shares(one, other, most, key_dim=key_dim, step=1.0))
             yield LinkTable(

@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics import KeyMetric
 from securevfl.linkage.sampling import filtered, list_length
+from securevfl.linkage.spec import LinkSpec
 
 # A coordinator ranks so many records that a sample leaves a row without K of them once in a
 # billion: unlike a secondary that has the keys, nobody can search such a row anew.
@@ -72,24 +72,24 @@ def places_of(indices: Int64[np.ndarray, "rows links"]) -> LinkTable:
     return LinkTable(indices=indices, distances=np.where(indices >= 0, table, np.inf))
 
 
-def ranked_length(config: FederationConfig, records: int) -> int:
+def ranked_length(spec: LinkSpec, records: int) -> int:
     """Return how many records a coordinator ranks for each row."""
     return list_length(
-        config.model.neighbours,
-        rate=config.privacy.sampling_rate,
+        spec.choice.neighbours,
+        rate=spec.choice.sampling_rate,
         records=records,
         survival=_SURVIVAL,
     )
 
 
-def find_candidates(config: FederationConfig, metric: KeyMetric) -> Candidates:
+def find_candidates(spec: LinkSpec, metric: KeyMetric) -> Candidates:
     """Find candidates where both parties' keys, codes or shares are at hand.
 
     Raises:
         DataError: If keys are not what the metric needs, or K exceeds the records.
     """
-    cap, limit = config.privacy.links_per_record, config.family.max_distance
+    cap, limit = spec.choice.links_per_record, spec.choice.max_distance
     if cap is not None:
         return Candidates(pairs=eligible_pairs(metric, cap=cap).within(limit))
-    ranked = metric.nearest(None, ranked_length(config, metric.num_records))
+    ranked = metric.nearest(None, ranked_length(spec, metric.num_records))
     return Candidates(ranked=ranked.within(limit))

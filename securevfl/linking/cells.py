@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.grid_cells import cells_of
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.blocks import Block, Search
 from securevfl.linking.key_metric import quantised
 from securevfl.linking.lines import Desk
@@ -31,7 +31,7 @@ def fresh_shift(key_dim: int) -> Int64[np.ndarray, " key_dim"]:
 
 
 def send_cells(
-    config: FederationConfig,
+    spec: LinkSpec,
     units: Int64[np.ndarray, "own key_dim"],
     shift: Int64[np.ndarray, " key_dim"],
     desk: Desk,
@@ -45,14 +45,12 @@ def send_cells(
         To the coordinator: which cell each key is in, and so the map of all keys up to a cell's
         width, but not where on earth it lies.
     """
-    coordinator, _ = third_parties(config)
-    cells = cells_of(units + shift, config.linkage.cell_units)
+    coordinator, _ = third_parties(spec)
+    cells = cells_of(units + shift, spec.cell_units)
     desk.send(coordinator, Message(kind=LinkingKind.LINK_CELLS, tensors={"cells": cells}))
 
 
-def comparing_cost(
-    config: FederationConfig, primary: KeyTable, records: KeyTable
-) -> dict[str, Any]:
+def comparing_cost(spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
     """Return how many pairs a protected linkage compares; with cells, found by doing so in clear.
 
     The parties' grid has a random place, so theirs may be a little more or less.
@@ -60,15 +58,15 @@ def comparing_cost(
     Raises:
         DataError: If a value leaves its agreed range.
     """
-    mine, theirs = quantised(config, primary), quantised(config, records)
+    mine, theirs = quantised(spec, primary), quantised(spec, records)
 
     def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
         own, other = mine[block.rows, None], theirs[None, block.records]
         squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
         return squared, np.zeros_like(squared)
 
-    search = Search(config, rows=len(mine), records=len(theirs), ask=ask)
-    width, pairs = config.linkage.cell_units, len(mine) * len(theirs)
+    search = Search(spec, rows=len(mine), records=len(theirs), ask=ask)
+    width, pairs = spec.cell_units, len(mine) * len(theirs)
     if not width:
         everything = search.ciphertexts(len(mine), len(theirs))
         return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}

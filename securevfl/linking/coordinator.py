@@ -4,10 +4,10 @@ from functools import partial
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.linkage.metrics import CodeKeys
 from securevfl.linkage.shared_distances import deal
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.blocks import Block, Search
 from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.kept_links import LinkCache, links_key
@@ -23,20 +23,18 @@ class Coordinator:
     """Ranks by distances that no data party sees; it holds neither a table nor a key.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         rows: How many rows the primary has.
         desk: Its lines to everybody.
         cache: Where links and their noise are kept.
     """
 
-    def __init__(
-        self, config: FederationConfig, *, rows: int, desk: Desk, cache: LinkCache
-    ) -> None:
-        self._config = config
+    def __init__(self, spec: LinkSpec, *, rows: int, desk: Desk, cache: LinkCache) -> None:
+        self._spec = spec
         self._rows = rows
         self._desk = desk
         self._cache = cache
-        self._primary = config.primary.name
+        self._primary = spec.roles.primary
 
     def serve(self) -> dict[str, dict[str, object]]:
         """Link every secondary, and return the figures of their similarities.
@@ -50,18 +48,18 @@ class Coordinator:
             To each secondary: which of its records are nearest to each row, without distances. To
             the primary: noised similarities in falling order, if the family reads them.
         """
-        coded = self._config.linkage.protection == "bloom"
+        coded = self._spec.hiding.protection == "bloom"
         mine = self._desk.receive(self._primary, LinkingKind.LINK_CODES) if coded else None
         rows = self._cells(self._primary, self._rows)
         figures: dict[str, dict[str, object]] = {}
-        for party in self._config.secondaries:
+        for name in self._spec.roles.secondaries:
             if mine is not None:
-                candidates, similar = self._by_codes(party.name, mine)
+                candidates, similar = self._by_codes(name, mine)
             else:
-                candidates, similar = self._by_shares(party.name, rows)
-            self._desk.send(party.name, _lists(candidates))
+                candidates, similar = self._by_shares(name, rows)
+            self._desk.send(name, _lists(candidates))
             if similar is not None:
-                figures[party.name] = similar.figures()
+                figures[name] = similar.figures()
                 self._desk.send(
                     self._primary,
                     Message(
@@ -78,15 +76,15 @@ class Coordinator:
                 f"linkage.secret: that of {name!r} differs from that of {self._primary!r}; give "
                 f"both the same file"
             )
-        width = code_bytes(self._config)
+        width = code_bytes(self._spec)
         rows = mine.tensor("codes", dtype=np.uint8, shape=(self._rows, width))
         records = theirs.tensor("codes", dtype=np.uint8, shape=(None, width))
         metric = CodeKeys(primary=rows, records=records)
         return coordinate(
-            self._config,
-            lambda: find_candidates(self._config, metric),
+            self._spec,
+            lambda: find_candidates(self._spec, metric),
             cache=self._cache,
-            key=links_key(self._config, rows, records),
+            key=links_key(self._spec, rows, records),
         )
 
     def _by_shares(
@@ -94,19 +92,17 @@ class Coordinator:
     ) -> tuple[Candidates, SimilarLinks | None]:
         turn = self._desk.receive(self._primary, LinkingKind.LINK_TURN)
         records = turn.figure("records", int)
-        if records < self._config.model.neighbours:
+        if records < self._spec.choice.neighbours:
             raise ProtocolError(f"{name}: has {records} records, fewer than model.neighbours")
         tags = turn.figure("tags", list)
         record_cells = self._cells(name, records)
         cells = None if row_cells is None or record_cells is None else (row_cells, record_cells)
-        search = Search(
-            self._config, rows=self._rows, records=records, ask=partial(self._ask, name)
-        )
+        search = Search(self._spec, rows=self._rows, records=records, ask=partial(self._ask, name))
         found = coordinate(
-            self._config,
+            self._spec,
             lambda: search.run(cells).candidates,
             cache=self._cache,
-            key=links_key(self._config, secret=" ".join(map(str, tags))),
+            key=links_key(self._spec, secret=" ".join(map(str, tags))),
         )
         none = np.empty(0, dtype=np.int64)
         self._desk.send(self._primary, _block_message(none, records=0, done=0, of=0))
@@ -136,10 +132,10 @@ class Coordinator:
 
     def _cells(self, name: str, count: int) -> np.ndarray | None:
         """Return a data party's cells where the federation file has any."""
-        if self._config.linkage.cell is None:
+        if self._spec.hiding.cell is None:
             return None
         message = self._desk.receive(name, LinkingKind.LINK_CELLS)
-        shape = (count, len(self._config.primary.key))
+        shape = (count, len(self._spec.keys.columns))
         return message.tensor("cells", dtype=np.int64, shape=shape)
 
 
@@ -157,7 +153,7 @@ def _lists(candidates: Candidates) -> Message:
     return Message(kind=LinkingKind.LINK_LISTS, tensors=tensors)
 
 
-def serve_as_dealer(config: FederationConfig, desk: Desk) -> int:
+def serve_as_dealer(spec: LinkSpec, desk: Desk) -> int:
     """Deal masks until the primary says that linkage is done; return how many blocks there were.
 
     Raises:
@@ -166,17 +162,17 @@ def serve_as_dealer(config: FederationConfig, desk: Desk) -> int:
     Reveals:
         To the primary and each secondary: uniformly random numbers.
     """
-    names = {rank: name for name, rank in config.ranks.items()}
-    dimension, blocks = len(config.primary.key), 0
+    names = {rank: name for name, rank in spec.roles.ranks.items()}
+    dimension, blocks = len(spec.keys.columns), 0
     while True:
-        turn = desk.receive(config.primary.name, LinkingKind.LINK_TURN, StarKind.DONE)
+        turn = desk.receive(spec.roles.primary, LinkingKind.LINK_TURN, StarKind.DONE)
         if turn.kind is StarKind.DONE:
             return blocks
         secondary = names.get(turn.figure("secondary", int))
         mine, theirs = deal(turn.figure("rows", int), turn.figure("records", int), dimension)
-        if secondary not in {party.name for party in config.secondaries}:
+        if secondary not in spec.roles.secondaries:
             raise ProtocolError("the primary named a secondary that there is not")
-        for name, dealing in ((config.primary.name, mine), (secondary, theirs)):
+        for name, dealing in ((spec.roles.primary, mine), (secondary, theirs)):
             desk.send(
                 name,
                 Message(

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.metrics import CodeKeys, KeyMetric
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import find_candidates
 from securevfl.linking.kept_links import LinkCache, links_key
 from securevfl.linking.key_metric import (
@@ -27,7 +27,7 @@ class Linker:
     """Links one secondary after another to one primary, all in this process.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         primary: The primary's keys.
         data_root: Where the file with the linkage secret is found; without one, a fresh secret
             does as well, since all parties are in this process.
@@ -40,19 +40,19 @@ class Linker:
 
     def __init__(
         self,
-        config: FederationConfig,
+        spec: LinkSpec,
         primary: KeyTable,
         *,
         data_root: Path | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._config = config
+        self._spec = spec
         self._keys = primary
         self._folder = folder
         self._secret = LinkageSecret.fresh()
-        if config.linkage.secret is not None and data_root is not None:
-            self._secret = linkage_secret(config, data_root)
-        self._scaler = key_scaler(config, primary)
+        if spec.hiding.secret is not None and data_root is not None:
+            self._secret = linkage_secret(spec, data_root)
+        self._scaler = key_scaler(spec.keys, primary)
         self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
 
     @property
@@ -82,18 +82,18 @@ class Linker:
         return linked
 
     def _link(self, own: KeyTable) -> LinkedSecondary:
-        config = self._config
-        if config.linkage.protection == "none":
-            return link_shown(config, own, shown_keys(config, self._keys), self.cache(own))
+        spec = self._spec
+        if spec.hiding.protection == "none":
+            return link_shown(spec, own, shown_keys(spec, self._keys), self.cache(own))
         metric = self.metric(own)
         candidates, similar = coordinate(
-            config,
-            lambda: find_candidates(config, metric),
+            spec,
+            lambda: find_candidates(spec, metric),
             cache=self.cache(own),
             key=self.key(own),
         )
         return link_from_candidates(
-            config,
+            spec,
             own,
             candidates,
             self._scaler,
@@ -104,25 +104,25 @@ class Linker:
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""
         folder = None if self._folder is None else self._folder / own.name
-        return LinkCache.of_party(self._config, own.name, folder)
+        return LinkCache.of_party(self._spec, own.name, folder)
 
     def key(self, own: KeyTable) -> str:
         """Return the key of a secondary's links in its cache."""
-        coded = self._config.linkage.protection == "bloom"
+        coded = self._spec.hiding.protection == "bloom"
         secret = self._secret.check_value("cache") if coded else ""
-        return links_key(self._config, self._keys, own, secret=secret)
+        return links_key(self._spec, self._keys, own, secret=secret)
 
     def metric(self, own: KeyTable) -> KeyMetric:
         """Return what is compared under the file's protection."""
-        config = self._config
-        if config.linkage.protection == "none":
-            return key_metric(config, self._keys, own)
-        if config.linkage.protection == "bloom":
+        spec = self._spec
+        if spec.hiding.protection == "none":
+            return key_metric(spec, self._keys, own)
+        if spec.hiding.protection == "bloom":
             return CodeKeys(
-                primary=encode(config, self._keys, self._secret),
-                records=encode(config, own, self._secret),
+                primary=encode(spec, self._keys, self._secret),
+                records=encode(spec, own, self._secret),
             )
-        return quantised_metric(config, self._keys, own)
+        return quantised_metric(spec, self._keys, own)
 
 
 def stacked(

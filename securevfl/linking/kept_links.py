@@ -16,12 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
 from securevfl.core.files import write_bytes
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.similarities import SimilarLinks
 
 _TAG_KEY_BYTES: Final = 32
@@ -41,9 +41,9 @@ class KeptLinks:
     """Noised similarities, where the family reads them."""
 
 
-def may_be_kept(config: FederationConfig) -> bool:
+def may_be_kept(spec: LinkSpec) -> bool:
     """Whether one link table serves all rounds: a secret sample is drawn afresh in every run."""
-    return config.privacy.sampling_rate == 1 and config.linkage.choose == "rows"
+    return spec.choice.sampling_rate == 1 and spec.choice.by == "rows"
 
 
 class LinkCache:
@@ -58,15 +58,15 @@ class LinkCache:
         return self._folder
 
     @classmethod
-    def of_party(cls, config: FederationConfig, name: str, folder: Path | None) -> "LinkCache":
+    def of_party(cls, spec: LinkSpec, name: str, folder: Path | None) -> "LinkCache":
         """Return the cache of one party: the file's, or one in its own folder of the run.
 
         Without a folder of the file's choice, a run keeps nothing that is quicker made than read.
         """
-        if config.linkage.cache is not None:
-            return cls(Path(config.linkage.cache).expanduser() / name)
-        quick = config.linkage.metric in _QUICK and not config.linkage.needs_coordinator
-        if quick and not config.family.needs_similarities(config.model):
+        if spec.cache is not None:
+            return cls(Path(spec.cache).expanduser() / name)
+        quick = spec.keys.metric in _QUICK and spec.hiding.protection == "none"
+        if quick and spec.similarities is None:
             return cls(None)
         return cls(folder)
 
@@ -109,23 +109,21 @@ def table_tag(folder: Path | None, units: np.ndarray) -> str:
     return hashlib.blake2b(units.tobytes(), key=key, digest_size=32).hexdigest()
 
 
-def links_key(config: FederationConfig, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
+def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
     """Return the key of links: everything that they and their similarities depend on.
 
     Args:
-        config: The federation file, of which linkage, K, caps and the split of rows count.
+        spec: What linking needs, of which linkage, K, caps and the split of rows count.
         tables: What was linked: both parties' keys or codes.
         secret: A check value of the linkage secret.
     """
-    training = config.training
+    split = spec.split
     settings = {
-        "linkage": {
-            name: value for name, value in config.source["linkage"].items() if name != "cache"
-        },
-        "similarities": config.family.needs_similarities(config.model),
-        "neighbours": config.model.neighbours,
-        "cap": config.privacy.links_per_record,
-        "split": [config.federation.seed, training.validation_fraction, training.test_fraction],
+        "linkage": {name: value for name, value in spec.written.items() if name != "cache"},
+        "similarities": spec.similarities is not None,
+        "neighbours": spec.choice.neighbours,
+        "cap": spec.choice.links_per_record,
+        "split": [split.seed, split.validation_fraction, split.test_fraction],
         "secret": secret,
     }
     text = json.dumps(settings, sort_keys=True, default=str)

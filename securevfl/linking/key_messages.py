@@ -4,19 +4,18 @@ from typing import Final
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import key_kinds
 from securevfl.core.errors import ProtocolError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.spec import LinkSpec
 from securevfl.transport.message import Message
 
 _MISSING: Final = -1
 
 
-def pack_columns(config: FederationConfig, keys: KeyTable) -> dict[str, np.ndarray]:
+def pack_columns(spec: LinkSpec, keys: KeyTable) -> dict[str, np.ndarray]:
     """Return a party's key columns as arrays: numbers as they are, texts as UTF-8 and lengths."""
     arrays: dict[str, np.ndarray] = {}
-    for number, (name, kind) in enumerate(key_kinds(config).items()):
+    for number, (name, kind) in enumerate(spec.keys.kinds.items()):
         column = keys.columns[name]
         if kind == "number":
             arrays[f"number:{number}"] = column
@@ -29,16 +28,16 @@ def pack_columns(config: FederationConfig, keys: KeyTable) -> dict[str, np.ndarr
     return arrays
 
 
-def unpack_columns(config: FederationConfig, message: Message, *, rows: int) -> KeyTable:
+def unpack_columns(spec: LinkSpec, message: Message, *, rows: int) -> KeyTable:
     """Return the columns of a received message.
 
     Raises:
         ProtocolError: If they are not what the federation file says.
     """
     columns: dict[str, np.ndarray] = {}
-    for number, (name, kind) in enumerate(key_kinds(config).items()):
+    for number, (name, kind) in enumerate(spec.keys.kinds.items()):
         if kind == "number":
-            gaps = config.linkage.fields is not None
+            gaps = spec.keys.fields is not None
             columns[name] = message.tensor(
                 f"number:{number}", dtype=np.float64, shape=(rows,), finite=not gaps
             )

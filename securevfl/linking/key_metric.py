@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import key_kinds
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.blocking import QGramBlocking, block_texts
 from securevfl.linkage.bloom import Code, NumberCode, TextCode, encode_keys
@@ -25,6 +23,7 @@ from securevfl.linkage.metrics import (
 from securevfl.linkage.point_codes import PointCode
 from securevfl.linkage.quantised import KeyRange
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.keys import numbers_of
 
 # The one field of codes of texts that are read as one.
@@ -70,50 +69,48 @@ class QuantisedKeys:
         return QuantisedKeys(units=self.units.swapped(), step=self.step)
 
 
-def key_metric(config: FederationConfig, primary: KeyTable, records: KeyTable) -> KeyMetric:
+def key_metric(spec: LinkSpec, primary: KeyTable, records: KeyTable) -> KeyMetric:
     """Return both parties' keys with the distance between them, where both may be seen.
 
     Raises:
         DataError: If keys are not what the metric needs.
     """
-    linkage = config.linkage
-    if linkage.compares_codes:
+    keys = spec.keys
+    if "bloom" in (spec.hiding.protection, keys.metric):
         return CodeKeys(
-            primary=encode(config, primary, _PUBLIC_CODES),
-            records=encode(config, records, _PUBLIC_CODES),
+            primary=encode(spec, primary, _PUBLIC_CODES),
+            records=encode(spec, records, _PUBLIC_CODES),
         )
-    if linkage.blocking is not None:
+    if keys.blocking is not None:
         return block_texts(
             primary.joined(),
             records.joined(),
-            config.model.neighbours,
-            blocking=QGramBlocking(least_overlap=linkage.blocking),
+            spec.choice.neighbours,
+            blocking=QGramBlocking(least_overlap=keys.blocking),
         )
-    if linkage.metric == "levenshtein":
+    if keys.metric == "levenshtein":
         return TextKeys(primary=primary.joined(), records=records.joined())
-    if linkage.metric == "mixed":
+    if keys.metric == "mixed":
         return MixedKeys(
             primary=primary.columns,
             records=records.columns,
-            fields=linkage.field_list(),
-            missing_similarity=linkage.missing_similarity,
+            fields=keys.fields or (),
+            missing_similarity=keys.missing_similarity,
         )
-    kind = EarthKeys if linkage.metric == "great-circle" else EuclideanKeys
+    kind = EarthKeys if keys.metric == "great-circle" else EuclideanKeys
     return kind(primary=numbers_of(primary), records=numbers_of(records))
 
 
-def quantised(config: FederationConfig, keys: KeyTable) -> Int64[np.ndarray, "rows dimension"]:
+def quantised(spec: LinkSpec, keys: KeyTable) -> Int64[np.ndarray, "rows dimension"]:
     """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
 
     Raises:
         DataError: If a value leaves its range, naming the row.
     """
-    return config.linkage.key_range().quantise(numbers_of(keys), whose=keys.name)
+    return spec.keys.key_range().quantise(numbers_of(keys), whose=keys.name)
 
 
-def quantised_metric(
-    config: FederationConfig, primary: KeyTable, records: KeyTable
-) -> QuantisedKeys:
+def quantised_metric(spec: LinkSpec, primary: KeyTable, records: KeyTable) -> QuantisedKeys:
     """Return what shares and Paillier compare, where both parties' keys may be seen.
 
     Raises:
@@ -121,22 +118,22 @@ def quantised_metric(
     """
     return QuantisedKeys(
         units=EuclideanKeys(
-            primary=quantised(config, primary).astype(np.float64),
-            records=quantised(config, records).astype(np.float64),
+            primary=quantised(spec, primary).astype(np.float64),
+            records=quantised(spec, records).astype(np.float64),
         ),
-        step=config.linkage.key_range().step,
+        step=spec.keys.key_range().step,
     )
 
 
 def encode(
-    config: FederationConfig, keys: KeyTable, secret: LinkageSecret
+    spec: LinkSpec, keys: KeyTable, secret: LinkageSecret
 ) -> UInt8[np.ndarray, "rows code_bytes"]:
     """Return the Bloom-filter codes of a party's keys; a missing text counts as an empty one.
 
     Raises:
         DataError: If a number is missing or leaves its agreed range, naming the row.
     """
-    codes = key_codes(config)
+    codes = key_codes(spec)
     columns: dict[str, np.ndarray] = {}
     for name, code in codes.items():
         if isinstance(code, PointCode):
@@ -151,23 +148,23 @@ def encode(
     return encode_keys(columns, codes, secret, whose=keys.name)
 
 
-def key_codes(config: FederationConfig) -> dict[str, Code]:
+def key_codes(spec: LinkSpec) -> dict[str, Code]:
     """Return how each field becomes bits; a weight makes a field's code longer."""
-    linkage, kinds = config.linkage, key_kinds(config)
-    if linkage.fields is None and "text" in kinds.values():
-        return {_JOINED: _text_code(linkage.code_bits or 1024, linkage.code_concentration)}
-    if linkage.fields is None:
-        box = linkage.key_range()
-        return {"point": _point_code(box, linkage.code_bits or 2048, linkage.code_concentration)}
-    weights = {field.name: field.weight for field in linkage.field_list()}
-    ranges = iter(linkage.ranges or ())
+    keys, kinds = spec.keys, spec.keys.kinds
+    if keys.fields is None and "text" in kinds.values():
+        return {_JOINED: _text_code(keys.code_bits or 1024, keys.code_concentration)}
+    if keys.fields is None:
+        box = keys.key_range()
+        return {"point": _point_code(box, keys.code_bits or 2048, keys.code_concentration)}
+    weights = {field.name: field.weight for field in keys.fields}
+    ranges = iter(keys.ranges or ())
     codes: dict[str, Code] = {}
     for name, kind in kinds.items():
-        bits = max(8, 8 * round((linkage.code_bits or 1024) * weights[name] / 8))
+        bits = max(8, 8 * round((keys.code_bits or 1024) * weights[name] / 8))
         if kind == "text":
-            codes[name] = _text_code(bits, linkage.code_concentration)
+            codes[name] = _text_code(bits, keys.code_concentration)
         else:
-            codes[name] = _number_code(next(ranges), bits, linkage.code_concentration)
+            codes[name] = _number_code(next(ranges), bits, keys.code_concentration)
     return codes
 
 
@@ -188,16 +185,16 @@ def _number_code(pair: tuple[float, ...], bits: int, share: float | None) -> Num
     return NumberCode(low=low, high=high, bits=bits, concentration=share)
 
 
-def code_bytes(config: FederationConfig) -> int:
+def code_bytes(spec: LinkSpec) -> int:
     """Return the length of a row's code."""
-    return sum(code.bits for code in key_codes(config).values()) // 8
+    return sum(code.bits for code in key_codes(spec).values()) // 8
 
 
-def linkage_secret(config: FederationConfig, data_root: Path) -> LinkageSecret:
+def linkage_secret(spec: LinkSpec, data_root: Path) -> LinkageSecret:
     """Read the linkage secret on a data party's own machine.
 
     Raises:
         ConfigError: If the file cannot be read or holds something else.
     """
-    assert config.linkage.secret is not None, "required before any party starts"
-    return LinkageSecret.from_file(data_root / Path(config.linkage.secret).expanduser())
+    assert spec.hiding.secret is not None, "required before any party starts"
+    return LinkageSecret.from_file(data_root / Path(spec.hiding.secret).expanduser())

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.blocking import BlockedTextKeys
@@ -15,6 +14,7 @@ from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics import KeyMetric
 from securevfl.linkage.sources import FixedLinks, LinkSource
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.kept_links import KeptLinks, LinkCache, may_be_kept
 from securevfl.linking.keys import model_keys
@@ -23,7 +23,7 @@ from securevfl.linking.sources import source_of_candidates, source_of_metric
 
 
 def link_by_itself(
-    config: FederationConfig,
+    spec: LinkSpec,
     own: KeyTable,
     metric: KeyMetric,
     scaler: KeyScaler | None,
@@ -38,15 +38,15 @@ def link_by_itself(
         ConfigError: If similarities are wanted, and the bound tau cannot be had.
     """
     similar = None
-    if may_be_kept(config):
-        kept = cache.get(key, lambda: keep(config, lambda: find_candidates(config, metric)))
+    if may_be_kept(spec):
+        kept = cache.get(key, lambda: keep(spec, lambda: find_candidates(spec, metric)))
         similar = kept.similar
         source: LinkSource = FixedLinks(table=kept.links if similar is None else similar.links)
     else:
-        source = source_of_metric(config, metric)
-        if wants_similarities(config):
+        source = source_of_metric(spec, metric)
+        if spec.similarities is not None:
             assert isinstance(source, FixedLinks), "checked with the federation file"
-            similar = similar_links(config, source.table)
+            similar = similar_links(spec, source.table)
             source = FixedLinks(table=similar.links)
     linked = LinkedSecondary(
         source=source,
@@ -61,7 +61,7 @@ def link_by_itself(
 
 
 def link_from_candidates(
-    config: FederationConfig,
+    spec: LinkSpec,
     own: KeyTable,
     candidates: Candidates,
     scaler: KeyScaler | None,
@@ -70,7 +70,7 @@ def link_from_candidates(
     similarities: Float32[np.ndarray, "rows links"] | None = None,
 ) -> LinkedSecondary:
     """Link where a coordinator has found the candidates; the secondary knows no distance."""
-    source = source_of_candidates(config, candidates, rows=rows, records=own.num_rows)
+    source = source_of_candidates(spec, candidates, rows=rows, records=own.num_rows)
     return LinkedSecondary(
         source=source,
         keys=model_keys(scaler, own),
@@ -80,21 +80,21 @@ def link_from_candidates(
     )
 
 
-def keep(config: FederationConfig, find: Callable[[], Candidates]) -> KeptLinks:
+def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
     """Find the K nearest candidates of every row and make similarities where they are wanted.
 
     Raises:
         DataError: If keys are not what the metric needs, or all distances are equal.
         ConfigError: If the bound tau cannot be had.
     """
-    links = all_links(config, find())
+    links = all_links(spec, find())
     return KeptLinks(
-        links=links, similar=similar_links(config, links) if wants_similarities(config) else None
+        links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
     )
 
 
 def coordinate(
-    config: FederationConfig, find: Callable[[], Candidates], *, cache: LinkCache, key: str
+    spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
 ) -> tuple[Candidates, SimilarLinks | None]:
     """Do a coordinator's part: find candidates and, where wanted, make similarities.
 
@@ -105,26 +105,21 @@ def coordinate(
         DataError: If keys are not what the metric needs.
         ConfigError: If the bound tau cannot be had.
     """
-    if not may_be_kept(config):
+    if not may_be_kept(spec):
         return find().without_distances(), None
-    kept = cache.get(key, lambda: keep(config, find))
+    kept = cache.get(key, lambda: keep(spec, find))
     links = kept.links if kept.similar is None else kept.similar.links
     return Candidates(ranked=links).without_distances(), kept.similar
 
 
-def all_links(config: FederationConfig, found: Candidates) -> LinkTable:
+def all_links(spec: LinkSpec, found: Candidates) -> LinkTable:
     """Return the K nearest candidates of every row, whatever is sampled later."""
-    return found.link(np.arange(found.num_rows), None, k=config.model.neighbours)
+    return found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
 
 
 def blocking_figures(metric: KeyMetric) -> dict[str, Any]:
     """Return what blocking lost and spared, if pairs were left out."""
     return {"blocking": metric.quality.as_json()} if isinstance(metric, BlockedTextKeys) else {}
-
-
-def wants_similarities(config: FederationConfig) -> bool:
-    """Whether the family's top model reads similarities."""
-    return config.family.needs_similarities(config.model)
 
 
 def _figures(rows: int, records: int, source: LinkSource) -> dict[str, Any]:

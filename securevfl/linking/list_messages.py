@@ -3,29 +3,28 @@
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, places_of, ranked_length
 from securevfl.linking.kept_links import may_be_kept
-from securevfl.linking.links_of_party import wants_similarities
 from securevfl.transport.message import Message
 
 
 def read_similarities(
-    config: FederationConfig, message: Message, *, rows: int
+    spec: LinkSpec, message: Message, *, rows: int
 ) -> Float32[np.ndarray, "rows links"] | None:
     """Return the similarities that a message brings, if the family reads any.
 
     Raises:
         ProtocolError: If they are not what was agreed on.
     """
-    if not wants_similarities(config):
+    if spec.similarities is None:
         return None
     values = message.tensor(
         "similarities",
         dtype=np.float32,
-        shape=(rows, config.model.neighbours),
+        shape=(rows, spec.choice.neighbours),
         finite=False,
     )
     if np.isinf(values).any():
@@ -33,15 +32,13 @@ def read_similarities(
     return values
 
 
-def read_candidates(
-    config: FederationConfig, message: Message, *, rows: int, records: int
-) -> Candidates:
+def read_candidates(spec: LinkSpec, message: Message, *, rows: int, records: int) -> Candidates:
     """Return a coordinator's lists, whose order is all that they tell.
 
     Raises:
         ProtocolError: If they are not what was agreed on.
     """
-    if config.privacy.links_per_record is not None and not may_be_kept(config):
+    if spec.choice.links_per_record is not None and not may_be_kept(spec):
         starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
         numbers = message.tensor("records", dtype=np.int64, shape=(None,))
         if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
@@ -49,7 +46,7 @@ def read_candidates(
         require_numbers(message, numbers, below=records)
         pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
         return Candidates(pairs=pairs).without_distances()
-    length = ranked_length(config, records)
+    length = ranked_length(spec, records)
     indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
     require_numbers(message, indices, below=records, lowest=-1)
     return Candidates(ranked=places_of(indices))

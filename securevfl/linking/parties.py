@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import keys_are_numbers
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.in_process import stacked
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.key_messages import pack_columns, unpack_columns
@@ -33,8 +32,8 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 class OwnPlace:
     """What a data party brings to linking."""
 
-    config: FederationConfig
-    """The federation file."""
+    spec: LinkSpec
+    """What linking needs."""
 
     keys: KeyTable
     """Its own keys."""
@@ -51,9 +50,9 @@ class OwnPlace:
         Raises:
             ConfigError: If it cannot be read.
         """
-        if self.config.linkage.protection != "bloom":
+        if self.spec.hiding.protection != "bloom":
             return None
-        return linkage_secret(self.config, self.data_root)
+        return linkage_secret(self.spec, self.data_root)
 
 
 def link_as_primary(
@@ -70,15 +69,15 @@ def link_as_primary(
         To every secondary, without protection: the primary's keys, their mean and deviation. Under
         one: what :class:`ProtectedPrimary` says.
     """
-    config = place.config
-    deadline_s = config.runtime.idle_timeout_s
-    if config.linkage.protection != "none":
-        desk = PrimaryDesk(transport, config.ranks, deadline_s=deadline_s)
-        protected = ProtectedPrimary(config, place.keys, desk, place.cache, observe)
+    spec = place.spec
+    deadline_s = spec.idle_timeout_s
+    if spec.hiding.protection != "none":
+        desk = PrimaryDesk(transport, spec.roles.ranks, deadline_s=deadline_s)
+        protected = ProtectedPrimary(spec, place.keys, desk, place.cache, observe)
         return protected.link(place.secret(), transport.session)
-    names = [party.name for party in config.secondaries]
-    shown = shown_keys(config, place.keys)
-    tensors = pack_columns(config, shown.keys)
+    names = spec.roles.secondaries
+    shown = shown_keys(spec, place.keys)
+    tensors = pack_columns(spec, shown.keys)
     if shown.scaler is not None:
         tensors |= {"centre": shown.scaler.centre, "width": shown.scaler.width}
     transport.broadcast(names, Message(kind=LinkingKind.LINK_KEYS, tensors=tensors))
@@ -86,7 +85,7 @@ def link_as_primary(
     for message in transport.receive_each(
         names, LinkingKind.LINKED, round_number=0, deadline_s=deadline_s
     ):
-        parts[message.sender] = read_similarities(config, message, rows=place.keys.num_rows)
+        parts[message.sender] = read_similarities(spec, message, rows=place.keys.num_rows)
     return LinkedPrimary(
         keys=linked_primary(shown).keys, similarities=stacked([parts[name] for name in names])
     )
@@ -119,21 +118,21 @@ def link_as_secondary(
         To the primary, without protection: that linkage is done and, if the family reads them,
         noised similarities. Under one: what :class:`ProtectedSecondary` says.
     """
-    config = place.config
-    deadline_s = config.runtime.idle_timeout_s
-    if config.linkage.protection != "none":
-        desk = CallerDesk(transport, config.ranks, pair_keys, deadline_s=deadline_s)
+    spec = place.spec
+    deadline_s = spec.idle_timeout_s
+    if spec.hiding.protection != "none":
+        desk = CallerDesk(transport, spec.roles.ranks, pair_keys, deadline_s=deadline_s)
         protected = ProtectedSecondary(
-            config, place.keys, rows=rows, desk=desk, cache=place.cache, observe=observe
+            spec, place.keys, rows=rows, desk=desk, cache=place.cache, observe=observe
         )
         return protected.link(place.secret(), transport.session)
     message = transport.receive(LinkingKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
-    dimension = len(config.primary.key)
+    dimension = len(spec.keys.columns)
     shown = ShownKeys(
-        keys=unpack_columns(config, message, rows=rows),
-        scaler=_read_scaler(message, dimension) if keys_are_numbers(config) else None,
+        keys=unpack_columns(spec, message, rows=rows),
+        scaler=_read_scaler(message, dimension) if spec.keys.are_numbers else None,
     )
-    linked = link_shown(config, place.keys, shown, place.cache)
+    linked = link_shown(spec, place.keys, shown, place.cache)
     values = linked.similarities
     transport.send(
         Message(kind=LinkingKind.LINKED, tensors={} if values is None else {"similarities": values})

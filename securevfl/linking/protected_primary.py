@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary
@@ -13,13 +12,13 @@ from securevfl.linkage.on_cores import Apply, Progress, on_cores
 from securevfl.linkage.paillier_distances import Keyholder, PackedRows
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.shared_distances import Dealing, masked_keys, primary_share
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.cells import fresh_shift, send_cells
 from securevfl.linking.in_process import stacked
 from securevfl.linking.kept_links import LinkCache, table_tag
 from securevfl.linking.key_metric import quantised
 from securevfl.linking.keys import key_scaler, model_keys
 from securevfl.linking.lines import Desk
-from securevfl.linking.links_of_party import wants_similarities
 from securevfl.linking.list_messages import read_similarities, require_numbers
 from securevfl.linking.messages import LinkingKind
 from securevfl.linking.paillier_numbers import (
@@ -36,7 +35,7 @@ class ProtectedPrimary:
     """The primary's part: its keys leave it as codes, shares or ciphertexts only.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         keys: The primary's keys.
         desk: Its lines to everybody.
         cache: Where this party keeps what names its table to the coordinator.
@@ -45,7 +44,7 @@ class ProtectedPrimary:
 
     def __init__(
         self,
-        config: FederationConfig,
+        spec: LinkSpec,
         keys: KeyTable,
         desk: Desk,
         cache: LinkCache,
@@ -53,11 +52,11 @@ class ProtectedPrimary:
     ) -> None:
         self._cache = cache
         self._parts: list[Float32[np.ndarray, "rows links"] | None] = []
-        self._config = config
+        self._spec = spec
         self._keys = keys
         self._desk = desk
         self._observe = observe
-        self._coordinator, self._dealer = third_parties(config)
+        self._coordinator, self._dealer = third_parties(spec)
 
     def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedPrimary:
         """Take part until all secondaries have linked.
@@ -72,34 +71,33 @@ class ProtectedPrimary:
             rows and records.
         """
         if secret is not None:
-            send_codes(self._config, self._keys, secret, session, self._desk)
-            for party in self._config.secondaries:
-                self._finish(party.name)
+            send_codes(self._spec, self._keys, secret, session, self._desk)
+            for name in self._spec.roles.secondaries:
+                self._finish(name)
         else:
             self._share_distances()
-        for party in self._config.callers:
-            if party.is_helper:
-                self._desk.send(party.name, Message(kind=StarKind.DONE))
-        scaler = key_scaler(self._config, None)
+        for name in self._spec.roles.helpers.values():
+            self._desk.send(name, Message(kind=StarKind.DONE))
+        scaler = key_scaler(self._spec.keys, None)
         return LinkedPrimary(keys=model_keys(scaler, self._keys), similarities=stacked(self._parts))
 
     def _finish(self, name: str) -> None:
         """Wait until a secondary has its lists; its similarities come before its neighbour's."""
-        if wants_similarities(self._config):
+        if self._spec.similarities is not None:
             message = self._desk.receive(self._coordinator, LinkingKind.SIMILARITIES)
-            self._parts.append(read_similarities(self._config, message, rows=self._keys.num_rows))
+            self._parts.append(read_similarities(self._spec, message, rows=self._keys.num_rows))
         self._desk.receive(name, LinkingKind.LINKED)
 
     def _share_distances(self) -> None:
-        units = quantised(self._config, self._keys)
+        units = quantised(self._spec, self._keys)
         tag = table_tag(self._cache.folder, units)
-        if self._config.linkage.cell is not None:
+        if self._spec.hiding.cell is not None:
             self._send_cells(units)
-        paillier = self._config.linkage.protection == "paillier"
+        paillier = self._spec.hiding.protection == "paillier"
         with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as apply:
-            cipher = _CipherRows(self._config, units, apply) if paillier else None
-            for party in self._config.secondaries:
-                turn = self._desk.receive(party.name, LinkingKind.LINK_TURN)
+            cipher = _CipherRows(self._spec, units, apply) if paillier else None
+            for name in self._spec.roles.secondaries:
+                turn = self._desk.receive(name, LinkingKind.LINK_TURN)
                 records = turn.figure("records", int)
                 self._desk.send(
                     self._coordinator,
@@ -108,16 +106,16 @@ class ProtectedPrimary:
                         meta={"records": records, "tags": [tag, turn.figure("tag", str)]},
                     ),
                 )
-                self._compare_blocks(party.name, units, cipher)
-                self._finish(party.name)
+                self._compare_blocks(name, units, cipher)
+                self._finish(name)
 
     def _send_cells(self, units: np.ndarray) -> None:
         """Send the coordinator this party's cells, under a shift that it does not get."""
         shift = fresh_shift(units.shape[1])
-        for party in self._config.secondaries:
+        for name in self._spec.roles.secondaries:
             message = Message(kind=LinkingKind.LINK_CELLS, tensors={"shift": shift})
-            self._desk.send(party.name, message)
-        send_cells(self._config, units, shift, self._desk)
+            self._desk.send(name, message)
+        send_cells(self._spec, units, shift, self._desk)
 
     def _compare_blocks(self, name: str, units: np.ndarray, cipher: "_CipherRows | None") -> None:
         pace = Pace(self._observe, event="links", name=name)
@@ -128,7 +126,7 @@ class ProtectedPrimary:
                 return
             require_numbers(block, rows, below=len(units))
             records = block.figure("records", int)
-            seeking = len(rows) if self._config.privacy.links_per_record is None else records
+            seeking = len(rows) if self._spec.choice.links_per_record is None else records
             tell = partial(_tell, pace, block.figure("done", int), seeking, block.figure("of", int))
             if cipher is None:
                 share = self._by_shares(name, units[rows], records)
@@ -142,7 +140,7 @@ class ProtectedPrimary:
             )
 
     def _by_shares(self, name: str, units: np.ndarray, records: int) -> np.ndarray:
-        rank, shape = self._config.ranks[name], (len(units), units.shape[1])
+        rank, shape = self._spec.roles.ranks[name], (len(units), units.shape[1])
         self._desk.send(
             self._dealer,
             Message(
@@ -172,7 +170,7 @@ class ProtectedPrimary:
                 kind=LinkingKind.LINK_CIPHERS,
                 tensors={
                     "modulus": np.frombuffer(
-                        modulus.to_bytes(self._config.linkage.key_bits // 8, "big"), dtype=np.uint8
+                        modulus.to_bytes(self._spec.hiding.key_bits // 8, "big"), dtype=np.uint8
                     ),
                     "packs": pack_numbers(packed.packs, modulus),
                 },
@@ -194,8 +192,8 @@ def _tell(
 class _CipherRows:
     """The primary's rows under its Paillier key."""
 
-    def __init__(self, config: FederationConfig, units: np.ndarray, apply: Apply) -> None:
-        self._holder = Keyholder(bits=config.linkage.key_bits)
+    def __init__(self, spec: LinkSpec, units: np.ndarray, apply: Apply) -> None:
+        self._holder = Keyholder(bits=spec.hiding.key_bits)
         self._units = units
         self._apply = apply
         self._packed: dict[bytes, PackedRows] = {}

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
@@ -11,6 +10,7 @@ from securevfl.linkage.on_cores import Apply, on_cores
 from securevfl.linkage.paillier_distances import PackedRows, masked_distances
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.shared_distances import Dealing, masked_keys, secondary_share
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.cells import send_cells
 from securevfl.linking.kept_links import LinkCache, table_tag
 from securevfl.linking.key_metric import quantised
@@ -34,7 +34,7 @@ class ProtectedSecondary:
     """A secondary's part: its keys leave it as codes, shares or under encryption only.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         keys: Its keys.
         rows: How many rows the primary has.
         desk: Its lines to everybody.
@@ -44,7 +44,7 @@ class ProtectedSecondary:
 
     def __init__(
         self,
-        config: FederationConfig,
+        spec: LinkSpec,
         keys: KeyTable,
         *,
         rows: int,
@@ -57,11 +57,11 @@ class ProtectedSecondary:
         self._modulus = 0
         self._fresh: FreshObfuscators | None = None
         self._apply: Apply = map
-        self._config = config
+        self._spec = spec
         self._keys = keys
         self._rows = rows
         self._desk = desk
-        self._coordinator, self._dealer = third_parties(config)
+        self._coordinator, self._dealer = third_parties(spec)
 
     def link(self, secret: LinkageSecret | None, session: bytes) -> LinkedSecondary:
         """Take part until the coordinator has sent this party's lists.
@@ -76,31 +76,31 @@ class ProtectedSecondary:
             distances, and that linkage is done.
         """
         if secret is not None:
-            send_codes(self._config, self._keys, secret, session, self._desk)
+            send_codes(self._spec, self._keys, secret, session, self._desk)
             lists = self._desk.receive(self._coordinator, LinkingKind.LINK_LISTS)
         else:
             lists = self._share_distances()
         candidates = read_candidates(
-            self._config, lists, rows=self._rows, records=self._keys.num_rows
+            self._spec, lists, rows=self._rows, records=self._keys.num_rows
         )
         linked = link_from_candidates(
-            self._config,
+            self._spec,
             self._keys,
             candidates,
-            key_scaler(self._config, None),
+            key_scaler(self._spec.keys, None),
             rows=self._rows,
         )
-        self._desk.send(self._config.primary.name, Message(kind=LinkingKind.LINKED))
+        self._desk.send(self._spec.roles.primary, Message(kind=LinkingKind.LINKED))
         return linked
 
     def _share_distances(self) -> Message:
         """Compare block by block until the coordinator has the lists, which come last."""
-        units = quantised(self._config, self._keys)
-        primary = self._config.primary.name
-        if self._config.linkage.cell is not None:
+        units = quantised(self._spec, self._keys)
+        primary = self._spec.roles.primary
+        if self._spec.hiding.cell is not None:
             message = self._desk.receive(primary, LinkingKind.LINK_CELLS)
             shift = message.tensor("shift", dtype=np.int64, shape=(units.shape[1],))
-            send_cells(self._config, units, shift, self._desk)
+            send_cells(self._spec, units, shift, self._desk)
         self._desk.send(
             primary,
             Message(
@@ -108,7 +108,7 @@ class ProtectedSecondary:
                 meta={"records": len(units), "tag": table_tag(self._cache.folder, units)},
             ),
         )
-        paillier = self._config.linkage.protection == "paillier"
+        paillier = self._spec.hiding.protection == "paillier"
         with on_cores(-1 if paillier else 1, after=IN_PLACE_TASKS) as self._apply:
             while True:
                 block = self._desk.receive(
@@ -129,7 +129,7 @@ class ProtectedSecondary:
                 )
 
     def _by_shares(self, units: np.ndarray, rows: int) -> np.ndarray:
-        primary = self._config.primary.name
+        primary = self._spec.roles.primary
         dealt = self._desk.receive(self._dealer, LinkingKind.LINK_DEALING)
         dealing = Dealing(
             mask=dealt.tensor("mask", dtype=np.int64, shape=units.shape).view(np.uint64),
@@ -145,7 +145,7 @@ class ProtectedSecondary:
         return secondary_share(units, dealing, theirs.view(np.uint64))
 
     def _by_ciphers(self, units: np.ndarray, rows: int, *, due: int) -> np.ndarray:
-        primary, bits = self._config.primary.name, self._config.linkage.key_bits
+        primary, bits = self._spec.roles.primary, self._spec.hiding.key_bits
         message = self._desk.receive(primary, LinkingKind.LINK_CIPHERS)
         raw = message.tensor("modulus", dtype=np.uint8, shape=(bits // 8,))
         modulus = int.from_bytes(raw.tobytes(), "big")

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from securevfl.config.federation import FederationConfig
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.kept_links import LinkCache, links_key
 from securevfl.linking.key_metric import key_metric
 from securevfl.linking.keys import key_scaler, model_keys
@@ -23,13 +23,13 @@ class ShownKeys:
     """Common statistics of keys, so that one place stays one place; None for texts."""
 
 
-def shown_keys(config: FederationConfig, keys: KeyTable) -> ShownKeys:
+def shown_keys(spec: LinkSpec, keys: KeyTable) -> ShownKeys:
     """Return what the primary shows to every secondary under ``protection = "none"``.
 
     Reveals:
         Nothing yet; once sent, the primary's keys.
     """
-    return ShownKeys(keys=keys, scaler=key_scaler(config, keys))
+    return ShownKeys(keys=keys, scaler=key_scaler(spec.keys, keys))
 
 
 def linked_primary(shown: ShownKeys) -> LinkedPrimary:
@@ -38,12 +38,12 @@ def linked_primary(shown: ShownKeys) -> LinkedPrimary:
 
 
 def link_shown(
-    config: FederationConfig, own: KeyTable, shown: ShownKeys, cache: LinkCache
+    spec: LinkSpec, own: KeyTable, shown: ShownKeys, cache: LinkCache
 ) -> LinkedSecondary:
     """Link a secondary's records to the keys that the primary has shown.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         own: The secondary's keys.
         shown: The primary's.
         cache: Where links are kept.
@@ -53,10 +53,10 @@ def link_shown(
         ConfigError: If similarities are wanted, and the bound tau cannot be had.
     """
     return link_by_itself(
-        config,
+        spec,
         own,
-        key_metric(config, shown.keys, own),
+        key_metric(spec, shown.keys, own),
         shown.scaler,
         cache=cache,
-        key=links_key(config, shown.keys, own),
+        key=links_key(spec, shown.keys, own),
     )

@@ -3,12 +3,12 @@
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics import KeyMetric
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.linkage.sources import FixedLinks, FreshlySampledLinks, LinkSource, PickedLinks
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates
 
 
@@ -40,46 +40,46 @@ class NearLinker:
         return self._linker.link(rows, sample).within(self._max_distance)
 
 
-def source_of_metric(config: FederationConfig, metric: KeyMetric) -> LinkSource:
+def source_of_metric(spec: LinkSpec, metric: KeyMetric) -> LinkSource:
     """Link by distance, under the cap and from the secret samples that the promise rests on.
 
     Raises:
         DataError: If keys are not what the metric needs.
     """
-    rate, cap = config.privacy.sampling_rate, config.privacy.links_per_record
-    if config.linkage.choose == "records":
+    rate, cap = spec.choice.sampling_rate, spec.choice.links_per_record
+    if spec.choice.by == "records":
         assert cap is not None, "checked with the federation file"
         sampler = PoissonSampler(metric.num_records, rate)
         return PickedLinks(pairs=eligible_pairs(metric, cap=cap), sample=sampler.draw())
     linker = RoundLinker(
         metric,
-        config.model.neighbours,
+        spec.choice.neighbours,
         rate=rate,
         cap=cap,
         # All rows are linked once: a search costs less than a list to filter.
-        method="rebuild" if config.privacy.encoder == "frozen" else "auto",
+        method="rebuild" if spec.choice.once else "auto",
     )
-    near = NearLinker(linker, config.family.max_distance)
-    return _source(config, near, rows=metric.num_rows, records=metric.num_records)
+    near = NearLinker(linker, spec.choice.max_distance)
+    return _source(spec, near, rows=metric.num_rows, records=metric.num_records)
 
 
 def source_of_candidates(
-    config: FederationConfig, candidates: Candidates, *, rows: int, records: int
+    spec: LinkSpec, candidates: Candidates, *, rows: int, records: int
 ) -> LinkSource:
     """Link as :func:`source_of_metric` does, where a coordinator has found the candidates."""
-    if config.linkage.choose == "records":
+    if spec.choice.by == "records":
         assert candidates.pairs is not None, "a cap goes with this choice"
-        sampler = PoissonSampler(records, config.privacy.sampling_rate)
+        sampler = PoissonSampler(records, spec.choice.sampling_rate)
         return PickedLinks(pairs=candidates.pairs, sample=sampler.draw())
-    linker = CandidateLinker(candidates, config.model.neighbours)
-    return _source(config, linker, rows=rows, records=records)
+    linker = CandidateLinker(candidates, spec.choice.neighbours)
+    return _source(spec, linker, rows=rows, records=records)
 
 
 def _source(
-    config: FederationConfig, linker: NearLinker | CandidateLinker, *, rows: int, records: int
+    spec: LinkSpec, linker: NearLinker | CandidateLinker, *, rows: int, records: int
 ) -> LinkSource:
-    sampler = PoissonSampler(records, config.privacy.sampling_rate)
-    if config.privacy.sampling_rate < 1 and config.privacy.encoder != "frozen":
+    sampler = PoissonSampler(records, spec.choice.sampling_rate)
+    if spec.choice.sampling_rate < 1 and not spec.choice.once:
         return FreshlySampledLinks(linker=linker, sampler=sampler)
     # A frozen encoder answers each row once, from one sample for the whole pass.
     return FixedLinks(table=linker.link(np.arange(rows, dtype=np.int64), sampler.draw()))

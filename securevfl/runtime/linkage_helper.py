@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.federation.joining import joined
 from securevfl.federation.messages import RoundKind
 from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.lines import CallerDesk
+from securevfl.linking.reveals import reveals_of
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 
@@ -40,17 +41,15 @@ def help_to_link(
     with joined(config, identity, pinned, epochs=[], pretrained=[]) as star:
         log("connected")
         star.transport.send(Message(kind=RoundKind.READY))
+        spec = link_spec(config)
         desk = CallerDesk(
-            star.transport,
-            config.ranks,
-            star.pair_keys,
-            deadline_s=config.runtime.idle_timeout_s,
+            star.transport, spec.roles.ranks, star.pair_keys, deadline_s=spec.idle_timeout_s
         )
         role = config.party(identity.name).role
-        learned = reveals_of(config, role)
+        learned = reveals_of(spec, role)
         if role == "dealer":
-            log("dealt", learned=learned, blocks=serve_as_dealer(config, desk))
+            log("dealt", learned=learned, blocks=serve_as_dealer(spec, desk))
             return
-        cache = LinkCache.of_party(config, identity.name, folder)
-        coordinator = Coordinator(config, rows=star.facts.rows, desk=desk, cache=cache)
+        cache = LinkCache.of_party(spec, identity.name, folder)
+        coordinator = Coordinator(spec, rows=star.facts.rows, desk=desk, cache=cache)
         log("coordinated", learned=learned, similarities=coordinator.serve())

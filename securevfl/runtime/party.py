@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.parties import parse_address
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
@@ -37,6 +37,7 @@ from securevfl.federation.star_secondary import SecondaryServer, SecondaryWire
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import keys_of
 from securevfl.linking.parties import OwnPlace, link_as_primary, link_as_secondary
+from securevfl.linking.reveals import reveals_of
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import CrypTenSumTo
@@ -166,9 +167,12 @@ def _run_primary(
         facts = _greet(job, transport, facts, checkpoints if job.resume else None)
         write_federation(job.run_folder, config)
         observe({"event": "stage", "text": "linking", "of": len(secondaries)})
-        linked = link_as_primary(_place(job, table), transport, observe)
+        place = _place(job, table)
+        linked = link_as_primary(place, transport, observe)
         log.write(
-            "linked", protection=config.linkage.protection, learned=reveals_of(config, "primary")
+            "linked",
+            protection=config.linkage.protection,
+            learned=reveals_of(place.spec, "primary"),
         )
         rounds = RoundCounter()
         names = {config.ranks[name]: name for name in secondaries}
@@ -295,13 +299,12 @@ def _run_secondary(
         ledger = open_ledger(job.folder, config, plan, party=job.name, resume=job.resume)
         checkpoints.guard(ledger)
         transport.send(Message(kind=RoundKind.READY))
-        linked = link_as_secondary(
-            _place(job, table), transport, pair_keys, rows=facts.rows, observe=observe
-        )
+        place = _place(job, table)
+        linked = link_as_secondary(place, transport, pair_keys, rows=facts.rows, observe=observe)
         log.write(
             "linked",
             protection=config.linkage.protection,
-            learned=reveals_of(config, "secondary"),
+            learned=reveals_of(place.spec, "secondary"),
             **linked.figures,
         )
         secondary = build_secondary(
@@ -373,11 +376,12 @@ def _require_no_listen(job: PartyJob) -> None:
 
 
 def _place(job: PartyJob, table: PartyTable) -> OwnPlace:
+    spec = link_spec(job.config)
     return OwnPlace(
-        config=job.config,
-        keys=keys_of(job.config, table),
+        spec=spec,
+        keys=keys_of(spec.keys, table),
         data_root=job.data_root,
-        cache=LinkCache.of_party(job.config, job.name, job.folder),
+        cache=LinkCache.of_party(spec, job.name, job.folder),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels
 from securevfl.core import files
@@ -119,7 +120,8 @@ def _simulate(
     plan = release_plan(config, facts)
     ring = ring_format(config, plan)
     observe({"event": "stage", "text": "linking", "of": len(config.secondaries)})
-    link = Linker(config, keys_of(config, primary_table), folder=run_folder / "parties")
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, primary_table), folder=run_folder / "parties")
     secondaries, keepers, stores = {}, [], []
     for party in config.secondaries:
         folder = run_folder / "parties" / party.name
@@ -129,7 +131,7 @@ def _simulate(
             config,
             party,
             tables[party.name],
-            link(keys_of(config, tables[party.name])),
+            link(keys_of(spec.keys, tables[party.name])),
             plan=plan,
             ring=ring,
             ledger=book,

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
@@ -125,8 +126,9 @@ class AuditStage:
         return secondary
 
     def _link(self, table: PartyTable) -> LinkedSecondary:
-        shown = shown_keys(self.config, keys_of(self.config, self._primary))
-        return link_shown(self.config, keys_of(self.config, table), shown, LinkCache(None))
+        spec = link_spec(self.config)
+        shown = shown_keys(spec, keys_of(spec.keys, self._primary))
+        return link_shown(spec, keys_of(spec.keys, table), shown, LinkCache(None))
 
     def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.methods import Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
@@ -74,7 +75,8 @@ def train_in_one_place(
     primary = tables[config.primary.name]
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
-    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
+    spec = link_spec(config)
+    linked = linked_primary(shown_keys(spec, keys_of(spec.keys, primary)))
     data = primary_data(config, primary, split, linked, head, device)
     if family == "solo":
         assert isinstance(settings, BaselineConfig)

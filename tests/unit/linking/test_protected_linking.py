@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.desks import Wires, run_all
-from helpers.linking import key_table, linked_config, text_table
+from helpers.linking import hidden_spec, key_table, text_table
 
-from securevfl.config.channels import reveals_of
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import require_helpers
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import paillier_distances
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 from securevfl.linking import blocks as search
 from securevfl.linking import paillier_numbers as ciphertexts
 from securevfl.linking import protected_primary, protected_secondary
@@ -30,25 +28,12 @@ from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.messages import LinkingKind
 from securevfl.linking.protected_primary import ProtectedPrimary
 from securevfl.linking.protected_secondary import ProtectedSecondary
-from securevfl.models.registry import FAMILIES
+from securevfl.linking.reveals import reveals_of
 from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
 
-RANGES = [[0.0, 10.0], [0.0, 10.0]]
 SESSION = b"s" * 16
 SECRET = LinkageSecret(b"k" * 32)
-
-
-def federation(protection: str, **sections: Any) -> FederationConfig:
-    """Return a federation of agency, bank, shop and the third parties."""
-    linkage = {"protection": protection, "ranges": RANGES, **sections.pop("linkage", {})}
-    config = linked_config(linkage, **sections)
-    extra = [replace(config.parties[1], name="shop")]
-    extra += [
-        replace(config.parties[1], name=role, role=role, data="", key=())
-        for role in ("coordinator", "dealer")
-    ]
-    return replace(config, parties=(*config.parties, *extra))
 
 
 def tables() -> dict[str, KeyTable]:
@@ -58,7 +43,7 @@ def tables() -> dict[str, KeyTable]:
 
 
 def linked(
-    config: FederationConfig,
+    spec: LinkSpec,
     keys: dict[str, KeyTable],
     *,
     told: list[Mapping[str, Any]] | None = None,
@@ -67,7 +52,7 @@ def linked(
 ) -> tuple[dict[str, Any], Wires]:
     """Run every party's part; return what each has in the end, and what travelled."""
     wires, own = Wires(), secrets or {}
-    coded = config.linkage.protection == "bloom"
+    coded = spec.hiding.protection == "bloom"
 
     def secret(name: str) -> LinkageSecret | None:
         return own.get(name, SECRET) if coded else None
@@ -80,36 +65,32 @@ def linked(
             told.append(event)
 
     rows = keys["agency"].num_rows
-    primary = ProtectedPrimary(
-        config, keys["agency"], wires.desk("agency"), place("agency"), observe
-    )
+    primary = ProtectedPrimary(spec, keys["agency"], wires.desk("agency"), place("agency"), observe)
     lives: dict[str, Any] = {"agency": lambda: primary.link(secret("agency"), SESSION)}
-    for party in config.secondaries:
+    for name in spec.roles.secondaries:
         one = ProtectedSecondary(
-            config,
-            keys[party.name],
+            spec,
+            keys[name],
             rows=rows,
-            desk=wires.desk(party.name),
-            cache=place(party.name),
+            desk=wires.desk(name),
+            cache=place(name),
             observe=observe,
         )
-        lives[party.name] = lambda one=one, name=party.name: one.link(secret(name), SESSION)
+        lives[name] = lambda one=one, name=name: one.link(secret(name), SESSION)
     coordinator = Coordinator(
-        config, rows=rows, desk=wires.desk("coordinator"), cache=place("coordinator")
+        spec, rows=rows, desk=wires.desk("coordinator"), cache=place("coordinator")
     )
     lives["coordinator"] = coordinator.serve
-    lives["dealer"] = lambda: serve_as_dealer(config, wires.desk("dealer"))
+    lives["dealer"] = lambda: serve_as_dealer(spec, wires.desk("dealer"))
     return run_all(lives), wires
 
 
-def in_process(config: FederationConfig, keys: dict[str, KeyTable]) -> dict[str, np.ndarray]:
+def in_process(spec: LinkSpec, keys: dict[str, KeyTable]) -> dict[str, np.ndarray]:
     """Return the links of each secondary as a simulation finds them."""
-    link = Linker(config, keys["agency"])
+    link = Linker(spec, keys["agency"])
     link._secret = SECRET
     rows = np.arange(keys["agency"].num_rows)
-    return {
-        party.name: link(keys[party.name]).source.link(rows).indices for party in config.secondaries
-    }
+    return {name: link(keys[name]).source.link(rows).indices for name in spec.roles.secondaries}
 
 
 @pytest.mark.parametrize(
@@ -122,13 +103,12 @@ def test_links_are_those_of_one_process(
     """Two secondaries, blocks smaller than the tables, with and without a record-side cap."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
-    limit = {} if cap is None else {"links_per_record": cap}
-    config = federation(protection, privacy={"mechanism": "none", "encoder": "trained", **limit})
+    spec = hidden_spec(protection, links_per_record=cap)
     keys = tables()
-    found, _ = linked(config, keys)
+    found, _ = linked(spec, keys)
     rows = np.arange(60)
 
-    for name, wanted in in_process(config, keys).items():
+    for name, wanted in in_process(spec, keys).items():
         assert np.array_equal(found[name].source.link(rows).indices, wanted)
     assert found["agency"].similarities is None
 
@@ -151,29 +131,27 @@ def test_cells_leave_links_as_they_are(
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 50)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 4)
     monkeypatch.setattr(protected_primary, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
-    limit = {} if cap is None else {"links_per_record": cap}
-    privacy = {"mechanism": "none", "encoder": "trained", **limit}
-    config = federation(protection, privacy=privacy, linkage={"cell": cell})
+    spec = hidden_spec(protection, links_per_record=cap, cell=cell)
     sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
-    config = replace(config, parties=tuple(p for p in config.parties if p.name != "shop"))
-    found, wires = linked(config, keys)
+    spec = replace(spec, roles=replace(spec.roles, secondaries=("bank",)))
+    found, wires = linked(spec, keys)
     shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
 
-    wanted = in_process(config, keys)["bank"]
+    wanted = in_process(spec, keys)["bank"]
     assert np.array_equal(found["bank"].source.link(rows).indices, wanted)
     compared = sum(m.tensors["share"].size for m in shares)
-    assert comparing_cost(config, keys["agency"], keys["bank"])["pairs"] == compared
+    assert comparing_cost(spec, keys["agency"], keys["bank"])["pairs"] == compared
     assert protection == "paillier" or compared < 0.7 * 60 * 40
 
 
 def test_cells_do_not_say_where() -> None:
     """The coordinator gets them under a shift of the session that data parties alone know."""
-    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
+    spec, keys = hidden_spec("shares", cell=1.0), tables()
     seen = []
     for _ in range(2):
-        _, wires = linked(config, keys)
+        _, wires = linked(spec, keys)
         sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_CELLS]
         assert {b for _, b, m in sent if "shift" in m.tensors} == {"bank", "shop"}
         cells = {a: m.tensors["cells"] for a, b, m in sent if b == "coordinator"}
@@ -188,9 +166,9 @@ def test_cells_do_not_say_where() -> None:
 
 def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
     """Where links are kept, a coordinator that knows both tables' tags asks for no block."""
-    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
-    first, _ = linked(config, keys, cache=tmp_path)
-    again, wires = linked(config, keys, cache=tmp_path)
+    spec, keys = hidden_spec("shares", cell=1.0), tables()
+    first, _ = linked(spec, keys, cache=tmp_path)
+    again, wires = linked(spec, keys, cache=tmp_path)
 
     assert not any(m.kind is LinkingKind.LINK_SHARE for _, _, m in wires.travelled)
     rows = np.arange(60)
@@ -200,11 +178,10 @@ def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
 
 def test_a_family_s_own_limit_holds_under_shares() -> None:
     """``exact`` takes records of the very same place, and none otherwise."""
-    config, keys = federation("shares"), tables()
-    config = replace(config, family=replace(FAMILIES["fet"], max_distance=0.0))
+    spec, keys = hidden_spec("shares", max_distance=0.0), tables()
     keys["bank"].columns["lon"][:20] = keys["agency"].columns["lon"][:20]
     keys["bank"].columns["lat"][:20] = keys["agency"].columns["lat"][:20]
-    found, _ = linked(config, keys)
+    found, _ = linked(spec, keys)
     links = found["bank"].source.link(np.arange(60))
 
     assert links.indices[:20, 0].tolist() == list(range(20))
@@ -215,7 +192,7 @@ def test_a_family_s_own_limit_holds_under_shares() -> None:
 def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     """By the primary, before anything of it is sent."""
     wires = Wires()
-    config, keys = federation("shares"), tables()
+    spec, keys = hidden_spec("shares"), tables()
     turn = Message(kind=LinkingKind.LINK_TURN, meta={"records": 40, "tag": "x"})
     wires.desk("bank").send("agency", turn)
     block = Message(
@@ -225,7 +202,7 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     )
     wires.desk("coordinator").send("agency", block)
     one = ProtectedPrimary(
-        config, keys["agency"], wires.desk("agency"), LinkCache(None), lambda _event: None
+        spec, keys["agency"], wires.desk("agency"), LinkCache(None), lambda _event: None
     )
     with pytest.raises(ProtocolError, match="coordinator: named a row or record"):
         one.link(None, SESSION)
@@ -245,11 +222,11 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
 
     for module in (protected_primary, protected_secondary):
         monkeypatch.setattr(module, "on_cores", in_place)
-    config = federation("paillier")
+    spec = hidden_spec("paillier")
     told: list[Mapping[str, Any]] = []
     sizes = {"agency": 60, "bank": 6, "shop": 5}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
-    found, wires = linked(config, keys, told=told)
+    found, wires = linked(spec, keys, told=told)
     answers = [m for a, b, m in wires.travelled if (a, b) == ("bank", "agency") and m.tensors]
 
     assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
@@ -269,9 +246,9 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
 
 def test_a_key_that_changes_between_blocks_is_refused() -> None:
     """Obfuscators of the first key would hide nothing under another one."""
-    config, keys, wires = federation("paillier"), tables(), Wires()
+    spec, keys, wires = hidden_spec("paillier"), tables(), Wires()
     one = ProtectedSecondary(
-        config,
+        spec,
         keys["bank"],
         rows=60,
         desk=wires.desk("bank"),
@@ -296,9 +273,8 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a rate below 1 the coordinator ranks more, and only the secondary knows the sample."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
-    privacy = {"mechanism": "none", "encoder": "trained", "sampling_rate": 0.5}
-    config = federation("shares", privacy=privacy)
-    found, wires = linked(config, tables())
+    spec = hidden_spec("shares", sampling_rate=0.5)
+    found, wires = linked(spec, tables())
     links = found["bank"].source.link(np.arange(60))
     sent = [m for a, b, m in wires.travelled if (a, b) == ("coordinator", "bank")]
 
@@ -312,9 +288,9 @@ def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
 def test_nothing_plain_travels(protection: str) -> None:
     """No message to anybody holds a key, a quantised key or a distance."""
-    cell = {"cell": 4.0} if protection == "shares" else {}
-    config, keys = federation(protection, linkage=cell), tables()
-    _, wires = linked(config, keys)
+    cell = 4.0 if protection == "shares" else None
+    spec, keys = hidden_spec(protection, cell=cell), tables()
+    _, wires = linked(spec, keys)
     plain = [numbers for table in keys.values() for numbers in table.columns.values()]
     units = [np.rint(column / 10 * 65535).astype(np.int64) for column in plain]
 
@@ -331,9 +307,9 @@ def test_nothing_plain_travels(protection: str) -> None:
 
 def test_another_secret_is_found_before_linking() -> None:
     """The coordinator names the party whose secret differs; nobody gets a list."""
-    config, keys = federation("bloom"), tables()
+    spec, keys = hidden_spec("bloom"), tables()
     other = {"shop": LinkageSecret(b"other secret of another file")}
-    found, wires = linked(config, keys, secrets=other)
+    found, wires = linked(spec, keys, secrets=other)
 
     assert isinstance(found["coordinator"], ConfigError)
     assert "'shop'" in str(found["coordinator"])
@@ -343,11 +319,11 @@ def test_another_secret_is_found_before_linking() -> None:
 
 def test_a_value_that_leaves_its_range_stops_its_party() -> None:
     """Before anything of it is sent."""
-    config, keys = federation("shares"), tables()
+    spec, keys = hidden_spec("shares"), tables()
     keys["bank"].columns["lat"][7] = 11.0
     with pytest.raises(DataError, match="row 8"):
         ProtectedSecondary(
-            config,
+            spec,
             keys["bank"],
             rows=60,
             desk=Wires().desk("bank"),
@@ -359,12 +335,10 @@ def test_a_value_that_leaves_its_range_stops_its_party() -> None:
 @pytest.mark.parametrize("protection", ["bloom", "shares"])
 def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
     """The primary gets them sorted, secondaries do not; a second session has the same noise."""
-    config = federation(protection, linkage={"similarity_noise": 0.5})
-    family = replace(FAMILIES["fet"], needs_similarities=lambda _model: True, reads_keys=False)
-    config, keys = replace(config, family=family), tables()
-    first, _ = linked(config, keys, cache=tmp_path)
-    again, wires = linked(config, keys, cache=tmp_path)
-    fresh, _ = linked(config, keys, cache=tmp_path / "other")
+    spec, keys = hidden_spec(protection, similarities=SimilaritySpec(noise=0.5)), tables()
+    first, _ = linked(spec, keys, cache=tmp_path)
+    again, wires = linked(spec, keys, cache=tmp_path)
+    fresh, _ = linked(spec, keys, cache=tmp_path / "other")
 
     values = first["agency"].similarities
     assert values.shape == (60, 2, 4)
@@ -377,42 +351,22 @@ def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
 
 def test_codes_of_texts_find_twins() -> None:
     """Names are compared as codes; models get no key columns."""
-    config = federation(
-        "bloom", linkage={"metric": "levenshtein", "ranges": None}, model={"family": "textual"}
-    )
+    spec = hidden_spec("bloom", metric="levenshtein", ranges=None)
     keys = {name: text_table(name, 30, seed=n) for n, name in enumerate(("agency", "bank", "shop"))}
-    found, _ = linked(config, keys)
+    found, _ = linked(spec, keys)
     assert np.array_equal(found["bank"].source.link(np.arange(30)).indices[:, 0], np.arange(30))
     assert found["bank"].keys.shape == (30, 0)
-
-
-@pytest.mark.parametrize(
-    ("protection", "missing"), [("shares", "dealer"), ("paillier", "coordinator")]
-)
-def test_third_parties_are_asked_for(protection: str, missing: str) -> None:
-    """The lines to add are told before any process starts."""
-    config = federation(protection)
-    parties = tuple(party for party in config.parties if party.role != missing)
-    with pytest.raises(ConfigError, match=f'role = "{missing}"'):
-        require_helpers(replace(config, parties=parties))
-
-
-def test_a_missing_secret_is_asked_for() -> None:
-    """Codes without a common secret would protect nobody."""
-    with pytest.raises(ConfigError, match=r"linkage\.secret"):
-        require_helpers(federation("bloom"))
 
 
 def test_every_role_has_a_statement() -> None:
     """Whoever takes part is told what it learns."""
     for protection in ("bloom", "shares", "paillier"):
         for role in ("primary", "secondary", "coordinator"):
-            assert reveals_of(federation(protection), role)
-    plain, cells = federation("shares"), federation("shares", linkage={"cell": 1.0})
+            assert reveals_of(hidden_spec(protection), role)
+    plain, cells = hidden_spec("shares"), hidden_spec("shares", cell=1.0)
     for role in ("primary", "secondary", "coordinator", "dealer"):
         assert len(reveals_of(cells, role)) == len(reveals_of(plain, role)) + 1
-    privacy = {"mechanism": "none", "encoder": "trained", "links_per_record": 2}
-    capped = federation("shares", linkage={"cell": 1.0}, privacy=privacy)
+    capped = hidden_spec("shares", cell=1.0, links_per_record=2)
     assert "where the records lie" in reveals_of(capped, "primary")[-1]
     assert "where the records lie" not in reveals_of(cells, "primary")[-1]
 
