@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
-from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.models.fedsim.config import FedSimConfig
 
 PUBLISHED = 1370.0

@@ -1,10 +1,11 @@
 """What a federation file says about linking, as the linking stage takes it."""
 
 from securevfl.config.federation import FederationConfig
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.table import METRICS
 from securevfl.linkage.spec import (
     ChoiceSpec,
     HidingSpec,
-    KeySpec,
     LinkRoles,
     LinkSpec,
     RowSplit,
@@ -17,7 +18,7 @@ def key_spec(config: FederationConfig) -> KeySpec:
     linkage = config.linkage
     return KeySpec(
         columns=config.primary.key,
-        metric=linkage.metric,
+        metric=METRICS[linkage.metric],
         fields=None if linkage.fields is None else linkage.field_list(),
         missing_similarity=linkage.missing_similarity,
         ranges=linkage.ranges,

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.linkage.mixed import Field
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.table import METRICS
 from securevfl.linkage.quantised import KeyRange
 
-Metric = Literal["euclidean", "great-circle", "levenshtein", "mixed", "bloom"]
 Protection = Literal["none", "bloom", "shares", "paillier"]
 
 QUANTISED: Final = ("shares", "paillier")
@@ -21,9 +21,10 @@ QUANTISED: Final = ("shares", "paillier")
 class LinkageSettings:
     """The ``[linkage]`` table."""
 
-    metric: Metric = "euclidean"
-    """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
-    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes."""
+    metric: str = "euclidean"
+    """How far two keys are apart, by a name of ``linkage/metrics/table.py``. ``levenshtein`` reads
+    all key columns as one text, ``mixed`` compares them one by one (``fields``), ``bloom`` compares
+    their Bloom-filter codes."""
 
     protection: Protection
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
@@ -79,6 +80,9 @@ class LinkageSettings:
     between runs. Without it, every new run folder draws fresh noise, which averages out."""
 
     def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            allowed = ", ".join(map(repr, METRICS))
+            raise ConfigError(f"metric: must be one of {allowed}; got {self.metric!r}")
         if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
             raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
@@ -103,25 +107,19 @@ class LinkageSettings:
                 raise ConfigError("similarity_tau: give it or similarity_noise, not both")
 
     def _check_metric(self) -> None:
-        if self.metric == "mixed" and not self.fields:
-            raise ConfigError(
-                'fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every key '
-                'column, with its kind: "text", "number" or "exact"'
-            )
-        if self.fields is not None and self.metric not in ("mixed", "bloom"):
+        metric = METRICS[self.metric]
+        if self.fields is not None and "fields" not in metric.reads:
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
         if self.blocking is not None:
             checks.open_unit(blocking=self.blocking)
-            if self.metric != "levenshtein" or self.protection != "none":
+            if "blocking" not in metric.reads or self.protection != "none":
                 raise ConfigError(
                     'blocking: goes with metric = "levenshtein" and protection = "none" alone'
                 )
-        if self.metric in ("levenshtein", "great-circle", "euclidean"):
-            return
         self.field_list()
 
     def _check_protection(self) -> None:
-        if self.protection in QUANTISED and self.metric != "euclidean":
+        if self.protection in QUANTISED and not METRICS[self.metric].quantised:
             raise ConfigError(
                 f"protection: {self.protection!r} computes Euclidean distances of numbers; "
                 f'metric = {self.metric!r} goes with "bloom" or "none"'
@@ -131,10 +129,10 @@ class LinkageSettings:
                 f"ranges: protection = {self.protection!r} needs the agreed [low, high] of every "
                 f"key column; values are rounded to 16 bits within it"
             )
-        if self.protection == "bloom" and self.metric == "great-circle":
+        if self.protection == "bloom" and not METRICS[self.metric].coded:
             raise ConfigError(
-                'metric: "great-circle" has no Bloom-filter code; use "euclidean" with ranges of '
-                "one width, or project the keys first"
+                f'metric: "{self.metric}" has no Bloom-filter code; use "euclidean" with '
+                "ranges of one width, or project the keys first"
             )
         if self.protection == "bloom" and self.metric == "euclidean" and self.ranges is None:
             raise ConfigError(
@@ -169,11 +167,6 @@ class LinkageSettings:
     def cell_units(self) -> int:
         """Width of a grid cell in units of quantised keys; 0 without cells."""
         return 0 if self.cell is None else max(1, round(self.cell / self.key_range().step))
-
-    @property
-    def compares_codes(self) -> bool:
-        """Whether Bloom-filter codes are compared in place of keys."""
-        return self.protection == "bloom" or self.metric == "bloom"
 
     @property
     def needs_coordinator(self) -> bool:

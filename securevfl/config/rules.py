@@ -4,6 +4,7 @@ from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.linkage.metrics.bloom import require_coded_ranges
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -13,12 +14,8 @@ def require_linkable(config: FederationConfig) -> None:
         ConfigError: Naming the field, the rule and the value.
     """
     linkage, names = config.linkage, config.primary.key
-    kinds = key_spec(config).kinds.values()
-    if linkage.metric == "great-circle" and len(names) != 2:
-        raise ConfigError(
-            'linkage.metric: "great-circle" takes two key columns, longitude and latitude in '
-            f"degrees, in this order; party.key names {len(names)}"
-        )
+    keys = key_spec(config)
+    keys.metric.check(keys)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(
@@ -26,16 +23,14 @@ def require_linkable(config: FederationConfig) -> None:
             f"of {config.primary.name!r}, whose columns need a field each: {', '.join(names)}"
         )
     if linkage.ranges is not None:
-        numbers = sum(kind == "number" for kind in kinds)
+        numbers = sum(kind == "number" for kind in keys.kinds.values())
         if len(linkage.ranges) != numbers:
             raise ConfigError(
                 f"linkage.ranges: must have one [low, high] for each of the {numbers} numeric key "
                 f"columns, got {len(linkage.ranges)}"
             )
-    elif linkage.compares_codes and "number" in kinds:
-        raise ConfigError(
-            "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
-        )
+    elif linkage.protection == "bloom":
+        require_coded_ranges(keys)
     _require_roles(config)
     frozen = config.privacy.encoder == "frozen"
     if linkage.choose == "records" and not (

@@ -8,59 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from securevfl.linkage.mixed import Field
-from securevfl.linkage.quantised import KeyRange
-
-KeyKind = Literal["text", "number"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeySpec:
-    """Which keys are compared, and how."""
-
-    columns: tuple[str, ...]
-    """Key columns, by the primary's names and in its order."""
-
-    metric: str = "euclidean"
-    """How far two keys are apart."""
-
-    fields: tuple[Field, ...] | None = None
-    """How each column is compared, where columns are compared one by one."""
-
-    missing_similarity: float = 0.5
-    """Similarity of a field that one of two rows does not have, in [0, 1]."""
-
-    ranges: tuple[tuple[float, ...], ...] | None = None
-    """``[low, high]`` of every numeric column, agreed without looking at the data."""
-
-    blocking: float | None = None
-    """Cosine of the q-grams of two texts from which on they are compared; None compares all."""
-
-    code_bits: int | None = None
-    """Bits of a Bloom-filter code; None takes those of its kind."""
-
-    code_concentration: float | None = None
-    """Share of a code's bits that are set; None takes that of its kind."""
-
-    @property
-    def kinds(self) -> Mapping[str, KeyKind]:
-        """What each key column holds, in order."""
-        if self.fields is not None:
-            kinds = {one.name: one.kind for one in self.fields}
-            return {n: "number" if kinds.get(n) == "number" else "text" for n in self.columns}
-        texts = self.metric == "levenshtein" or (self.metric == "bloom" and not self.ranges)
-        return dict.fromkeys(self.columns, "text" if texts else "number")
-
-    @property
-    def are_numbers(self) -> bool:
-        """Whether keys are numbers without gaps, so that a model may take them as inputs."""
-        return self.fields is None and set(self.kinds.values()) == {"number"}
-
-    def key_range(self) -> KeyRange:
-        """Return the agreed range of numeric keys."""
-        assert self.ranges is not None, "checked with the federation file"
-        low, high = zip(*self.ranges, strict=True)
-        return KeyRange(low=low, high=high)
+from securevfl.linkage.metrics.metric import KeySpec
 
 
 @dataclass(frozen=True, kw_only=True)

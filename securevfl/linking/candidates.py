@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int64
 
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sampling import filtered, list_length
 from securevfl.linkage.spec import LinkSpec
 

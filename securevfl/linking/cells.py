@@ -58,7 +58,7 @@ def comparing_cost(spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict
     Raises:
         DataError: If a value leaves its agreed range.
     """
-    mine, theirs = quantised(spec, primary), quantised(spec, records)
+    mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
 
     def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
         own, other = mine[block.rows, None], theirs[None, block.records]

@@ -5,13 +5,12 @@ from functools import partial
 import numpy as np
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.linkage.metrics import CodeKeys
+from securevfl.linkage.metrics.bloom import CodeKeys, code_bytes
 from securevfl.linkage.shared_distances import deal
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.blocks import Block, Search
 from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.kept_links import LinkCache, links_key
-from securevfl.linking.key_metric import code_bytes
 from securevfl.linking.lines import Desk
 from securevfl.linking.links_of_party import coordinate
 from securevfl.linking.messages import LinkingKind
@@ -76,7 +75,7 @@ class Coordinator:
                 f"linkage.secret: that of {name!r} differs from that of {self._primary!r}; give "
                 f"both the same file"
             )
-        width = code_bytes(self._spec)
+        width = code_bytes(self._spec.keys)
         rows = mine.tensor("codes", dtype=np.uint8, shape=(self._rows, width))
         records = theirs.tensor("codes", dtype=np.uint8, shape=(None, width))
         metric = CodeKeys(primary=rows, records=records)

@@ -7,20 +7,16 @@ from jaxtyping import Float32
 
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.metrics import CodeKeys, KeyMetric
+from securevfl.linkage.metrics.bloom import CodeKeys, encode
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import find_candidates
 from securevfl.linking.kept_links import LinkCache, links_key
-from securevfl.linking.key_metric import (
-    encode,
-    key_metric,
-    linkage_secret,
-    quantised_metric,
-)
+from securevfl.linking.key_metric import linkage_secret, quantised_metric
 from securevfl.linking.keys import key_scaler, model_keys
 from securevfl.linking.links_of_party import coordinate, link_from_candidates
-from securevfl.linking.shown import link_shown, shown_keys
+from securevfl.linking.shown import link_shown, plain_metric, shown_keys
 
 
 class Linker:
@@ -116,13 +112,13 @@ class Linker:
         """Return what is compared under the file's protection."""
         spec = self._spec
         if spec.hiding.protection == "none":
-            return key_metric(spec, self._keys, own)
+            return plain_metric(spec, self._keys, own)
         if spec.hiding.protection == "bloom":
             return CodeKeys(
-                primary=encode(spec, self._keys, self._secret),
-                records=encode(spec, own, self._secret),
+                primary=encode(spec.keys, self._keys, self._secret),
+                records=encode(spec.keys, own, self._secret),
             )
-        return quantised_metric(spec, self._keys, own)
+        return quantised_metric(spec.keys, self._keys, own)
 
 
 def stacked(

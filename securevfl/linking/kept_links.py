@@ -26,9 +26,6 @@ from securevfl.linking.similarities import SimilarLinks
 
 _TAG_KEY_BYTES: Final = 32
 
-# Metrics whose links are quicker made than read.
-_QUICK: Final = ("euclidean", "great-circle")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeptLinks:
@@ -65,7 +62,7 @@ class LinkCache:
         """
         if spec.cache is not None:
             return cls(Path(spec.cache).expanduser() / name)
-        quick = spec.keys.metric in _QUICK and spec.hiding.protection == "none"
+        quick = spec.keys.metric.quick and spec.hiding.protection == "none"
         if quick and spec.similarities is None:
             return cls(None)
         return cls(folder)

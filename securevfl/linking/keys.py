@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 
 from securevfl.core.errors import DataError
 from securevfl.data.key_tables import read_key_table
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
-from securevfl.linkage.spec import KeySpec
+from securevfl.linkage.metrics.metric import KeySpec, numbers_of
 
 
 def read_keys(
@@ -58,18 +58,13 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
     if not spec.are_numbers or table.key_dim != len(names):
         raise DataError(
             f"table of {table.name!r}: has {table.key_dim} numeric key columns; "
-            f"linkage.metric = {spec.metric!r} needs the columns {', '.join(names)}"
+            f"linkage.metric = {spec.metric.name!r} needs the columns {', '.join(names)}"
         )
     return KeyTable(
         name=table.name,
         columns={name: table.keys[:, axis].copy() for axis, name in enumerate(names)},
         entities=table.entities,
     )
-
-
-def numbers_of(keys: KeyTable) -> Float64[np.ndarray, "rows dimension"]:
-    """Return numeric key columns side by side."""
-    return np.column_stack(list(keys.columns.values()))
 
 
 def key_scaler(spec: KeySpec, primary: KeyTable | None) -> KeyScaler | None:

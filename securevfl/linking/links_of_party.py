@@ -9,10 +9,9 @@ from jaxtyping import Float32
 
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.blocking import BlockedTextKeys
 from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sources import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
@@ -52,7 +51,7 @@ def link_by_itself(
         source=source,
         keys=model_keys(scaler, own),
         primary_rows=metric.num_rows,
-        figures=_figures(metric.num_rows, own.num_rows, source) | blocking_figures(metric),
+        figures=_figures(metric.num_rows, own.num_rows, source) | dict(metric.figures()),
     )
     if similar is None:
         return linked
@@ -115,11 +114,6 @@ def coordinate(
 def all_links(spec: LinkSpec, found: Candidates) -> LinkTable:
     """Return the K nearest candidates of every row, whatever is sampled later."""
     return found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
-
-
-def blocking_figures(metric: KeyMetric) -> dict[str, Any]:
-    """Return what blocking lost and spared, if pairs were left out."""
-    return {"blocking": metric.quality.as_json()} if isinstance(metric, BlockedTextKeys) else {}
 
 
 def _figures(rows: int, records: int, source: LinkSource) -> dict[str, Any]:

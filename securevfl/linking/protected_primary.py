@@ -89,7 +89,7 @@ class ProtectedPrimary:
         self._desk.receive(name, LinkingKind.LINKED)
 
     def _share_distances(self) -> None:
-        units = quantised(self._spec, self._keys)
+        units = quantised(self._spec.keys, self._keys)
         tag = table_tag(self._cache.folder, units)
         if self._spec.hiding.cell is not None:
             self._send_cells(units)

@@ -95,7 +95,7 @@ class ProtectedSecondary:
 
     def _share_distances(self) -> Message:
         """Compare block by block until the coordinator has the lists, which come last."""
-        units = quantised(self._spec, self._keys)
+        units = quantised(self._spec.keys, self._keys)
         primary = self._spec.roles.primary
         if self._spec.hiding.cell is not None:
             message = self._desk.receive(primary, LinkingKind.LINK_CELLS)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.kept_links import LinkCache, links_key
-from securevfl.linking.key_metric import key_metric
 from securevfl.linking.keys import key_scaler, model_keys
 from securevfl.linking.links_of_party import link_by_itself
 
@@ -37,6 +37,15 @@ def linked_primary(shown: ShownKeys) -> LinkedPrimary:
     return LinkedPrimary(keys=model_keys(shown.scaler, shown.keys))
 
 
+def plain_metric(spec: LinkSpec, primary: KeyTable, records: KeyTable) -> KeyMetric:
+    """Return both parties' keys with the distance between them, where both may be seen.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+    """
+    return spec.keys.metric.compare(spec.keys, primary, records, neighbours=spec.choice.neighbours)
+
+
 def link_shown(
     spec: LinkSpec, own: KeyTable, shown: ShownKeys, cache: LinkCache
 ) -> LinkedSecondary:
@@ -55,7 +64,7 @@ def link_shown(
     return link_by_itself(
         spec,
         own,
-        key_metric(spec, shown.keys, own),
+        plain_metric(spec, shown.keys, own),
         shown.scaler,
         cache=cache,
         key=links_key(spec, shown.keys, own),

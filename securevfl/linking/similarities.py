@@ -101,7 +101,7 @@ def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
     if not scale.whole_distances:
         raise ConfigError(
             f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
-            f"linkage.metric = {spec.keys.metric!r} are none; set similarity_noise instead"
+            f"linkage.metric = {spec.keys.metric.name!r} are none; set similarity_noise instead"
         )
     floor = reachable_floor(key_scale=scale.deviation)
     if wanted.tau <= floor:

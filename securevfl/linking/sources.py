@@ -5,7 +5,7 @@ from jaxtyping import Bool, Int64
 
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.linkage.sources import FixedLinks, FreshlySampledLinks, LinkSource, PickedLinks
 from securevfl.linkage.spec import LinkSpec

@@ -1,9 +1,9 @@
 """Who helps two data parties to link, and what both tell the coordinator in the same way."""
 
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.bloom import encode
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.key_metric import encode
 from securevfl.linking.lines import Desk
 from securevfl.linking.messages import LinkingKind
 from securevfl.transport.message import Message
@@ -29,7 +29,7 @@ def send_codes(
     """
     coordinator, _ = third_parties(spec)
     check = secret.check_value(session.hex())
-    codes = encode(spec, keys, secret)
+    codes = encode(spec.keys, keys, secret)
     desk.send(
         coordinator,
         Message(kind=LinkingKind.LINK_CODES, meta={"check": check}, tensors={"codes": codes}),

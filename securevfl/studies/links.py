@@ -20,7 +20,8 @@ from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.metrics.table import METRICS
 from securevfl.linkage.quality import link_quality
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
@@ -28,7 +29,7 @@ from securevfl.linking.cells import comparing_cost
 from securevfl.linking.in_process import Linker, stacked
 from securevfl.linking.kept_links import KeptLinks, LinkCache
 from securevfl.linking.keys import read_keys
-from securevfl.linking.links_of_party import blocking_figures, keep
+from securevfl.linking.links_of_party import keep
 from securevfl.linking.reveals import reveals_of
 
 # Rows are linked in parts of so many pairs, for the progress to move.
@@ -36,14 +37,6 @@ _PART_PAIRS: Final = 2**24
 
 # Points of a curve: more can't be seen.
 _CURVE_POINTS: Final = 400
-
-_UNITS: Final = {
-    "euclidean": "the keys' unit",
-    "great-circle": "metres",
-    "levenshtein": "edits",
-    "mixed": "0 to 1",
-    "bloom": "bits",
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,7 +95,7 @@ def study_links(
             **quality,
             "seconds": seconds,
             "cached": cached,
-            "distance_unit": _unit(config),
+            "distance_unit": _unit(spec),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(spec, "secondary"),
             **told,
@@ -167,7 +160,7 @@ def _link(
 
     def find() -> Candidates:
         metric = link.metric(own)
-        figures = blocking_figures(metric)
+        figures = dict(metric.figures())
         if spec.hiding.protection in QUANTISED:
             figures = {"comparing": comparing_cost(spec, link.primary_keys, own)}
         files.write_json(told, figures)
@@ -235,5 +228,6 @@ def _curve(links: LinkTable) -> list[float]:
     return curve
 
 
-def _unit(config: FederationConfig) -> str:
-    return _UNITS["bloom" if config.linkage.compares_codes else config.linkage.metric]
+def _unit(spec: LinkSpec) -> str:
+    coded = spec.hiding.protection == "bloom"
+    return METRICS["bloom"].unit if coded else spec.keys.metric.unit

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.spec import ChoiceSpec, HidingSpec, KeySpec, LinkRoles, LinkSpec, RowSplit
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, RowSplit
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
@@ -14,7 +16,8 @@ HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
 
 def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
     """Return how ``agency`` and ``bank`` link by two columns: K = 4 of all records."""
-    keys = {name: changes.pop(name) for name in ("metric", "fields", "ranges") if name in changes}
+    keys = {name: changes.pop(name) for name in ("fields", "ranges") if name in changes}
+    keys["metric"] = METRICS[changes.pop("metric", "euclidean")]
     hiding = {name: changes.pop(name) for name in ("cell",) if name in changes}
     choice = {
         name: changes.pop(name)

@@ -8,7 +8,7 @@ from helpers.linking import RANGES, key_table, link_spec, text_table
 
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.mixed import Field
+from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.quality import link_quality
 from securevfl.linkage.sources import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
@@ -21,7 +21,7 @@ from securevfl.transport.message import Message
 
 def links_of(protection: str, **changes: Any) -> LinkTable:
     spec = link_spec(protection, **changes)
-    keys = text_table if spec.keys.metric == "levenshtein" else key_table
+    keys = text_table if spec.keys.metric.name == "levenshtein" else key_table
     link = Linker(spec, keys("agency", 60, seed=1))
     source = link(keys("bank", 40, seed=2)).source
     assert isinstance(source, FixedLinks)
