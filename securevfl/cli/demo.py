@@ -16,8 +16,8 @@ from securevfl.core import files
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import features_of, primary_data, task_head
 from securevfl.federation.run_plan import run_facts
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import linked_primary, shown_keys
 from securevfl.report.page import write_report
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
@@ -66,7 +66,7 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
     spec = link_spec(config)
-    linked = linked_primary(shown_keys(spec, keys_of(spec.keys, primary)))
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
     data = primary_data(config, primary, split, linked, head, torch.device("cpu"))
     return train_combined(
         config,

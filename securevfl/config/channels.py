@@ -2,7 +2,7 @@
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
-from securevfl.linking.reveals import reveals_of
+from securevfl.linking.protections.table import reveals_of
 
 
 def channels(config: FederationConfig) -> list[dict[str, str]]:

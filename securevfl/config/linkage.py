@@ -1,20 +1,15 @@
 """The ``[linkage]`` table of a federation file: what is compared, how it is hidden, who chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
-from securevfl.linkage.quantised import KeyRange
-
-Protection = Literal["none", "bloom", "shares", "paillier"]
-
-QUANTISED: Final = ("shares", "paillier")
-"""Protections whose distances are those of quantised numeric keys."""
+from securevfl.linking.protections.table import PROTECTIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +21,7 @@ class LinkageSettings:
     all key columns as one text, ``mixed`` compares them one by one (``fields``), ``bloom`` compares
     their Bloom-filter codes."""
 
-    protection: Protection
+    protection: str
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
 
     choose: Literal["rows", "records"] = "rows"
@@ -80,9 +75,13 @@ class LinkageSettings:
     between runs. Without it, every new run folder draws fresh noise, which averages out."""
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            allowed = ", ".join(map(repr, METRICS))
-            raise ConfigError(f"metric: must be one of {allowed}; got {self.metric!r}")
+        for name, value, known in (
+            ("metric", self.metric, METRICS),
+            ("protection", self.protection, PROTECTIONS),
+        ):
+            if value not in known:
+                allowed = ", ".join(map(repr, known))
+                raise ConfigError(f"{name}: must be one of {allowed}; got {value!r}")
         if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
             raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
@@ -119,32 +118,15 @@ class LinkageSettings:
         self.field_list()
 
     def _check_protection(self) -> None:
-        if self.protection in QUANTISED and not METRICS[self.metric].quantised:
-            raise ConfigError(
-                f"protection: {self.protection!r} computes Euclidean distances of numbers; "
-                f'metric = {self.metric!r} goes with "bloom" or "none"'
-            )
-        if self.protection in QUANTISED and self.ranges is None:
-            raise ConfigError(
-                f"ranges: protection = {self.protection!r} needs the agreed [low, high] of every "
-                f"key column; values are rounded to 16 bits within it"
-            )
-        if self.protection == "bloom" and not METRICS[self.metric].coded:
-            raise ConfigError(
-                f'metric: "{self.metric}" has no Bloom-filter code; use "euclidean" with '
-                "ranges of one width, or project the keys first"
-            )
-        if self.protection == "bloom" and self.metric == "euclidean" and self.ranges is None:
-            raise ConfigError(
-                'ranges: protection = "bloom" needs the agreed [low, high] of every numeric key '
-                "column"
-            )
+        protection = PROTECTIONS[self.protection]
         if self.cell is not None:
             checks.positive(cell=self.cell)
-            if self.protection not in QUANTISED:
-                raise ConfigError('cell: goes with protection = "shares" or "paillier" alone')
-        if self.secret is not None and self.protection != "bloom":
-            raise ConfigError('secret: goes with protection = "bloom", and only with it')
+            if not protection.takes_cells:
+                takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
+                raise ConfigError(f"cell: goes with protection = {takers} alone")
+        if self.secret is not None and not protection.needs_secret:
+            takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
+            raise ConfigError(f"secret: goes with protection = {takers}, and only with it")
 
     def field_list(self) -> tuple[Field, ...]:
         """Return the fields of ``mixed`` in the file's order.
@@ -157,22 +139,6 @@ class LinkageSettings:
             for name, table in (self.fields or {}).items()
         )
 
-    def key_range(self) -> KeyRange:
-        """Return the agreed range of numeric keys."""
-        assert self.ranges is not None, "checked with the federation file"
-        low, high = zip(*self.ranges, strict=True)
-        return KeyRange(low=low, high=high)
-
-    @property
-    def cell_units(self) -> int:
-        """Width of a grid cell in units of quantised keys; 0 without cells."""
-        return 0 if self.cell is None else max(1, round(self.cell / self.key_range().step))
-
-    @property
-    def needs_coordinator(self) -> bool:
-        """Whether a third party links, so that neither data party sees the other's keys."""
-        return self.protection != "none"
-
 
 def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
     """Read a parsed ``[linkage]`` table.
@@ -183,6 +149,13 @@ def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
     if table.get("protection") is None:
         raise ConfigError(
             'linkage.protection: is missing; write protection = "none" to accept that '
-            'the primary\'s keys are shown to every secondary, or "bloom", "shares" or "paillier"'
+            f"the primary's keys are shown to every secondary, or "
+            f"{_quoted(name for name in PROTECTIONS if name != 'none')}"
         )
     return read_settings(LinkageSettings, table, where="linkage")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    """Return names as a choice: ``"a", "b" or "c"``."""
+    *most, last = (f'"{name}"' for name in names)
+    return f"{', '.join(most)} or {last}" if most else last

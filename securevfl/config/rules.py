@@ -4,7 +4,7 @@ from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.linkage.metrics.bloom import require_coded_ranges
+from securevfl.linking.protections.table import PROTECTIONS
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -16,6 +16,7 @@ def require_linkable(config: FederationConfig) -> None:
     linkage, names = config.linkage, config.primary.key
     keys = key_spec(config)
     keys.metric.check(keys)
+    PROTECTIONS[linkage.protection].check(keys)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(
@@ -29,8 +30,6 @@ def require_linkable(config: FederationConfig) -> None:
                 f"linkage.ranges: must have one [low, high] for each of the {numbers} numeric key "
                 f"columns, got {len(linkage.ranges)}"
             )
-    elif linkage.protection == "bloom":
-        require_coded_ranges(keys)
     _require_roles(config)
     frozen = config.privacy.encoder == "frozen"
     if linkage.choose == "records" and not (
@@ -45,14 +44,17 @@ def require_linkable(config: FederationConfig) -> None:
 
 
 def _require_roles(config: FederationConfig) -> None:
-    linkage = config.linkage
-    if config.helper("coordinator") is not None and not linkage.needs_coordinator:
+    protection = PROTECTIONS[config.linkage.protection]
+    if config.helper("coordinator") is not None and "coordinator" not in protection.helpers:
         raise ConfigError(
             'party.role: a "coordinator" links in place of the parties; with '
-            'linkage.protection = "none" there is nothing for it to do'
+            f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
-    if config.helper("dealer") is not None and linkage.protection != "shares":
-        raise ConfigError('party.role: a "dealer" goes with linkage.protection = "shares" alone')
+    if config.helper("dealer") is not None and "dealer" not in protection.helpers:
+        takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
+        raise ConfigError(
+            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" alone'
+        )
 
 
 def require_helpers(config: FederationConfig) -> None:
@@ -63,18 +65,15 @@ def require_helpers(config: FederationConfig) -> None:
     Raises:
         ConfigError: Naming the role that is missing.
     """
-    linkage = config.linkage
-    wanted = ["coordinator"] if linkage.needs_coordinator else []
-    if linkage.protection == "shares":
-        wanted.append("dealer")
+    linkage, protection = config.linkage, PROTECTIONS[config.linkage.protection]
     there = {party.role for party in config.parties}
-    for role in wanted:
+    for role in protection.helpers:
         if role not in there:
             raise ConfigError(
                 f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
                 f'add [[party]] name = "{role}", role = "{role}"'
             )
-    if linkage.protection == "bloom" and linkage.secret is None:
+    if protection.needs_secret and linkage.secret is None:
         raise ConfigError(
             "linkage.secret: is missing; it names the file, on every data party's machine, that "
             "holds the linkage secret (for example made by: openssl rand -hex 32)"
@@ -99,7 +98,8 @@ def require_trainable(config: FederationConfig) -> None:
     if not config.family.needs_similarities(config.model):
         return
     fresh = config.privacy.sampling_rate < 1
-    if fresh and (config.privacy.encoder != "frozen" or config.linkage.needs_coordinator):
+    helpers = PROTECTIONS[config.linkage.protection].helpers
+    if fresh and (config.privacy.encoder != "frozen" or "coordinator" in helpers):
         raise ConfigError(
             f"privacy.sampling_rate: {config.family.name!r} reads similarities, which are noised "
             f"once and sent once, so links can't change from round to round; set it to 1"

@@ -50,6 +50,11 @@ class ChoiceSpec:
     max_distance: float = math.inf
     """The farthest that a record may be linked, in the metric's unit."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether one link table serves all rounds; a secret sample is drawn anew in every run."""
+        return self.sampling_rate == 1 and self.by == "rows"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimilaritySpec:

@@ -22,7 +22,8 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.similarities import SimilarLinks
+from securevfl.linking.candidates import Candidates
+from securevfl.linking.similar_links import SimilarLinks, similar_links
 
 _TAG_KEY_BYTES: Final = 32
 
@@ -36,11 +37,6 @@ class KeptLinks:
 
     similar: SimilarLinks | None
     """Noised similarities, where the family reads them."""
-
-
-def may_be_kept(spec: LinkSpec) -> bool:
-    """Whether one link table serves all rounds: a secret sample is drawn afresh in every run."""
-    return spec.choice.sampling_rate == 1 and spec.choice.by == "rows"
 
 
 class LinkCache:
@@ -62,8 +58,11 @@ class LinkCache:
         """
         if spec.cache is not None:
             return cls(Path(spec.cache).expanduser() / name)
-        quick = spec.keys.metric.quick and spec.hiding.protection == "none"
-        if quick and spec.similarities is None:
+        if (
+            spec.keys.metric.quick
+            and spec.hiding.protection == "none"
+            and spec.similarities is None
+        ):
             return cls(None)
         return cls(folder)
 
@@ -85,6 +84,43 @@ class LinkCache:
     def has(self, key: str) -> bool:
         """Whether links of that key are kept."""
         return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
+
+
+def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
+    """Find the K nearest candidates of every row and make similarities where they are wanted.
+
+    Raises:
+        DataError: If keys are not what the metric needs, or all distances are equal.
+        ConfigError: If the bound tau cannot be had.
+    """
+    links = all_links(spec, find())
+    return KeptLinks(
+        links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
+    )
+
+
+def coordinate(
+    spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
+) -> tuple[Candidates, SimilarLinks | None]:
+    """Do a coordinator's part: find candidates and, where wanted, make similarities.
+
+    Returns:
+        What the secondary gets, which tells it an order but no distance, and what the primary gets.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+        ConfigError: If the bound tau cannot be had.
+    """
+    if not spec.choice.fixed:
+        return find().without_distances(), None
+    kept = cache.get(key, lambda: keep(spec, find))
+    links = kept.links if kept.similar is None else kept.similar.links
+    return Candidates(ranked=links).without_distances(), kept.similar
+
+
+def all_links(spec: LinkSpec, found: Candidates) -> LinkTable:
+    """Return the K nearest candidates of every row, whatever is sampled later."""
+    return found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:

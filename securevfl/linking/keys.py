@@ -1,4 +1,4 @@
-"""A party's keys as linkage takes them: columns named as the primary names them."""
+"""What a party brings: its keys, columns named as the primary names them, and the secret."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,8 @@ from securevfl.data.key_tables import read_key_table
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 
 
 def read_keys(
@@ -65,6 +67,16 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
         columns={name: table.keys[:, axis].copy() for axis, name in enumerate(names)},
         entities=table.entities,
     )
+
+
+def read_secret(spec: LinkSpec, data_root: Path) -> LinkageSecret:
+    """Read the linkage secret on a data party's own machine.
+
+    Raises:
+        ConfigError: If the file cannot be read or holds something else.
+    """
+    assert spec.hiding.secret is not None, "required before any party starts"
+    return LinkageSecret.from_file(data_root / Path(spec.hiding.secret).expanduser())
 
 
 def key_scaler(spec: KeySpec, primary: KeyTable | None) -> KeyScaler | None:

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.federation.joining import joined
 from securevfl.federation.messages import RoundKind
-from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.lines import CallerDesk
-from securevfl.linking.reveals import reveals_of
+from securevfl.linking.parties import help_to_link
+from securevfl.linking.protections.table import reveals_of
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 
+# What a helper's log calls its part.
+_DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
-def help_to_link(
+
+def run_linkage_helper(
     config: FederationConfig,
     identity: Identity,
     pinned: Mapping[str, str],
@@ -36,20 +39,19 @@ def help_to_link(
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What :class:`Coordinator` and :func:`serve_as_dealer` say.
+        What :func:`securevfl.linking.parties.help_to_link` says.
     """
     with joined(config, identity, pinned, epochs=[], pretrained=[]) as star:
         log("connected")
         star.transport.send(Message(kind=RoundKind.READY))
-        spec = link_spec(config)
-        desk = CallerDesk(
-            star.transport, spec.roles.ranks, star.pair_keys, deadline_s=spec.idle_timeout_s
+        spec, role = link_spec(config), config.party(identity.name).role
+        assert role == "coordinator" or role == "dealer", "others have a table"
+        figures = help_to_link(
+            spec,
+            role,
+            star.transport,
+            star.pair_keys,
+            rows=star.facts.rows,
+            cache=LinkCache.of_party(spec, identity.name, folder),
         )
-        role = config.party(identity.name).role
-        learned = reveals_of(spec, role)
-        if role == "dealer":
-            log("dealt", learned=learned, blocks=serve_as_dealer(spec, desk))
-            return
-        cache = LinkCache.of_party(spec, identity.name, folder)
-        coordinator = Coordinator(spec, rows=star.facts.rows, desk=desk, cache=cache)
-        log("coordinated", learned=learned, similarities=coordinator.serve())
+        log(_DONE[role], learned=reveals_of(spec, role), **figures)

@@ -37,7 +37,7 @@ from securevfl.federation.star_secondary import SecondaryServer, SecondaryWire
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import keys_of
 from securevfl.linking.parties import OwnPlace, link_as_primary, link_as_secondary
-from securevfl.linking.reveals import reveals_of
+from securevfl.linking.protections.table import reveals_of
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import CrypTenSumTo
@@ -46,7 +46,7 @@ from securevfl.pretraining.processes import (
     pretrain_as_secondary,
 )
 from securevfl.pretraining.stage import write_pretraining
-from securevfl.runtime.linkage_helper import help_to_link
+from securevfl.runtime.linkage_helper import run_linkage_helper
 from securevfl.runtime.preflight import open_ledger, table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation
@@ -367,7 +367,7 @@ def _run_helper(
     observe: Observer,  # noqa: ARG001
 ) -> None:
     _require_no_listen(job)
-    help_to_link(job.config, identity, pinned, folder=job.folder, log=log.write)
+    run_linkage_helper(job.config, identity, pinned, folder=job.folder, log=log.write)
 
 
 def _require_no_listen(job: PartyJob) -> None:

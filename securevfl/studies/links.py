@@ -12,7 +12,6 @@ import numpy as np
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, link_spec
-from securevfl.config.linkage import QUANTISED
 from securevfl.config.parties import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import DataError
@@ -21,16 +20,14 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.metrics.table import METRICS
 from securevfl.linkage.quality import link_quality
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
-from securevfl.linking.cells import comparing_cost
-from securevfl.linking.in_process import Linker, stacked
-from securevfl.linking.kept_links import KeptLinks, LinkCache
+from securevfl.linking.in_process import Linker
+from securevfl.linking.kept_links import KeptLinks, LinkCache, keep
 from securevfl.linking.keys import read_keys
-from securevfl.linking.links_of_party import keep
-from securevfl.linking.reveals import reveals_of
+from securevfl.linking.protections.table import protection_of, reveals_of
+from securevfl.linking.similar_links import stacked
 
 # Rows are linked in parts of so many pairs, for the progress to move.
 _PART_PAIRS: Final = 2**24
@@ -79,12 +76,13 @@ def study_links(
     """
     primary = _read(config, config.primary, data_root)
     spec = link_spec(config)
+    protection = protection_of(spec)
     link = Linker(spec, primary, data_root=data_root, folder=folder / "parties")
     secondaries: dict[str, Any] = {}
     curves, values = {}, []
     for party in config.secondaries:
         own = _read(config, party, data_root)
-        kept, told, seconds, cached = _link(link, spec, own, folder, observe)
+        kept, told, seconds, cached = _link(link, spec, primary, own, folder, observe)
         quality = link_quality(
             kept.links,
             num_records=own.num_rows,
@@ -95,7 +93,7 @@ def study_links(
             **quality,
             "seconds": seconds,
             "cached": cached,
-            "distance_unit": _unit(spec),
+            "distance_unit": protection.unit(spec),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(spec, "secondary"),
             **told,
@@ -112,21 +110,14 @@ def study_links(
         "protection": config.linkage.protection,
         "rows": primary.num_rows,
         "links_per_row": config.model.neighbours,
-        "reveals": {role: reveals_of(spec, role) for role in _roles(config)},
+        "reveals": {
+            role: reveals_of(spec, role) for role in ("primary", "secondary", *protection.helpers)
+        },
         "secondaries": secondaries,
         "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
     files.write_json(folder / "links.json", figures)
     return LinkStudy(figures=figures, curves=curves)
-
-
-def _roles(config: FederationConfig) -> list[str]:
-    roles = ["primary", "secondary"]
-    if config.linkage.needs_coordinator:
-        roles.append("coordinator")
-    if config.linkage.protection == "shares":
-        roles.append("dealer")
-    return roles
 
 
 def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
@@ -146,7 +137,12 @@ def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> Ke
 
 
 def _link(
-    link: Linker, spec: LinkSpec, own: KeyTable, folder: Path, observe: Observer
+    link: Linker,
+    spec: LinkSpec,
+    primary: KeyTable,
+    own: KeyTable,
+    folder: Path,
+    observe: Observer,
 ) -> tuple[KeptLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe({"event": "stage", "text": f"linking {own.name}", "of": 1})
@@ -160,9 +156,7 @@ def _link(
 
     def find() -> Candidates:
         metric = link.metric(own)
-        figures = dict(metric.figures())
-        if spec.hiding.protection in QUANTISED:
-            figures = {"comparing": comparing_cost(spec, link.primary_keys, own)}
+        figures = {**metric.figures(), **protection_of(spec).figures(spec, primary, own)}
         files.write_json(told, figures)
         if spec.choice.links_per_record is not None:
             return find_candidates(spec, metric)
@@ -193,7 +187,7 @@ def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
     links = kept.links if kept.similar is None else kept.similar.links
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {"indices": links.indices}
-    if spec.hiding.protection == "none":
+    if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
     _write_arrays(folder / "lists.npz", arrays)
 
@@ -226,8 +220,3 @@ def _curve(links: LinkTable) -> list[float]:
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve
-
-
-def _unit(spec: LinkSpec) -> str:
-    coded = spec.hiding.protection == "bloom"
-    return METRICS["bloom"].unit if coded else spec.keys.metric.unit

@@ -27,9 +27,8 @@ from securevfl.federation.rounds import Exchange, RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, cut_shape, release_plan, ring_format
 from securevfl.federation.secondary import Secondary
 from securevfl.linkage.linked import LinkedSecondary
-from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import link_shown, shown_keys
 from securevfl.studies.audit.settings import AuditSettings, Release
 
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
@@ -127,8 +126,8 @@ class AuditStage:
 
     def _link(self, table: PartyTable) -> LinkedSecondary:
         spec = link_spec(self.config)
-        shown = shown_keys(spec, keys_of(spec.keys, self._primary))
-        return link_shown(spec, keys_of(spec.keys, table), shown, LinkCache(None))
+        link = Linker(spec, keys_of(spec.keys, self._primary))
+        return link(keys_of(spec.keys, table))
 
     def run(self, exchange: Exchange, rounds: RoundCounter) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.

@@ -15,8 +15,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import features_of, primary_data, task_head
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import linked_primary, shown_keys
 from securevfl.models.baselines.boosting import fit_boosting
 from securevfl.models.baselines.config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.fit import BaselineResult
@@ -76,7 +76,7 @@ def train_in_one_place(
     split, _ = run_facts(config, primary)
     head = task_head(config, primary, split)
     spec = link_spec(config)
-    linked = linked_primary(shown_keys(spec, keys_of(spec.keys, primary)))
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
     data = primary_data(config, primary, split, linked, head, device)
     if family == "solo":
         assert isinstance(settings, BaselineConfig)

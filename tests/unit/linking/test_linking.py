@@ -1,5 +1,6 @@
 """The linking stage: the same links whatever protects them; similarities that belong to them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,8 @@ from securevfl.linkage.quality import link_quality
 from securevfl.linkage.sources import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
 from securevfl.linking.in_process import Linker
-from securevfl.linking.key_messages import pack_columns, unpack_columns
-from securevfl.linking.messages import LinkingKind
-from securevfl.linking.similarities import similar_links
-from securevfl.transport.message import Message
+from securevfl.linking.protections.shown import LinkKeys
+from securevfl.linking.similar_links import similar_links
 
 
 def links_of(protection: str, **changes: Any) -> LinkTable:
@@ -136,8 +135,8 @@ def test_key_columns_travel_as_they_are() -> None:
     spec = link_spec(metric="levenshtein")
     keys = text_table("agency", 4, seed=1)
     keys.columns["lon"][:] = ["Ame\u0301lie", None, "", "東京 ﬁ"]
-    message = Message(kind=LinkingKind.LINK_KEYS, tensors=pack_columns(spec, keys), sender="x")
-    back = unpack_columns(spec, message, rows=4)
+    message = replace(LinkKeys(keys=keys, scaler=None).to_message(), sender="x")
+    back = LinkKeys.from_message(message, spec=spec.keys, rows=4).keys
 
     assert back.columns["lon"].tolist() == ["Ame\u0301lie", None, "", "東京 ﬁ"]
     assert back.columns["lat"].tolist() == keys.columns["lat"].tolist()
@@ -146,11 +145,10 @@ def test_key_columns_travel_as_they_are() -> None:
 def test_lengths_that_do_not_add_up_are_refused() -> None:
     """What arrives is checked before it is cut to pieces."""
     spec = link_spec(metric="levenshtein")
-    arrays = pack_columns(spec, text_table("agency", 4, seed=1))
-    arrays["lengths:0"] = arrays["lengths:0"] + 1
-    message = Message(kind=LinkingKind.LINK_KEYS, tensors=arrays, sender="x")
+    sent = LinkKeys(keys=text_table("agency", 4, seed=1), scaler=None).to_message()
+    arrays = {**sent.tensors, "lengths:0": sent.tensors["lengths:0"] + 1}
     with pytest.raises(ProtocolError, match="do not add up"):
-        unpack_columns(spec, message, rows=4)
+        LinkKeys.from_message(replace(sent, tensors=arrays), spec=spec.keys, rows=4)
 
 
 def test_quality_of_protected_links_needs_no_distances() -> None:

@@ -1,21 +1,23 @@
-"""Which rows and records a coordinator has the data parties compare, and what it makes of that.
+"""Quantised keys, and how a coordinator searches them: which rows and records are compared at once.
 
 Without grid cells it is every row with every record; with them, rows and records of cells that are
 near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. Each block is
 compared at once; its size bounds what the parties hold in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.capped import pairs_of_picks
-from securevfl.linkage.grid_cells import CellBlock, links_by_cell
+from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.paillier_distances import Lanes
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
 from securevfl.linkage.shared_distances import links_from_shares
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, ranked_length
@@ -23,6 +25,70 @@ from securevfl.linking.candidates import Candidates, ranked_length
 # A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
 _BLOCK_PAIRS: Final = 2**21
 _BLOCK_ANSWERS: Final = 2**14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QuantisedKeys:
+    """Numeric keys as whole numbers: the distances that shares and Paillier give."""
+
+    units: ComparedKeys
+    """Both parties' keys in units of one step, whole numbers in float64."""
+
+    step: float
+    """Width of a unit, in the keys' unit."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return self.units.num_rows
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return self.units.num_records
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+        links = self.units.nearest(rows, k, eligible=eligible)
+        return LinkTable(indices=links.indices, distances=links.distances * self.step)
+
+    def swapped(self) -> "QuantisedKeys":
+        """Exchange the parties' roles."""
+        return QuantisedKeys(units=self.units.swapped(), step=self.step)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return nothing: every pair is compared here, whatever the parties spare."""
+        return {}
+
+
+def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows dimension"]:
+    """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
+
+    Raises:
+        DataError: If a value leaves its range, naming the row.
+    """
+    return spec.key_range().quantise(numbers_of(keys), whose=keys.name)
+
+
+def quantised_metric(spec: KeySpec, primary: KeyTable, records: KeyTable) -> QuantisedKeys:
+    """Return what shares and Paillier compare, where both parties' keys may be seen.
+
+    Raises:
+        DataError: If a value leaves its range.
+    """
+    return QuantisedKeys(
+        units=EuclideanKeys(
+            primary=quantised(spec, primary).astype(np.float64),
+            records=quantised(spec, records).astype(np.float64),
+        ),
+        step=spec.key_range().step,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,25 +130,23 @@ class Found:
 
 
 class Search:
-    """One secondary's.
+    """The search for one secondary's links, over blocks that the data parties compare.
 
     Args:
         spec: What linking needs.
         rows: How many rows the primary has.
         records: How many records the secondary has.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
         ask: Has the data parties compare a block.
     """
 
-    def __init__(self, spec: LinkSpec, *, rows: int, records: int, ask: Ask) -> None:
+    def __init__(self, spec: LinkSpec, *, rows: int, records: int, lanes: int, ask: Ask) -> None:
         self._spec = spec
         self._rows = rows
         self._records = records
         self._ask = ask
         self._capped = spec.choice.links_per_record is not None
-        self._lanes = 0
-        if spec.hiding.protection == "paillier":
-            key_dim, key_bits = len(spec.keys.columns), spec.hiding.key_bits
-            self._lanes = Lanes(key_dim=key_dim, key_bits=key_bits).count
+        self._lanes = lanes
         self._seen = self._pairs = self._answered = 0
 
     def run(
@@ -160,6 +224,36 @@ class Search:
     def ciphertexts(self, rows: int, records: int) -> int:
         """Return how many ciphertexts a secondary answers for so many rows and records."""
         return -(-rows // self._lanes) * records if self._lanes else 0
+
+
+def comparing_cost(
+    spec: LinkSpec, primary: KeyTable, records: KeyTable, *, lanes: int
+) -> dict[str, Any]:
+    """Return how many pairs a protected linkage compares; with cells, found by doing so in clear.
+
+    The parties' grid has a random place, so theirs may be a little more or less.
+
+    Raises:
+        DataError: If a value leaves its agreed range.
+    """
+    mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+
+    def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
+        own, other = mine[block.rows, None], theirs[None, block.records]
+        squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
+        return squared, np.zeros_like(squared)
+
+    search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
+    width, pairs = spec.cell_units, len(mine) * len(theirs)
+    if not width:
+        everything = search.ciphertexts(len(mine), len(theirs))
+        return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
+    found = search.run((cells_of(mine, width), cells_of(theirs, width)))
+    return {
+        "pairs": found.pairs,
+        "share_of_pairs": found.pairs / pairs,
+        "ciphertexts": found.ciphertexts,
+    }
 
 
 def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:

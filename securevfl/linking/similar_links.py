@@ -5,6 +5,7 @@ under one. The primary gets each row's similarities in falling order and no reco
 secondary's links are put into the same order, so that the two belong together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,14 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
         scale=scale,
         noise_std=noise_std,
     )
+
+
+def stacked(
+    parts: Sequence[Float32[np.ndarray, "rows links"] | None],
+) -> Float32[np.ndarray, "rows secondaries links"] | None:
+    """Put the similarities of all secondaries side by side; None if there are none."""
+    given = [part for part in parts if part is not None]
+    return np.stack(given, axis=1) if given else None
 
 
 def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
