@@ -1,9 +1,9 @@
 """Links under a record-side cap: every record is eligible for its own m nearest primary rows.
 
 Adding or removing one record then changes the links of at most m primary rows, which is what the
-accounting of the unit ``secondary-record`` needs (DESIGN 7). A cap applied greedily during top-K,
-or by dropping surplus links afterwards, does not bound the change: a record that goes frees places,
-which free further ones.
+accounting of the unit ``secondary-record`` needs (``docs/privacy.md``). A cap applied greedily
+during top-K, or by dropping surplus links afterwards, does not bound the change: a record that goes
+frees places, which free further ones.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """Links within a round's Poisson sample of a secondary's records.
 
-The sample is what amplification by sampling rests on (DESIGN 7): every record is in it with
-probability q, independently, freshly each round, and nobody but the secondary ever learns which.
-Lists and samples therefore never leave the secondary, and samples come from the operating system.
+The sample is what amplification by sampling rests on (``docs/privacy.md``): every record is in it
+with probability q, independently, freshly each round, and nobody but the secondary ever learns
+which. Lists and samples therefore never leave the secondary, and samples come from the operating
+system.
 """
 
 import os

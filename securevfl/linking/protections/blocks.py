@@ -1,23 +1,20 @@
-"""Quantised keys, and how a coordinator searches them: which rows and records are compared at once.
+"""How a coordinator searches quantised keys: which rows and records are compared at once.
 
 Without grid cells it is every row with every record; with them, rows and records of cells that are
 near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. Each block is
 compared at once; its size bounds what the parties hold in memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Int64, UInt64
 
-from securevfl.data.tables import KeyTable
 from securevfl.linkage.capped import pairs_of_picks
 from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
 from securevfl.linkage.shared_distances import links_from_shares
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, ranked_length
@@ -25,70 +22,6 @@ from securevfl.linking.candidates import Candidates, ranked_length
 # A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
 _BLOCK_PAIRS: Final = 2**21
 _BLOCK_ANSWERS: Final = 2**14
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class QuantisedKeys:
-    """Numeric keys as whole numbers: the distances that shares and Paillier give."""
-
-    units: ComparedKeys
-    """Both parties' keys in units of one step, whole numbers in float64."""
-
-    step: float
-    """Width of a unit, in the keys' unit."""
-
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        return self.units.num_rows
-
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        return self.units.num_records
-
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
-        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
-        links = self.units.nearest(rows, k, eligible=eligible)
-        return LinkTable(indices=links.indices, distances=links.distances * self.step)
-
-    def swapped(self) -> "QuantisedKeys":
-        """Exchange the parties' roles."""
-        return QuantisedKeys(units=self.units.swapped(), step=self.step)
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return nothing: every pair is compared here, whatever the parties spare."""
-        return {}
-
-
-def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows dimension"]:
-    """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
-
-    Raises:
-        DataError: If a value leaves its range, naming the row.
-    """
-    return spec.key_range().quantise(numbers_of(keys), whose=keys.name)
-
-
-def quantised_metric(spec: KeySpec, primary: KeyTable, records: KeyTable) -> QuantisedKeys:
-    """Return what shares and Paillier compare, where both parties' keys may be seen.
-
-    Raises:
-        DataError: If a value leaves its range.
-    """
-    return QuantisedKeys(
-        units=EuclideanKeys(
-            primary=quantised(spec, primary).astype(np.float64),
-            records=quantised(spec, records).astype(np.float64),
-        ),
-        step=spec.key_range().step,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -227,16 +160,22 @@ class Search:
 
 
 def comparing_cost(
-    spec: LinkSpec, primary: KeyTable, records: KeyTable, *, lanes: int
+    spec: LinkSpec,
+    mine: Int64[np.ndarray, "rows key_dim"],
+    theirs: Int64[np.ndarray, "records key_dim"],
+    *,
+    lanes: int,
 ) -> dict[str, Any]:
     """Return how many pairs a protected linkage compares; with cells, found by doing so in clear.
 
     The parties' grid has a random place, so theirs may be a little more or less.
 
-    Raises:
-        DataError: If a value leaves its agreed range.
+    Args:
+        spec: What linking needs.
+        mine: The primary's quantised keys.
+        theirs: The secondary's.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
     """
-    mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
 
     def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
         own, other = mine[block.rows, None], theirs[None, block.records]

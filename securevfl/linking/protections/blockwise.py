@@ -2,19 +2,22 @@
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.grid_cells import cells_of
-from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
 from securevfl.linkage.on_cores import Progress
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
@@ -31,16 +34,8 @@ from securevfl.linking.protections.block_messages import (
     Shift,
     Turn,
 )
-from securevfl.linking.protections.blocks import (
-    Block,
-    QuantisedKeys,
-    Search,
-    comparing_cost,
-    quantised,
-    quantised_metric,
-)
-from securevfl.linking.protections.coordinated import Coordinated
-from securevfl.linking.protections.protection import DataParty, Helper
+from securevfl.linking.protections.blocks import Block, Search, comparing_cost
+from securevfl.linking.protections.protection import Coordinated, DataParty, Helper
 from securevfl.linking.similar_links import SimilarLinks
 from securevfl.transport.message import Message, TypedMessage
 
@@ -87,6 +82,46 @@ _CELLS_CAPPED: Final = {
 _SHIFT_BELOW: Final = 2**40
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QuantisedKeys:
+    """Numeric keys as whole numbers: the distances that shares and Paillier give."""
+
+    units: ComparedKeys
+    """Both parties' keys in units of one step, whole numbers in float64."""
+
+    step: float
+    """Width of a unit, in the keys' unit."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return self.units.num_rows
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return self.units.num_records
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+        links = self.units.nearest(rows, k, eligible=eligible)
+        return LinkTable(indices=links.indices, distances=links.distances * self.step)
+
+    def swapped(self) -> "QuantisedKeys":
+        """Exchange the parties' roles."""
+        return QuantisedKeys(units=self.units.swapped(), step=self.step)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return nothing: every pair is compared here, whatever the parties spare."""
+        return {}
+
+
 class Blockwise(Coordinated):
     """Two data parties each make a share of a block's squared distances, for the coordinator."""
 
@@ -131,7 +166,8 @@ class Blockwise(Coordinated):
 
     def figures(self, spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
         """Return how many pairs are compared, and how many ciphertexts that takes."""
-        return {"comparing": comparing_cost(spec, primary, records, lanes=self.lanes(spec))}
+        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        return {"comparing": comparing_cost(spec, mine, theirs, lanes=self.lanes(spec))}
 
     def compare(
         self,
@@ -141,7 +177,11 @@ class Blockwise(Coordinated):
         secret: LinkageSecret,  # noqa: ARG002
     ) -> QuantisedKeys:
         """Compare keys as whole numbers of 16 bits."""
-        return quantised_metric(spec.keys, primary, records)
+        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        return QuantisedKeys(
+            units=EuclideanKeys(primary=mine.astype(np.float64), records=theirs.astype(np.float64)),
+            step=spec.keys.key_range().step,
+        )
 
     @contextmanager
     def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:
@@ -273,6 +313,15 @@ class Blockwise(Coordinated):
             return None
         message = helper.lines.receive(name, LinkingKind.LINK_CELLS)
         return Cells.from_message(message, count=count, key_dim=len(spec.keys.columns)).cells
+
+
+def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
+    """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
+
+    Raises:
+        DataError: If a value leaves its range, naming the row.
+    """
+    return spec.key_range().quantise(numbers_of(keys), whose=keys.name)
 
 
 def fresh_shift(key_dim: int) -> Int64[np.ndarray, " key_dim"]:

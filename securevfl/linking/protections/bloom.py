@@ -18,8 +18,7 @@ from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.kept_links import coordinate, links_key
 from securevfl.linking.messages import Linked, LinkingKind, Lists, MadeSimilarities
-from securevfl.linking.protections.coordinated import Coordinated
-from securevfl.linking.protections.protection import DataParty, Helper
+from securevfl.linking.protections.protection import Coordinated, DataParty, Helper
 from securevfl.linking.similar_links import SimilarLinks
 from securevfl.transport.message import Message, TypedMessage
 

@@ -1,6 +1,7 @@
 """The linking stage: the same links whatever protects them; similarities that belong to them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from securevfl.linkage.quality import link_quality
 from securevfl.linkage.sources import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
 from securevfl.linking.in_process import Linker
+from securevfl.linking.kept_links import KeptLinks, LinkCache
 from securevfl.linking.protections.shown import LinkKeys
 from securevfl.linking.similar_links import similar_links
 
@@ -159,3 +161,18 @@ def test_quality_of_protected_links_needs_no_distances() -> None:
         hidden, num_records=40, primary_entities=entities, record_entities=np.arange(40)
     )
     assert quality.rows_with_a_match == 40
+
+
+def test_kept_links_of_something_else_are_refused(tmp_path: Path) -> None:
+    """One line that says which file to remove, whatever it holds."""
+    cache, links = (
+        LinkCache(tmp_path),
+        LinkTable(indices=np.zeros((2, 1), int), distances=np.ones((2, 1))),
+    )
+    one, other = "a" * 64, "a" * 63 + "b"
+    cache.get(one, lambda: KeptLinks(links=links, similar=None))
+    with pytest.raises(DataError, match="belong to other keys; remove"):
+        cache.get(other, lambda: KeptLinks(links=links, similar=None))
+    (tmp_path / f"links-{one[:16]}.npz").write_bytes(b"something else")
+    with pytest.raises(DataError, match="can't be read"):
+        cache.get(one, lambda: KeptLinks(links=links, similar=None))

@@ -45,7 +45,14 @@ def in_process(spec: LinkSpec, keys: dict[str, KeyTable]) -> dict[str, np.ndarra
 
 @pytest.mark.parametrize(
     ("protection", "cap"),
-    [("bloom", None), ("bloom", 3), ("shares", None), ("shares", 3), ("paillier", None)],
+    [
+        ("none", None),
+        ("bloom", None),
+        ("bloom", 3),
+        ("shares", None),
+        ("shares", 3),
+        ("paillier", None),
+    ],
 )
 def test_links_are_those_of_one_process(
     protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
