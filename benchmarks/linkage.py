@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from securevfl.linkage.blocking import block_texts
-from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
-from securevfl.linkage.hamming import nearest_codes
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.obfuscator_pool import prepared_obfuscators
 from securevfl.linkage.paillier_distances import Keyholder, masked_distances
 from securevfl.linkage.sampling import PoissonSampler, SampledLinker

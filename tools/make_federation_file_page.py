@@ -22,7 +22,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
-from securevfl.linkage.mixed import Field
+from securevfl.linkage.metrics.metric import Field
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 

@@ -10,13 +10,14 @@ import torch
 from securevfl.cli.results import print_results
 from securevfl.cli.run import run_folder_for, train_and_report
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.run_plan import run_facts
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import linked_primary, shown_keys
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.digits import demo_federation, digits_tables, write_tables
@@ -65,7 +66,8 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
     """Return the test metric of one network on all features, joined by the true matches."""
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
-    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
+    spec = link_spec(config)
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
     data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
     return train_combined(
         config,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from securevfl.core.progress import (
     CiphertextsMade,
     EpochDone,
-    Linked,
+    LinksMade,
     Listening,
     PartyDone,
     PretrainingIteration,
@@ -75,7 +75,7 @@ class RunProgress:
                 self._console.print(text, markup=False, highlight=False, soft_wrap=True)
             case Stage():
                 self._begin(event.text, total=event.of)
-            case Linked():
+            case LinksMade():
                 self._long_step(f"linking {event.name}", event)
             case CiphertextsMade():
                 self._long_step(f"{event.name} prepares ciphertexts", event)
@@ -108,7 +108,7 @@ class RunProgress:
         if "seconds_left" in figures:
             self._figures["left"] = f"{timedelta(seconds=round(figures['seconds_left']))} left"
 
-    def _long_step(self, stage: str, event: Linked | CiphertextsMade) -> None:
+    def _long_step(self, stage: str, event: LinksMade | CiphertextsMade) -> None:
         self._advance(stage, event.done, event.of)
         if "left" in self._figures:
             self._line(f"{stage} {event.done}/{event.of}: {self._text()}")

@@ -1,31 +1,27 @@
 """The ``[linkage]`` table of a federation file: what is compared, how it is hidden, who chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.linkage.mixed import Field
-from securevfl.linkage.quantised import KeyRange
-
-Metric = Literal["euclidean", "great-circle", "levenshtein", "mixed", "bloom"]
-Protection = Literal["none", "bloom", "shares", "paillier"]
-
-QUANTISED: Final = ("shares", "paillier")
-"""Protections whose distances are those of quantised numeric keys."""
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linking.protections.table import PROTECTIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkageSettings:
     """The ``[linkage]`` table."""
 
-    metric: Metric = "euclidean"
-    """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
-    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes."""
+    metric: str = "euclidean"
+    """How far two keys are apart, by a name of ``linkage/metrics/table.py``. ``levenshtein`` reads
+    all key columns as one text, ``mixed`` compares them one by one (``fields``), ``bloom`` compares
+    their Bloom-filter codes."""
 
-    protection: Protection
+    protection: str
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
 
     choose: Literal["rows", "records"] = "rows"
@@ -79,6 +75,13 @@ class LinkageSettings:
     between runs. Without it, every new run folder draws fresh noise, which averages out."""
 
     def __post_init__(self) -> None:
+        for name, value, known in (
+            ("metric", self.metric, METRICS),
+            ("protection", self.protection, PROTECTIONS),
+        ):
+            if value not in known:
+                allowed = ", ".join(map(repr, known))
+                raise ConfigError(f"{name}: must be one of {allowed}; got {value!r}")
         if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
             raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
@@ -103,50 +106,27 @@ class LinkageSettings:
                 raise ConfigError("similarity_tau: give it or similarity_noise, not both")
 
     def _check_metric(self) -> None:
-        if self.metric == "mixed" and not self.fields:
-            raise ConfigError(
-                'fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every key '
-                'column, with its kind: "text", "number" or "exact"'
-            )
-        if self.fields is not None and self.metric not in ("mixed", "bloom"):
+        metric = METRICS[self.metric]
+        if self.fields is not None and "fields" not in metric.reads:
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
         if self.blocking is not None:
             checks.open_unit(blocking=self.blocking)
-            if self.metric != "levenshtein" or self.protection != "none":
+            if "blocking" not in metric.reads or self.protection != "none":
                 raise ConfigError(
                     'blocking: goes with metric = "levenshtein" and protection = "none" alone'
                 )
-        if self.metric in ("levenshtein", "great-circle", "euclidean"):
-            return
         self.field_list()
 
     def _check_protection(self) -> None:
-        if self.protection in QUANTISED and self.metric != "euclidean":
-            raise ConfigError(
-                f"protection: {self.protection!r} computes Euclidean distances of numbers; "
-                f'metric = {self.metric!r} goes with "bloom" or "none"'
-            )
-        if self.protection in QUANTISED and self.ranges is None:
-            raise ConfigError(
-                f"ranges: protection = {self.protection!r} needs the agreed [low, high] of every "
-                f"key column; values are rounded to 16 bits within it"
-            )
-        if self.protection == "bloom" and self.metric == "great-circle":
-            raise ConfigError(
-                'metric: "great-circle" has no Bloom-filter code; use "euclidean" with ranges of '
-                "one width, or project the keys first"
-            )
-        if self.protection == "bloom" and self.metric == "euclidean" and self.ranges is None:
-            raise ConfigError(
-                'ranges: protection = "bloom" needs the agreed [low, high] of every numeric key '
-                "column"
-            )
+        protection = PROTECTIONS[self.protection]
         if self.cell is not None:
             checks.positive(cell=self.cell)
-            if self.protection not in QUANTISED:
-                raise ConfigError('cell: goes with protection = "shares" or "paillier" alone')
-        if self.secret is not None and self.protection != "bloom":
-            raise ConfigError('secret: goes with protection = "bloom", and only with it')
+            if not protection.takes_cells:
+                takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
+                raise ConfigError(f"cell: goes with protection = {takers} alone")
+        if self.secret is not None and not protection.needs_secret:
+            takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
+            raise ConfigError(f"secret: goes with protection = {takers}, and only with it")
 
     def field_list(self) -> tuple[Field, ...]:
         """Return the fields of ``mixed`` in the file's order.
@@ -159,27 +139,6 @@ class LinkageSettings:
             for name, table in (self.fields or {}).items()
         )
 
-    def key_range(self) -> KeyRange:
-        """Return the agreed range of numeric keys."""
-        assert self.ranges is not None, "checked with the federation file"
-        low, high = zip(*self.ranges, strict=True)
-        return KeyRange(low=low, high=high)
-
-    @property
-    def cell_units(self) -> int:
-        """Width of a grid cell in units of quantised keys; 0 without cells."""
-        return 0 if self.cell is None else max(1, round(self.cell / self.key_range().step))
-
-    @property
-    def compares_codes(self) -> bool:
-        """Whether Bloom-filter codes are compared in place of keys."""
-        return self.protection == "bloom" or self.metric == "bloom"
-
-    @property
-    def needs_coordinator(self) -> bool:
-        """Whether a third party links, so that neither data party sees the other's keys."""
-        return self.protection != "none"
-
 
 def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
     """Read a parsed ``[linkage]`` table.
@@ -190,6 +149,13 @@ def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
     if table.get("protection") is None:
         raise ConfigError(
             'linkage.protection: is missing; write protection = "none" to accept that '
-            'the primary\'s keys are shown to every secondary, or "bloom", "shares" or "paillier"'
+            f"the primary's keys are shown to every secondary, or "
+            f"{_quoted(name for name in PROTECTIONS if name != 'none')}"
         )
     return read_settings(LinkageSettings, table, where="linkage")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    """Return names as a choice: ``"a", "b" or "c"``."""
+    *most, last = (f'"{name}"' for name in names)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,27 +1,11 @@
 """What of a federation file must go together so that keys can be linked, and models trained."""
 
-from collections.abc import Mapping
-
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
-from securevfl.data.key_tables import KeyKind
 from securevfl.data.tables import KeyTable, PartyTable
-
-
-def key_kinds(config: FederationConfig) -> Mapping[str, KeyKind]:
-    """Return what each key column holds, by the primary's column names, in order."""
-    linkage, names = config.linkage, config.primary.key
-    if linkage.fields is not None:
-        kinds = {field.name: field.kind for field in linkage.field_list()}
-        return {name: "number" if kinds.get(name) == "number" else "text" for name in names}
-    texts = linkage.metric == "levenshtein" or (linkage.metric == "bloom" and not linkage.ranges)
-    return dict.fromkeys(names, "text" if texts else "number")
-
-
-def keys_are_numbers(config: FederationConfig) -> bool:
-    """Whether keys are numbers without gaps, so that a model may take them as inputs."""
-    return config.linkage.fields is None and set(key_kinds(config).values()) == {"number"}
+from securevfl.linking.protections.table import PROTECTIONS
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -31,11 +15,9 @@ def require_linkable(config: FederationConfig) -> None:
         ConfigError: Naming the field, the rule and the value.
     """
     linkage, names = config.linkage, config.primary.key
-    if linkage.metric == "great-circle" and len(names) != 2:
-        raise ConfigError(
-            'linkage.metric: "great-circle" takes two key columns, longitude and latitude in '
-            f"degrees, in this order; party.key names {len(names)}"
-        )
+    keys = key_spec(config)
+    keys.metric.check(keys)
+    PROTECTIONS[linkage.protection].check(keys)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(
@@ -43,16 +25,12 @@ def require_linkable(config: FederationConfig) -> None:
             f"of {config.primary.name!r}, whose columns need a field each: {', '.join(names)}"
         )
     if linkage.ranges is not None:
-        numbers = sum(kind == "number" for kind in key_kinds(config).values())
+        numbers = sum(kind == "number" for kind in keys.kinds.values())
         if len(linkage.ranges) != numbers:
             raise ConfigError(
                 f"linkage.ranges: must have one [low, high] for each of the {numbers} numeric key "
                 f"columns, got {len(linkage.ranges)}"
             )
-    elif linkage.compares_codes and "number" in key_kinds(config).values():
-        raise ConfigError(
-            "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
-        )
     _require_roles(config)
     frozen = config.privacy.encoder == "frozen"
     if linkage.choose == "records" and not (
@@ -67,14 +45,17 @@ def require_linkable(config: FederationConfig) -> None:
 
 
 def _require_roles(config: FederationConfig) -> None:
-    linkage = config.linkage
-    if config.helper("coordinator") is not None and not linkage.needs_coordinator:
+    protection = PROTECTIONS[config.linkage.protection]
+    if config.helper("coordinator") is not None and "coordinator" not in protection.helpers:
         raise ConfigError(
             'party.role: a "coordinator" links in place of the parties; with '
-            'linkage.protection = "none" there is nothing for it to do'
+            f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
-    if config.helper("dealer") is not None and linkage.protection != "shares":
-        raise ConfigError('party.role: a "dealer" goes with linkage.protection = "shares" alone')
+    if config.helper("dealer") is not None and "dealer" not in protection.helpers:
+        takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
+        raise ConfigError(
+            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" alone'
+        )
 
 
 def require_helpers(config: FederationConfig) -> None:
@@ -85,18 +66,15 @@ def require_helpers(config: FederationConfig) -> None:
     Raises:
         ConfigError: Naming the role that is missing.
     """
-    linkage = config.linkage
-    wanted = ["coordinator"] if linkage.needs_coordinator else []
-    if linkage.protection == "shares":
-        wanted.append("dealer")
+    linkage, protection = config.linkage, PROTECTIONS[config.linkage.protection]
     there = {party.role for party in config.parties}
-    for role in wanted:
+    for role in protection.helpers:
         if role not in there:
             raise ConfigError(
                 f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
                 f'add [[party]] name = "{role}", role = "{role}"'
             )
-    if linkage.protection == "bloom" and linkage.secret is None:
+    if protection.needs_secret and linkage.secret is None:
         raise ConfigError(
             "linkage.secret: is missing; it names the file, on every data party's machine, that "
             "holds the linkage secret (for example made by: openssl rand -hex 32)"
@@ -112,7 +90,7 @@ def require_trainable(config: FederationConfig) -> None:
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
     reads_keys = config.family.reads_keys or config.model.keys_as_features
-    if reads_keys and not keys_are_numbers(config):
+    if reads_keys and not key_spec(config).are_numbers:
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "
@@ -121,7 +99,8 @@ def require_trainable(config: FederationConfig) -> None:
     if not config.family.needs_similarities(config.model):
         return
     fresh = config.privacy.sampling_rate < 1
-    if fresh and (config.privacy.encoder != "frozen" or config.linkage.needs_coordinator):
+    helpers = PROTECTIONS[config.linkage.protection].helpers
+    if fresh and (config.privacy.encoder != "frozen" or "coordinator" in helpers):
         raise ConfigError(
             f"privacy.sampling_rate: {config.family.name!r} reads similarities, which are noised "
             f"once and sent once, so links can't change from round to round; set it to 1"

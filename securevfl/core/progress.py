@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linked:
+class LinksMade:
     """So many of a secondary's rows (or records, where these seek) are linked."""
 
     EVENT: ClassVar[str] = "links"
@@ -148,7 +148,7 @@ ProgressEvent = (
     Warned
     | Listening
     | Stage
-    | Linked
+    | LinksMade
     | CiphertextsMade
     | RowsReleased
     | RoundDone
@@ -168,7 +168,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         Warned,
         Listening,
         Stage,
-        Linked,
+        LinksMade,
         CiphertextsMade,
         RowsReleased,
         RoundDone,
@@ -221,7 +221,7 @@ class Pace:
 
     Args:
         observe: Hears of progress.
-        step: Makes the event, for example :class:`Linked`.
+        step: Makes the event, for example :class:`LinksMade`.
         name: Whose step it is.
     """
 

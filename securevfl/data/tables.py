@@ -31,14 +31,6 @@ class KeyTable:
         """Rows of the table."""
         return len(next(iter(self.columns.values())))
 
-    def joined(self) -> list[str]:
-        """Return all columns of a row as one text, missing values left out."""
-        texts: list[list[Any]] = [column.tolist() for column in self.columns.values()]
-        return [
-            " ".join(str(value) for value in row if value is not None and value == value)
-            for row in zip(*texts, strict=True)
-        ]
-
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "KeyTable":
         """Return the keys of the chosen rows, in that order."""
         return KeyTable(

@@ -12,7 +12,7 @@ Memory beside the texts, their q-grams and the links: :data:`_CHUNK_CELLS` pairs
 them) of about 60 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -125,6 +125,10 @@ class BlockedTextKeys:
         return BlockedTextKeys(
             self._records, self._primary, self._blocking, self.quality, workers=self._workers
         )
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return what blocking lost and spared."""
+        return {"blocking": self.quality.as_json()}
 
     def __repr__(self) -> str:
         return f"BlockedTextKeys({self.num_rows} rows, {self.num_records} records, {self.quality})"

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.linkage.links import LinkTable, fill_slots
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from scipy.stats import binom
 from securevfl.core import checks
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
 from securevfl.linkage.links import LinkTable, empty_links, fill_slots
-from securevfl.linkage.metrics import EuclideanKeys, KeyMetric
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.topk import eligible_ids
 
 # Share of rows whose ranked list holds K sampled records; the others are linked anew.

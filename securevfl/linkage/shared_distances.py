@@ -131,7 +131,7 @@ def links_from_shares(
         step: Width of a unit, to bring distances back to the keys' unit.
 
     Returns:
-        The links of :func:`~securevfl.linkage.euclidean.nearest_records` on quantised keys.
+        The links of :func:`~securevfl.linkage.metrics.euclidean.nearest_records` on quantised keys.
 
     Raises:
         DataError: If a sum is no squared distance: the shares do not belong together.

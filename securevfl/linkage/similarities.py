@@ -5,17 +5,14 @@ privacy. It is drawn once and kept with the values it was added to: fresh noise 
 similarities in every run, as in the published code, averages out.
 """
 
-import io
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.files import write_bytes
 from securevfl.linkage.links import LinkTable
 
 
@@ -72,37 +69,6 @@ class SimilarityTable:
 
     noise_std: float
     """Standard deviation of the noise that was added, in units of sigma_0; 0 for none."""
-
-    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "SimilarityTable":
-        """Return the similarities of the chosen rows: the same values at every use."""
-        return SimilarityTable(
-            values=self.values[rows], present=self.present[rows], noise_std=self.noise_std
-        )
-
-    def save(self, path: Path) -> None:
-        """Write values and noise together, atomically."""
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer, values=self.values, present=self.present, noise_std=np.float64(self.noise_std)
-        )
-        write_bytes(path, buffer.getvalue())
-
-    @classmethod
-    def load(cls, path: Path) -> "SimilarityTable":
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            DataError: If the file is something else.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return cls(
-                    values=archive["values"],
-                    present=archive["present"],
-                    noise_std=float(archive["noise_std"]),
-                )
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"similarities {path}: can't be read: {error}") from None
 
     def __repr__(self) -> str:
         return f"SimilarityTable({self.values.shape}, noise_std={self.noise_std})"

@@ -1,7 +1,7 @@
 """Text keys in one form: what counts as the same letter, and which texts are refused."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,14 @@ def normalise_text(text: str) -> str:
     folded = unicodedata.normalize("NFKC", text).casefold()
     # Folding may leave letters decomposed, so composition comes last.
     return " ".join(unicodedata.normalize("NFKC", folded).split())
+
+
+def joined_texts(columns: Mapping[str, "np.ndarray | Sequence[Any]"]) -> list[str]:
+    """Return all columns of a row as one text, missing values left out."""
+    return [
+        " ".join(str(value) for value in row if value is not None and value == value)
+        for row in zip(*map(list, columns.values()), strict=True)
+    ]
 
 
 def checked_texts(values: Sequence[Any] | np.ndarray, *, whose: str) -> list[str]:

@@ -1,16 +1,22 @@
-"""Ranked candidates: what linkage finds before a secondary's secret samples choose among them."""
+"""Ranked candidates, and what a secondary's rounds choose among them with its secret samples."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
-from securevfl.config.federation import FederationConfig
+from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
+from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
-from securevfl.linkage.sampling import filtered, list_length
+from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker, filtered, list_length
+from securevfl.linkage.sources import FixedLinks, FreshlySampledLinks, LinkSource, PickedLinks
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.keys import model_keys
 
 # A coordinator ranks so many records that a sample leaves a row without K of them once in a
 # billion: unlike a secondary that has the keys, nobody can search such a row anew.
@@ -72,24 +78,135 @@ def places_of(indices: Int64[np.ndarray, "rows links"]) -> LinkTable:
     return LinkTable(indices=indices, distances=np.where(indices >= 0, table, np.inf))
 
 
-def ranked_length(config: FederationConfig, records: int) -> int:
+def ranked_length(spec: LinkSpec, records: int) -> int:
     """Return how many records a coordinator ranks for each row."""
     return list_length(
-        config.model.neighbours,
-        rate=config.privacy.sampling_rate,
+        spec.choice.neighbours,
+        rate=spec.choice.sampling_rate,
         records=records,
         survival=_SURVIVAL,
     )
 
 
-def find_candidates(config: FederationConfig, metric: KeyMetric) -> Candidates:
+def find_candidates(spec: LinkSpec, metric: KeyMetric) -> Candidates:
     """Find candidates where both parties' keys, codes or shares are at hand.
 
     Raises:
         DataError: If keys are not what the metric needs, or K exceeds the records.
     """
-    cap, limit = config.privacy.links_per_record, config.family.max_distance
+    cap, limit = spec.choice.links_per_record, spec.choice.max_distance
     if cap is not None:
         return Candidates(pairs=eligible_pairs(metric, cap=cap).within(limit))
-    ranked = metric.nearest(None, ranked_length(config, metric.num_records))
+    ranked = metric.nearest(None, ranked_length(spec, metric.num_records))
     return Candidates(ranked=ranked.within(limit))
+
+
+class CandidateLinker:
+    """Links within a round's sample, from candidates that a coordinator found."""
+
+    def __init__(self, candidates: Candidates, k: int) -> None:
+        self._candidates = candidates
+        self._k = k
+
+    def link(
+        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
+    ) -> LinkTable:
+        """Return the nearest sampled candidates of the chosen rows."""
+        return self._candidates.link(rows, sample, k=self._k)
+
+
+class NearLinker:
+    """Links within a round's sample, of at most some distance."""
+
+    def __init__(self, linker: RoundLinker, max_distance: float) -> None:
+        self._linker = linker
+        self._max_distance = max_distance
+
+    def link(
+        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
+    ) -> LinkTable:
+        """Return the nearest sampled records of the chosen rows, as far as the limit goes."""
+        return self._linker.link(rows, sample).within(self._max_distance)
+
+
+def source_of_metric(spec: LinkSpec, metric: KeyMetric) -> LinkSource:
+    """Link by distance, under the cap and from the secret samples that the promise rests on.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+    """
+    rate, cap = spec.choice.sampling_rate, spec.choice.links_per_record
+    if spec.choice.by == "records":
+        assert cap is not None, "checked with the federation file"
+        sampler = PoissonSampler(metric.num_records, rate)
+        return PickedLinks(pairs=eligible_pairs(metric, cap=cap), sample=sampler.draw())
+    linker = RoundLinker(
+        metric,
+        spec.choice.neighbours,
+        rate=rate,
+        cap=cap,
+        # All rows are linked once: a search costs less than a list to filter.
+        method="rebuild" if spec.choice.once else "auto",
+    )
+    near = NearLinker(linker, spec.choice.max_distance)
+    return _source(spec, near, rows=metric.num_rows, records=metric.num_records)
+
+
+def source_of_candidates(
+    spec: LinkSpec, candidates: Candidates, *, rows: int, records: int
+) -> LinkSource:
+    """Link as :func:`source_of_metric` does, where a coordinator has found the candidates."""
+    if spec.choice.by == "records":
+        assert candidates.pairs is not None, "a cap goes with this choice"
+        sampler = PoissonSampler(records, spec.choice.sampling_rate)
+        return PickedLinks(pairs=candidates.pairs, sample=sampler.draw())
+    linker = CandidateLinker(candidates, spec.choice.neighbours)
+    return _source(spec, linker, rows=rows, records=records)
+
+
+def _source(
+    spec: LinkSpec, linker: NearLinker | CandidateLinker, *, rows: int, records: int
+) -> LinkSource:
+    sampler = PoissonSampler(records, spec.choice.sampling_rate)
+    if spec.choice.sampling_rate < 1 and not spec.choice.once:
+        return FreshlySampledLinks(linker=linker, sampler=sampler)
+    # A frozen encoder answers each row once, from one sample for the whole pass.
+    return FixedLinks(table=linker.link(np.arange(rows, dtype=np.int64), sampler.draw()))
+
+
+def linked_secondary(
+    own: KeyTable,
+    source: LinkSource,
+    scaler: KeyScaler | None,
+    *,
+    rows: int,
+    similarities: Float32[np.ndarray, "rows links"] | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> LinkedSecondary:
+    """Return what linking leaves at a secondary.
+
+    Args:
+        own: Its keys.
+        source: Where its rounds get links from.
+        scaler: How keys are scaled for models; None for texts.
+        rows: How many rows the primary has.
+        similarities: What the primary gets, where the secondary makes it.
+        figures: What its log says beside counts of links.
+    """
+    return LinkedSecondary(
+        source=source,
+        keys=model_keys(scaler, own),
+        primary_rows=rows,
+        similarities=similarities,
+        figures={**_figures(rows, own.num_rows, source), **(figures or {})},
+    )
+
+
+def _figures(rows: int, records: int, source: LinkSource) -> dict[str, Any]:
+    figures: dict[str, Any] = {"rows": rows, "records": records}
+    if isinstance(source, FixedLinks):
+        present = source.table.present
+        figures["links"] = int(present.sum())
+        figures["rows_without_links"] = int((~present.any(axis=1)).sum())
+        figures["most_uses_of_a_record"] = source.table.most_uses(records)
+    return figures

@@ -5,32 +5,26 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.metrics import CodeKeys, KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.secret import LinkageSecret
-from securevfl.linking.candidates import find_candidates
-from securevfl.linking.kept_links import LinkCache, links_key
-from securevfl.linking.key_metric import (
-    encode,
-    key_metric,
-    linkage_secret,
-    quantised_metric,
-)
-from securevfl.linking.keys import key_scaler, model_keys
-from securevfl.linking.links_of_party import coordinate, link_from_candidates
-from securevfl.linking.shown import link_shown, shown_keys
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.keys import key_scaler, model_keys, read_secret
+from securevfl.linking.protections.table import protection_of
+from securevfl.linking.similar_links import stacked
 
 
 class Linker:
     """Links one secondary after another to one primary, all in this process.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         primary: The primary's keys.
-        data_root: Where the file with the linkage secret is found; without one, a fresh secret
-            does as well, since all parties are in this process.
+        data_root: Where the file with the linkage secret is found.
+        secret: The linkage secret. None reads the file that the federation names, if it does and
+            ``data_root`` is given; else a fresh secret does as well, since all parties are here.
         folder: The run's folder of parties, where links are kept; None keeps none.
 
     Raises:
@@ -40,31 +34,28 @@ class Linker:
 
     def __init__(
         self,
-        config: FederationConfig,
+        spec: LinkSpec,
         primary: KeyTable,
         *,
         data_root: Path | None = None,
+        secret: LinkageSecret | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._config = config
+        if secret is None and spec.hiding.secret is not None and data_root is not None:
+            secret = read_secret(spec, data_root)
+        self._spec = spec
         self._keys = primary
         self._folder = folder
-        self._secret = LinkageSecret.fresh()
-        if config.linkage.secret is not None and data_root is not None:
-            self._secret = linkage_secret(config, data_root)
-        self._scaler = key_scaler(config, primary)
+        self._secret = secret or LinkageSecret.fresh()
+        self._protection = protection_of(spec)
         self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
-
-    @property
-    def primary_keys(self) -> KeyTable:
-        """The primary's keys, as they were given."""
-        return self._keys
 
     @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
+        scaler = key_scaler(self._spec.keys, self._keys)
         return LinkedPrimary(
-            keys=model_keys(self._scaler, self._keys), similarities=stacked(self._similarities)
+            keys=model_keys(scaler, self._keys), similarities=stacked(self._similarities)
         )
 
     def __call__(self, own: KeyTable) -> LinkedSecondary:
@@ -77,57 +68,21 @@ class Linker:
         Reveals:
             Nothing leaves the process, which holds everybody's table.
         """
-        linked = self._link(own)
+        linked = self._protection.link_in_process(
+            self._spec, self._keys, own, secret=self._secret, cache=self.cache(own)
+        )
         self._similarities.append(linked.similarities)
         return linked
-
-    def _link(self, own: KeyTable) -> LinkedSecondary:
-        config = self._config
-        if config.linkage.protection == "none":
-            return link_shown(config, own, shown_keys(config, self._keys), self.cache(own))
-        metric = self.metric(own)
-        candidates, similar = coordinate(
-            config,
-            lambda: find_candidates(config, metric),
-            cache=self.cache(own),
-            key=self.key(own),
-        )
-        return link_from_candidates(
-            config,
-            own,
-            candidates,
-            self._scaler,
-            rows=self._keys.num_rows,
-            similarities=None if similar is None else similar.values,
-        )
 
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""
         folder = None if self._folder is None else self._folder / own.name
-        return LinkCache.of_party(self._config, own.name, folder)
+        return LinkCache.of_party(self._spec, own.name, folder)
 
     def key(self, own: KeyTable) -> str:
         """Return the key of a secondary's links in its cache."""
-        coded = self._config.linkage.protection == "bloom"
-        secret = self._secret.check_value("cache") if coded else ""
-        return links_key(self._config, self._keys, own, secret=secret)
+        return self._protection.key(self._spec, self._keys, own, self._secret)
 
     def metric(self, own: KeyTable) -> KeyMetric:
         """Return what is compared under the file's protection."""
-        config = self._config
-        if config.linkage.protection == "none":
-            return key_metric(config, self._keys, own)
-        if config.linkage.protection == "bloom":
-            return CodeKeys(
-                primary=encode(config, self._keys, self._secret),
-                records=encode(config, own, self._secret),
-            )
-        return quantised_metric(config, self._keys, own)
-
-
-def stacked(
-    parts: list[Float32[np.ndarray, "rows links"] | None],
-) -> Float32[np.ndarray, "rows secondaries links"] | None:
-    """Put the similarities of all secondaries side by side; None if there are none."""
-    given = [part for part in parts if part is not None]
-    return np.stack(given, axis=1) if given else None
+        return self._protection.compare(self._spec, self._keys, own, self._secret)

@@ -16,18 +16,16 @@ from typing import Final
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import DataError
 from securevfl.core.files import write_bytes
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
-from securevfl.linking.similarities import SimilarLinks
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.candidates import Candidates
+from securevfl.linking.similar_links import SimilarLinks, similar_links
 
 _TAG_KEY_BYTES: Final = 32
-
-# Metrics whose links are quicker made than read.
-_QUICK: Final = ("euclidean", "great-circle")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,11 +37,6 @@ class KeptLinks:
 
     similar: SimilarLinks | None
     """Noised similarities, where the family reads them."""
-
-
-def may_be_kept(config: FederationConfig) -> bool:
-    """Whether one link table serves all rounds: a secret sample is drawn afresh in every run."""
-    return config.privacy.sampling_rate == 1 and config.linkage.choose == "rows"
 
 
 class LinkCache:
@@ -58,15 +51,18 @@ class LinkCache:
         return self._folder
 
     @classmethod
-    def of_party(cls, config: FederationConfig, name: str, folder: Path | None) -> "LinkCache":
+    def of_party(cls, spec: LinkSpec, name: str, folder: Path | None) -> "LinkCache":
         """Return the cache of one party: the file's, or one in its own folder of the run.
 
         Without a folder of the file's choice, a run keeps nothing that is quicker made than read.
         """
-        if config.linkage.cache is not None:
-            return cls(Path(config.linkage.cache).expanduser() / name)
-        quick = config.linkage.metric in _QUICK and not config.linkage.needs_coordinator
-        if quick and not config.family.needs_similarities(config.model):
+        if spec.cache is not None:
+            return cls(Path(spec.cache).expanduser() / name)
+        if (
+            spec.keys.metric.quick
+            and spec.hiding.protection == "none"
+            and spec.similarities is None
+        ):
             return cls(None)
         return cls(folder)
 
@@ -90,6 +86,43 @@ class LinkCache:
         return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
 
 
+def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
+    """Find the K nearest candidates of every row and make similarities where they are wanted.
+
+    Raises:
+        DataError: If keys are not what the metric needs, or all distances are equal.
+        ConfigError: If the bound tau cannot be had.
+    """
+    links = all_links(spec, find())
+    return KeptLinks(
+        links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
+    )
+
+
+def coordinate(
+    spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
+) -> tuple[Candidates, SimilarLinks | None]:
+    """Do a coordinator's part: find candidates and, where wanted, make similarities.
+
+    Returns:
+        What the secondary gets, which tells it an order but no distance, and what the primary gets.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+        ConfigError: If the bound tau cannot be had.
+    """
+    if not spec.choice.fixed:
+        return find().without_distances(), None
+    kept = cache.get(key, lambda: keep(spec, find))
+    links = kept.links if kept.similar is None else kept.similar.links
+    return Candidates(ranked=links).without_distances(), kept.similar
+
+
+def all_links(spec: LinkSpec, found: Candidates) -> LinkTable:
+    """Return the K nearest candidates of every row, whatever is sampled later."""
+    return found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
+
+
 def table_tag(folder: Path | None, units: np.ndarray) -> str:
     """Return a name for quantised keys that only this party could make, the same in every run.
 
@@ -109,23 +142,21 @@ def table_tag(folder: Path | None, units: np.ndarray) -> str:
     return hashlib.blake2b(units.tobytes(), key=key, digest_size=32).hexdigest()
 
 
-def links_key(config: FederationConfig, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
+def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
     """Return the key of links: everything that they and their similarities depend on.
 
     Args:
-        config: The federation file, of which linkage, K, caps and the split of rows count.
+        spec: What linking needs, of which linkage, K, caps and the split of rows count.
         tables: What was linked: both parties' keys or codes.
         secret: A check value of the linkage secret.
     """
-    training = config.training
+    split = spec.split
     settings = {
-        "linkage": {
-            name: value for name, value in config.source["linkage"].items() if name != "cache"
-        },
-        "similarities": config.family.needs_similarities(config.model),
-        "neighbours": config.model.neighbours,
-        "cap": config.privacy.links_per_record,
-        "split": [config.federation.seed, training.validation_fraction, training.test_fraction],
+        "linkage": {name: value for name, value in spec.written.items() if name != "cache"},
+        "similarities": spec.similarities is not None,
+        "neighbours": spec.choice.neighbours,
+        "cap": spec.choice.links_per_record,
+        "split": [split.seed, split.validation_fraction, split.test_fraction],
         "secret": secret,
     }
     text = json.dumps(settings, sort_keys=True, default=str)

@@ -1,45 +1,54 @@
-"""A party's keys as linkage takes them: columns named as the primary names them."""
+"""What a party brings: its keys, columns named as the primary names them, and the secret."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.parties import PartySettings
-from securevfl.config.rules import key_kinds, keys_are_numbers
 from securevfl.core.errors import DataError
 from securevfl.data.key_tables import read_key_table
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
+from securevfl.linkage.metrics.metric import KeySpec, numbers_of
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 
 
-def read_keys(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
+def read_keys(
+    spec: KeySpec, path: Path, *, name: str, columns: Sequence[str], truth: str | None
+) -> KeyTable:
     """Read the keys of a party's own table, and nothing else of it but the truth.
+
+    Args:
+        spec: Which keys are compared.
+        path: The party's table.
+        name: The party's name.
+        columns: Its own names of the key columns.
+        truth: Its column that tells true matches, if any.
 
     Raises:
         DataError: As :func:`securevfl.data.key_tables.read_key_table`, or if a numeric key without
             rules for missing values has gaps.
     """
-    kinds = key_kinds(config)
-    path = data_root / party.data
+    kinds = spec.kinds
     table = read_key_table(
         path,
-        name=party.name,
-        key=dict(zip(party.key, kinds.values(), strict=True)),
-        truth=config.linkage.truth,
+        name=name,
+        key=dict(zip(columns, kinds.values(), strict=True)),
+        truth=truth,
     )
-    if keys_are_numbers(config):
-        where = f"table {path} of {party.name!r}"
-        require_finite(np.column_stack(list(table.columns.values())), party.key, where=where)
+    if spec.are_numbers:
+        where = f"table {path} of {name!r}"
+        require_finite(np.column_stack(list(table.columns.values())), columns, where=where)
     return KeyTable(
-        name=party.name,
+        name=name,
         columns=dict(zip(kinds, table.columns.values(), strict=True)),
         entities=table.entities,
     )
 
 
-def keys_of(config: FederationConfig, table: PartyTable) -> KeyTable:
+def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
     """Return the keys of a table that was read for a run.
 
     Raises:
@@ -47,11 +56,11 @@ def keys_of(config: FederationConfig, table: PartyTable) -> KeyTable:
     """
     if table.link_columns is not None:
         return table.link_columns
-    names = list(key_kinds(config))
-    if not keys_are_numbers(config) or table.key_dim != len(names):
+    names = list(spec.kinds)
+    if not spec.are_numbers or table.key_dim != len(names):
         raise DataError(
             f"table of {table.name!r}: has {table.key_dim} numeric key columns; "
-            f"linkage.metric = {config.linkage.metric!r} needs the columns {', '.join(names)}"
+            f"linkage.metric = {spec.metric.name!r} needs the columns {', '.join(names)}"
         )
     return KeyTable(
         name=table.name,
@@ -60,25 +69,30 @@ def keys_of(config: FederationConfig, table: PartyTable) -> KeyTable:
     )
 
 
-def numbers_of(keys: KeyTable) -> Float64[np.ndarray, "rows dimension"]:
-    """Return numeric key columns side by side."""
-    return np.column_stack(list(keys.columns.values()))
+def read_secret(spec: LinkSpec, data_root: Path) -> LinkageSecret:
+    """Read the linkage secret on a data party's own machine.
+
+    Raises:
+        ConfigError: If the file cannot be read or holds something else.
+    """
+    assert spec.hiding.secret is not None, "required before any party starts"
+    return LinkageSecret.from_file(data_root / Path(spec.hiding.secret).expanduser())
 
 
-def key_scaler(config: FederationConfig, primary: KeyTable | None) -> KeyScaler | None:
+def key_scaler(spec: KeySpec, primary: KeyTable | None) -> KeyScaler | None:
     """Return the statistics by which all parties scale keys for their models; None for texts.
 
     They are the middle and half the width of the agreed ranges where there are any, and else the
     mean and deviation of the primary's keys.
 
     Args:
-        config: The federation file.
+        spec: Which keys are compared.
         primary: The primary's keys; None where they are not known, as under a protection.
     """
-    if not keys_are_numbers(config):
+    if not spec.are_numbers:
         return None
-    if config.linkage.ranges is not None:
-        low, high = np.array(config.linkage.ranges).T
+    if spec.ranges is not None:
+        low, high = np.array(spec.ranges).T
         return KeyScaler(centre=(low + high) / 2, width=(high - low) / 2)
     assert primary is not None, "protected linkage of numbers has agreed ranges"
     return KeyScaler.fit(numbers_of(primary))

@@ -6,40 +6,25 @@ talks to the primary directly and to other callers through it. Both have the sam
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linking.messages import LinkingKind
 from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.sealed import SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
-_LINKING: Final = (
-    LinkingKind.LINKED,
-    StarKind.SEALED,
-    LinkingKind.LINK_CODES,
-    LinkingKind.LINK_TURN,
-    LinkingKind.LINK_CELLS,
-    LinkingKind.LINK_BLOCK,
-    LinkingKind.LINK_DEALING,
-    LinkingKind.LINK_MASKED,
-    LinkingKind.LINK_SHARE,
-    LinkingKind.LINK_CIPHERS,
-    LinkingKind.LINK_LISTS,
-    LinkingKind.SIMILARITIES,
-    StarKind.DONE,
-)
+Kinds = tuple[MessageKind, ...]
 
 
 @runtime_checkable
-class Desk(Protocol):
+class Lines(Protocol):
     """One party's way to every other one."""
 
-    def send(self, name: str, message: Message) -> None:
-        """Send a message to a party.
+    def send(self, message: Message, *names: str) -> None:
+        """Send a message to one party or several.
 
         Reveals:
-            To that party: the message; to a primary that relays it: its size.
+            To these parties: the message; to a primary that relays it: its size.
         """
         ...
 
@@ -71,25 +56,38 @@ class _Inboxes:
         return message
 
 
-class PrimaryDesk:
-    """The primary's: direct lines to everybody, and the switchboard between callers."""
+class PrimaryLines:
+    """The primary's: direct lines to everybody, and the switchboard between callers.
+
+    Args:
+        transport: The star.
+        ranks: Name to rank of everybody.
+        kinds: What may come at all.
+        deadline_s: Seconds to wait for a message.
+    """
 
     def __init__(
-        self, transport: PrimaryTransport, ranks: Mapping[str, int], *, deadline_s: float
+        self,
+        transport: PrimaryTransport,
+        ranks: Mapping[str, int],
+        *,
+        kinds: Kinds,
+        deadline_s: float,
     ) -> None:
         self._transport = transport
+        self._kinds = kinds
         self._names = {rank: name for name, rank in ranks.items() if rank}
         self._ranks = ranks
         self._deadline_s = deadline_s
         self._inboxes = _Inboxes()
 
-    def send(self, name: str, message: Message) -> None:
-        """Send a message to a caller.
+    def send(self, message: Message, *names: str) -> None:
+        """Send a message to callers.
 
         Reveals:
-            To that caller: the message, as its kind says.
+            To these callers: the message, as its kind says.
         """
-        self._transport.send(name, message)
+        self._transport.broadcast(names, message)
 
     def receive(self, name: str, *kinds: MessageKind) -> Message:
         """Return a caller's next message, and relay what callers tell one another meanwhile.
@@ -102,7 +100,7 @@ class PrimaryDesk:
         """
         while (message := self._inboxes.take(name, kinds)) is None:
             came = self._transport.receive_any(
-                list(self._names.values()), _LINKING, deadline_s=self._deadline_s
+                list(self._names.values()), self._kinds, deadline_s=self._deadline_s
             )
             if came.kind is StarKind.SEALED:
                 self._relay(came)
@@ -119,8 +117,16 @@ class PrimaryDesk:
         self._transport.send(self._names[to], sealed, owned=True)
 
 
-class CallerDesk:
-    """A secondary's or a helper's: one connection, and a sealed line to each other caller."""
+class CallerLines:
+    """A secondary's or a helper's: one connection, and a sealed line to each other caller.
+
+    Args:
+        transport: Its connection.
+        ranks: Name to rank of everybody.
+        pair_keys: Its keys with the other callers, by rank.
+        kinds: What may come at all.
+        deadline_s: Seconds to wait for a message.
+    """
 
     def __init__(
         self,
@@ -128,30 +134,33 @@ class CallerDesk:
         ranks: Mapping[str, int],
         pair_keys: Mapping[int, bytes],
         *,
+        kinds: Kinds,
         deadline_s: float,
     ) -> None:
         self._transport = transport
+        self._kinds = kinds
         self._deadline_s = deadline_s
         self._inboxes = _Inboxes()
         own = ranks[transport.name]
         names = {rank: name for name, rank in ranks.items()}
         self._primary = names[0]
         self._peers = {rank: names[rank] for rank in pair_keys}
-        self._lines = {
+        self._sealed = {
             names[rank]: SealedLine(
                 key, session=transport.session, own_rank=own, peer=names[rank], peer_rank=rank
             )
             for rank, key in pair_keys.items()
         }
 
-    def send(self, name: str, message: Message) -> None:
-        """Send a message to the primary, or sealed to another caller.
+    def send(self, message: Message, *names: str) -> None:
+        """Send a message to the primary, or sealed to other callers.
 
         Reveals:
-            To that party: the message, as its kind says; to a primary that relays it: its size.
+            To these parties: the message, as its kind says; to a primary that relays it: its size.
         """
-        sealed = message if name == self._primary else self._lines[name].seal(message)
-        self._transport.send(sealed)
+        for name in names:
+            direct = name == self._primary
+            self._transport.send(message if direct else self._sealed[name].seal(message))
 
     def receive(self, name: str, *kinds: MessageKind) -> Message:
         """Return a party's next message.
@@ -164,12 +173,12 @@ class CallerDesk:
             Nothing; what came was revealed by its sender.
         """
         while (message := self._inboxes.take(name, kinds)) is None:
-            came = self._transport.receive(_LINKING, round_number=None, deadline_s=self._deadline_s)
+            came = self._transport.receive(self._kinds, round_number=0, deadline_s=self._deadline_s)
             if came.kind is not StarKind.SEALED:
                 self._inboxes.put(self._primary, came)
                 continue
             peer = self._peers.get(came.figure("from", int))
             if peer is None:
                 raise ProtocolError(f"{came.sender}: relayed a message of nobody")
-            self._inboxes.put(peer, self._lines[peer].open(came))
+            self._inboxes.put(peer, self._sealed[peer].open(came))
         return message

@@ -1,6 +1,18 @@
-"""The kinds of message of linking."""
+"""What parties tell one another to link, whatever hides their keys.
 
-from securevfl.transport.message import MessageKind
+Messages that one protection alone needs are beside it, in :mod:`securevfl.linking.protections`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from securevfl.core.errors import ProtocolError
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.candidates import Candidates, places_of, ranked_length
+from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 
 class LinkingKind(MessageKind):
@@ -48,3 +60,119 @@ class LinkingKind(MessageKind):
     """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
     secondary: numbers of its records to compare next, with how many rows. Without
     ``linkage.cell`` it tells nothing but sizes."""
+
+
+Similarities = Float32[np.ndarray, "rows links"]
+"""One secondary's noised similarities, NaN where a slot holds no record."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Linked(TypedMessage):
+    """That linkage is done; for families that read any, noised similarities in falling order."""
+
+    KIND = LinkingKind.LINKED
+    WAY = "secondary to primary"
+
+    similarities: Similarities | None = None
+    """None if the family reads none, or the primary gets them from a coordinator."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        values = self.similarities
+        return Message(kind=self.KIND, tensors={} if values is None else {"similarities": values})
+
+    @classmethod
+    def from_message(cls, message: Message, *, spec: LinkSpec, rows: int) -> "Linked":
+        """Check a received one, whose sender linked by itself.
+
+        Raises:
+            ProtocolError: If similarities are due and are not what was agreed on.
+        """
+        if spec.similarities is None:
+            return cls()
+        return cls(similarities=_similarities(message, spec=spec, rows=rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class MadeSimilarities(TypedMessage):
+    """One secondary's noised similarities in falling order, without record numbers."""
+
+    KIND = LinkingKind.SIMILARITIES
+    WAY = "coordinator to primary"
+
+    values: Similarities
+    """K of each row."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, tensors={"similarities": self.values})
+
+    @classmethod
+    def from_message(cls, message: Message, *, spec: LinkSpec, rows: int) -> "MadeSimilarities":
+        """Check a received one.
+
+        Raises:
+            ProtocolError: If it is not what was agreed on.
+        """
+        return cls(values=_similarities(message, spec=spec, rows=rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Lists(TypedMessage):
+    """For each primary row, record numbers in order of distance."""
+
+    KIND = LinkingKind.LINK_LISTS
+    WAY = "coordinator to a secondary"
+
+    candidates: Candidates
+    """Their distances do not travel; received ones have places of the list instead."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        pairs, ranked = self.candidates.pairs, self.candidates.ranked
+        if pairs is not None:
+            tensors = {"starts": pairs.starts, "records": pairs.records}
+        else:
+            assert ranked is not None, "one of the two forms is there"
+            tensors = {"indices": ranked.indices}
+        return Message(kind=self.KIND, tensors=tensors)
+
+    @classmethod
+    def from_message(cls, message: Message, *, spec: LinkSpec, rows: int, records: int) -> "Lists":
+        """Check received lists.
+
+        Raises:
+            ProtocolError: If they are not what was agreed on.
+        """
+        if spec.choice.links_per_record is not None and not spec.choice.fixed:
+            starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
+            numbers = message.tensor("records", dtype=np.int64, shape=(None,))
+            if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
+                raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
+            require_numbers(message, numbers, below=records)
+            pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
+            return cls(candidates=Candidates(pairs=pairs).without_distances())
+        length = ranked_length(spec, records)
+        indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
+        require_numbers(message, indices, below=records, lowest=-1)
+        return cls(candidates=Candidates(ranked=places_of(indices)))
+
+
+def require_numbers(
+    message: Message, numbers: Int64[np.ndarray, "..."], *, below: int, lowest: int = 0
+) -> None:
+    """Check the numbers of rows or records that came in a message.
+
+    Raises:
+        ProtocolError: If there is no such row or record.
+    """
+    if numbers.size and not lowest <= numbers.min() <= numbers.max() < below:
+        raise ProtocolError(f"{message.sender}: named a row or record that there is not")
+
+
+def _similarities(message: Message, *, spec: LinkSpec, rows: int) -> Similarities:
+    shape = (rows, spec.choice.neighbours)
+    values = message.tensor("similarities", dtype=np.float32, shape=shape, finite=False)
+    if np.isinf(values).any():
+        raise ProtocolError(f"{message.sender}: sent a similarity that is infinite")
+    return values

@@ -1,31 +1,19 @@
-"""Linking between processes, over the star."""
+"""Linking between processes, over the star: each party's part, as the protection says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from jaxtyping import Float32
-
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import keys_are_numbers
-from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
-from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linking.in_process import stacked
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.key_messages import pack_columns, unpack_columns
-from securevfl.linking.key_metric import linkage_secret
-from securevfl.linking.lines import CallerDesk, PrimaryDesk
-from securevfl.linking.list_messages import read_similarities
-from securevfl.linking.messages import LinkingKind
-from securevfl.linking.protected_primary import ProtectedPrimary
-from securevfl.linking.protected_secondary import ProtectedSecondary
-from securevfl.linking.shown import ShownKeys, link_shown, linked_primary, shown_keys
-from securevfl.transport.message import Message
+from securevfl.linking.keys import read_secret
+from securevfl.linking.lines import CallerLines, Lines, PrimaryLines
+from securevfl.linking.protections.protection import DataParty, Helper, HelperRole
+from securevfl.linking.protections.table import protection_of
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 
@@ -33,8 +21,8 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 class OwnPlace:
     """What a data party brings to linking."""
 
-    config: FederationConfig
-    """The federation file."""
+    spec: LinkSpec
+    """What linking needs."""
 
     keys: KeyTable
     """Its own keys."""
@@ -45,15 +33,25 @@ class OwnPlace:
     cache: LinkCache
     """Where it keeps links."""
 
-    def secret(self) -> LinkageSecret | None:
-        """Read the linkage secret, if the protection has one.
+    def with_lines(
+        self, lines: Lines, *, rows: int, session: bytes, observe: Observer
+    ) -> DataParty:
+        """Return the party as its protection takes it.
 
         Raises:
-            ConfigError: If it cannot be read.
+            ConfigError: If the linkage secret cannot be read.
         """
-        if self.config.linkage.protection != "bloom":
-            return None
-        return linkage_secret(self.config, self.data_root)
+        hides = protection_of(self.spec)
+        return DataParty(
+            spec=self.spec,
+            keys=self.keys,
+            rows=rows,
+            lines=lines,
+            session=session,
+            secret=read_secret(self.spec, self.data_root) if hides.needs_secret else None,
+            cache=self.cache,
+            observe=observe,
+        )
 
 
 def link_as_primary(
@@ -67,28 +65,16 @@ def link_as_primary(
         ProtocolError: If a party leaves the protocol or fails.
 
     Reveals:
-        To every secondary, without protection: the primary's keys, their mean and deviation. Under
-        one: what :class:`ProtectedPrimary` says.
+        What the protection's :meth:`Protection.link_as_primary` says.
     """
-    config = place.config
-    deadline_s = config.runtime.idle_timeout_s
-    if config.linkage.protection != "none":
-        desk = PrimaryDesk(transport, config.ranks, deadline_s=deadline_s)
-        protected = ProtectedPrimary(config, place.keys, desk, place.cache, observe)
-        return protected.link(place.secret(), transport.session)
-    names = [party.name for party in config.secondaries]
-    shown = shown_keys(config, place.keys)
-    tensors = pack_columns(config, shown.keys)
-    if shown.scaler is not None:
-        tensors |= {"centre": shown.scaler.centre, "width": shown.scaler.width}
-    transport.broadcast(names, Message(kind=LinkingKind.LINK_KEYS, tensors=tensors))
-    parts: dict[str, Float32[np.ndarray, "rows links"] | None] = {}
-    for message in transport.receive_each(
-        names, LinkingKind.LINKED, round_number=0, deadline_s=deadline_s
-    ):
-        parts[message.sender] = read_similarities(config, message, rows=place.keys.num_rows)
-    return LinkedPrimary(
-        keys=linked_primary(shown).keys, similarities=stacked([parts[name] for name in names])
+    spec, hides = place.spec, protection_of(place.spec)
+    lines = PrimaryLines(
+        transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.idle_timeout_s
+    )
+    return hides.link_as_primary(
+        place.with_lines(
+            lines, rows=place.keys.num_rows, session=transport.session, observe=observe
+        )
     )
 
 
@@ -116,34 +102,50 @@ def link_as_secondary(
         ProtocolError: If a party leaves the protocol or fails.
 
     Reveals:
-        To the primary, without protection: that linkage is done and, if the family reads them,
-        noised similarities. Under one: what :class:`ProtectedSecondary` says.
+        What the protection's :meth:`Protection.link_as_secondary` says.
     """
-    config = place.config
-    deadline_s = config.runtime.idle_timeout_s
-    if config.linkage.protection != "none":
-        desk = CallerDesk(transport, config.ranks, pair_keys, deadline_s=deadline_s)
-        protected = ProtectedSecondary(
-            config, place.keys, rows=rows, desk=desk, cache=place.cache, observe=observe
-        )
-        return protected.link(place.secret(), transport.session)
-    message = transport.receive(LinkingKind.LINK_KEYS, round_number=0, deadline_s=deadline_s)
-    dimension = len(config.primary.key)
-    shown = ShownKeys(
-        keys=unpack_columns(config, message, rows=rows),
-        scaler=_read_scaler(message, dimension) if keys_are_numbers(config) else None,
+    lines = _caller_lines(place.spec, transport, pair_keys)
+    return protection_of(place.spec).link_as_secondary(
+        place.with_lines(lines, rows=rows, session=transport.session, observe=observe)
     )
-    linked = link_shown(config, place.keys, shown, place.cache)
-    values = linked.similarities
-    transport.send(
-        Message(kind=LinkingKind.LINKED, tensors={} if values is None else {"similarities": values})
-    )
-    return linked
 
 
-def _read_scaler(message: Message, dimension: int) -> KeyScaler:
-    centre = message.tensor("centre", dtype=np.float64, shape=(dimension,))
-    width = message.tensor("width", dtype=np.float64, shape=(dimension,))
-    if not (width > 0).all():
-        raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
-    return KeyScaler(centre=centre, width=width)
+def help_to_link(
+    spec: LinkSpec,
+    role: HelperRole,
+    transport: SecondaryTransport,
+    pair_keys: Mapping[int, bytes],
+    *,
+    rows: int,
+    cache: LinkCache,
+) -> Mapping[str, Any]:
+    """Take a helper's part, and return what its log says.
+
+    Args:
+        spec: What linking needs.
+        role: Which part.
+        transport: Its connection.
+        pair_keys: Its keys with every other caller, by rank.
+        rows: How many rows the primary has.
+        cache: Where a coordinator keeps links and their noise.
+
+    Raises:
+        ConfigError: If two parties' linkage secrets differ.
+        DataError: If what the parties sent does not belong together.
+        ProtocolError: If a party leaves the protocol or fails.
+
+    Reveals:
+        What the protection's :meth:`Protection.help_to_link` says.
+    """
+    lines = _caller_lines(spec, transport, pair_keys)
+    helper = Helper(spec=spec, rows=rows, lines=lines, cache=cache)
+    return protection_of(spec).help_to_link(role, helper)
+
+
+def _caller_lines(
+    spec: LinkSpec, transport: SecondaryTransport, pair_keys: Mapping[int, bytes]
+) -> CallerLines:
+    kinds = protection_of(spec).kinds
+    return CallerLines(
+        transport, spec.roles.ranks, pair_keys, kinds=kinds, deadline_s=spec.idle_timeout_s
+    )

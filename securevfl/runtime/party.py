@@ -9,7 +9,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
 from securevfl.federation.party_files import PartyFiles
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.linkage_helper import help_to_link
+from securevfl.runtime.linkage_helper import run_linkage_helper
 from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.primary_party import run_primary
 from securevfl.runtime.secondary_party import run_secondary
@@ -18,8 +18,8 @@ from securevfl.transport.identity import Identity
 _LIVES = {
     "primary": run_primary,
     "secondary": run_secondary,
-    "coordinator": help_to_link,
-    "dealer": help_to_link,
+    "coordinator": run_linkage_helper,
+    "dealer": run_linkage_helper,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import PartyTable
@@ -74,11 +75,12 @@ class PartyLife:
 
     def place(self, table: PartyTable) -> OwnPlace:
         """Return what this party brings to linking."""
+        spec = link_spec(self.config)
         return OwnPlace(
-            config=self.config,
-            keys=keys_of(self.config, table),
+            spec=spec,
+            keys=keys_of(spec.keys, table),
             data_root=self.job.data_root,
-            cache=LinkCache.of_party(self.config, self.job.name, self.job.folder),
+            cache=LinkCache.of_party(spec, self.job.name, self.job.folder),
         )
 
     def require_no_listen(self) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.core import files
@@ -16,6 +15,7 @@ from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
+from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_primary
 from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.figures import RunFigures
@@ -45,9 +45,12 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         plan = replace(plan, facts=_greet(life, transport, facts))
         write_federation(job.run_folder, config)
         observe(Stage(text="linking", of=len(config.secondaries)))
-        linked = link_as_primary(life.place(table), transport, observe)
+        place = life.place(table)
+        linked = link_as_primary(place, transport, observe)
         life.files.log(
-            "linked", protection=config.linkage.protection, learned=reveals_of(config, "primary")
+            "linked",
+            protection=config.linkage.protection,
+            learned=reveals_of(place.spec, "primary"),
         )
         run = PrimaryRun(
             plan,

@@ -1,6 +1,5 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
-from securevfl.config.channels import reveals_of
 from securevfl.config.rules import require_enough_records
 from securevfl.core.progress import PartyDone
 from securevfl.data.tables import PartyTable
@@ -12,6 +11,7 @@ from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.linking.parties import link_as_secondary
+from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.party_job import PartyLife
 
@@ -58,8 +58,9 @@ def run_secondary(life: PartyLife) -> None:
 def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:
     """Link this party's records, and build its half of the network."""
     config = life.config
+    place = life.place(table)
     linked = link_as_secondary(
-        life.place(table),
+        place,
         star.transport,
         star.pair_keys,
         rows=plan.facts.rows,
@@ -68,7 +69,7 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
     life.files.log(
         "linked",
         protection=config.linkage.protection,
-        learned=reveals_of(config, "secondary"),
+        learned=reveals_of(place.spec, "secondary"),
         **linked.figures,
     )
     secondary = build_secondary(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
@@ -92,15 +93,18 @@ def simulate_federation(
             return own
 
         observe(Stage(text="linking", of=len(config.secondaries)))
+        spec = link_spec(config)
         link = Linker(
-            config, keys_of(config, tables[config.primary.name]), folder=run_folder / "parties"
+            spec,
+            keys_of(spec.keys, tables[config.primary.name]),
+            folder=run_folder / "parties",
         )
         parties = {}
         for party in config.secondaries:
             own = files_of(party)
             table = tables[party.name]
             require_enough_records(config, table)
-            linked = link(keys_of(config, table))
+            linked = link(keys_of(spec.keys, table))
             secondary = build_secondary(plan, party, table, linked, own.ledger, device=device)
             open_files.callback(secondary.close)
             parties[party.name] = SimulatedParty(secondary, own)

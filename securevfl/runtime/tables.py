@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec
 from securevfl.config.parties import PartySettings
-from securevfl.config.rules import keys_are_numbers
 from securevfl.data.reading import read_table
 from securevfl.data.tables import PartyTable
 from securevfl.linking.keys import read_keys
@@ -17,9 +17,10 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
     Raises:
         DataError: As :func:`securevfl.data.reading.read_table`.
     """
-    numeric = keys_are_numbers(config)
+    keys, path = key_spec(config), data_root / party.data
+    numeric = keys.are_numbers
     table = read_table(
-        data_root / party.data,
+        path,
         name=party.name,
         key=party.key if numeric else (),
         label=party.label,
@@ -29,7 +30,10 @@ def read_party(config: FederationConfig, party: PartySettings, data_root: Path) 
         task=config.federation.task,
         empty_labels=config.training.empty_labels == "unlabelled",
     )
-    return table if numeric else replace(table, link_columns=read_keys(config, party, data_root))
+    if numeric:
+        return table
+    columns = read_keys(keys, path, name=party.name, columns=party.key, truth=config.linkage.truth)
+    return replace(table, link_columns=columns)
 
 
 def read_tables(config: FederationConfig, data_root: Path) -> dict[str, PartyTable]:

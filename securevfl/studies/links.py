@@ -10,38 +10,30 @@ from typing import Any, Final
 
 import numpy as np
 
-from securevfl.config.channels import reveals_of
 from securevfl.config.federation import FederationConfig
-from securevfl.config.linkage import QUANTISED
+from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
 from securevfl.core import files
-from securevfl.core.progress import Linked, Observer, Stage
+from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.quality import link_quality
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
-from securevfl.linking.cells import comparing_cost
-from securevfl.linking.in_process import Linker, stacked
-from securevfl.linking.kept_links import KeptLinks, LinkCache
+from securevfl.linking.in_process import Linker
+from securevfl.linking.kept_links import KeptLinks, LinkCache, keep
 from securevfl.linking.keys import read_keys
-from securevfl.linking.links_of_party import blocking_figures, keep
+from securevfl.linking.protections.table import protection_of, reveals_of
+from securevfl.linking.similar_links import stacked
 
 # Rows are linked in parts of so many pairs, for the progress to move.
 _PART_PAIRS: Final = 2**24
 
 # Points of a curve: more can't be seen.
 _CURVE_POINTS: Final = 400
-
-_UNITS: Final = {
-    "euclidean": "the keys' unit",
-    "great-circle": "metres",
-    "levenshtein": "edits",
-    "mixed": "0 to 1",
-    "bloom": "bits",
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,12 +75,14 @@ def study_links(
         that party would learn between processes.
     """
     primary = _read(config, config.primary, data_root)
-    link = Linker(config, primary, data_root=data_root, folder=folder / "parties")
+    spec = link_spec(config)
+    protection = protection_of(spec)
+    link = Linker(spec, primary, data_root=data_root, folder=folder / "parties")
     secondaries: dict[str, Any] = {}
     curves, values = {}, []
     for party in config.secondaries:
         own = _read(config, party, data_root)
-        kept, told, seconds, cached = _link(link, config, own, folder, observe)
+        kept, told, seconds, cached = _link(link, spec, primary, own, folder, observe)
         quality = link_quality(
             kept.links,
             num_records=own.num_rows,
@@ -99,24 +93,26 @@ def study_links(
             **quality,
             "seconds": seconds,
             "cached": cached,
-            "distance_unit": _unit(config),
+            "distance_unit": protection.unit(spec),
             "similarities": None if kept.similar is None else kept.similar.figures(),
-            "reveals": reveals_of(config, "secondary"),
+            "reveals": reveals_of(spec, "secondary"),
             **told,
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
         values.append(None if kept.similar is None else kept.similar.values)
-        _write_lists(config, folder / "parties" / party.name, kept)
+        _write_lists(spec, folder / "parties" / party.name, kept)
         files.write_json(folder / "parties" / party.name / "links.json", secondaries[party.name])
-    _write_primary(config, folder / "parties" / primary.name, values)
+    _write_primary(spec, folder / "parties" / primary.name, values)
     figures = {
         "federation": config.federation.name,
         "metric": config.linkage.metric,
         "protection": config.linkage.protection,
         "rows": primary.num_rows,
         "links_per_row": config.model.neighbours,
-        "reveals": {role: reveals_of(config, role) for role in _roles(config)},
+        "reveals": {
+            role: reveals_of(spec, role) for role in ("primary", "secondary", *protection.helpers)
+        },
         "secondaries": secondaries,
         "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
@@ -124,29 +120,31 @@ def study_links(
     return LinkStudy(figures=figures, curves=curves)
 
 
-def _roles(config: FederationConfig) -> list[str]:
-    roles = ["primary", "secondary"]
-    if config.linkage.needs_coordinator:
-        roles.append("coordinator")
-    if config.linkage.protection == "shares":
-        roles.append("dealer")
-    return roles
-
-
 def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
-    keys = read_keys(config, party, data_root)
+    keys = read_keys(
+        key_spec(config),
+        data_root / party.data,
+        name=party.name,
+        columns=party.key,
+        truth=config.linkage.truth,
+    )
     if party.role == "secondary":
         require_enough_records(config, keys)
     return keys
 
 
 def _link(
-    link: Linker, config: FederationConfig, own: KeyTable, folder: Path, observe: Observer
+    link: Linker,
+    spec: LinkSpec,
+    primary: KeyTable,
+    own: KeyTable,
+    folder: Path,
+    observe: Observer,
 ) -> tuple[KeptLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe(Stage(text=f"linking {own.name}"))
     cache = LinkCache(folder / "parties" / own.name)
-    if config.linkage.cache is not None:
+    if spec.cache is not None:
         cache = link.cache(own)
     key = link.key(own)
     cached = cache.has(key)
@@ -155,15 +153,13 @@ def _link(
 
     def find() -> Candidates:
         metric = link.metric(own)
-        figures = blocking_figures(metric)
-        if config.linkage.protection in QUANTISED:
-            figures = {"comparing": comparing_cost(config, link.primary_keys, own)}
+        figures = {**metric.figures(), **protection_of(spec).figures(spec, primary, own)}
         files.write_json(told, figures)
-        if config.privacy.links_per_record is not None:
-            return find_candidates(config, metric)
-        return Candidates(ranked=_in_parts(metric, config.model.neighbours, own.name, observe))
+        if spec.choice.links_per_record is not None:
+            return find_candidates(spec, metric)
+        return Candidates(ranked=_in_parts(metric, spec.choice.neighbours, own.name, observe))
 
-    kept = cache.get(key, lambda: keep(config, find))
+    kept = cache.get(key, lambda: keep(spec, find))
     comparing = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
@@ -176,29 +172,29 @@ def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTa
     for start in range(0, len(rows), step):
         parts.append(metric.nearest(rows[start : start + step], k))
         done = min(start + step, len(rows))
-        observe(Linked(name=name, done=done, of=len(rows)))
+        observe(LinksMade(name=name, done=done, of=len(rows)))
     return LinkTable(
         indices=np.concatenate([part.indices for part in parts]),
         distances=np.concatenate([part.distances for part in parts]),
     )
 
 
-def _write_lists(config: FederationConfig, folder: Path, kept: KeptLinks) -> None:
+def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
     links = kept.links if kept.similar is None else kept.similar.links
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {"indices": links.indices}
-    if config.linkage.protection == "none":
+    if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
     _write_arrays(folder / "lists.npz", arrays)
 
 
-def _write_primary(config: FederationConfig, folder: Path, values: list[Any]) -> None:
+def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     similarities = stacked(values)
     if similarities is not None:
         _write_arrays(folder / "similarities.npz", {"values": similarities})
-    figures = {"reveals": reveals_of(config, "primary"), "similarities": similarities is not None}
+    figures = {"reveals": reveals_of(spec, "primary"), "similarities": similarities is not None}
     files.write_json(folder / "links.json", figures)
 
 
@@ -221,7 +217,3 @@ def _curve(links: LinkTable) -> list[float]:
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve
-
-
-def _unit(config: FederationConfig) -> str:
-    return _UNITS["bloom" if config.linkage.compares_codes else config.linkage.metric]

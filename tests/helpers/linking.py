@@ -1,38 +1,45 @@
-"""Keys of two parties, and federation files that link them."""
+"""Keys of two parties, and what linking needs to know of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import parse_federation
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, RowSplit
 
-BY_KEYS_ALONE = {"family": "avgsim", "neighbours": 4}
-"""A model that takes no positions, so that keys may be texts."""
+RANGES = ((0.0, 10.0), (0.0, 10.0))
+HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
 
 
-def linked_config(linkage: dict[str, Any], **sections: Any) -> FederationConfig:
-    """Return a federation of ``agency`` and ``bank``; ``sections`` replace those of the file."""
-    source = {
-        "federation": {"name": "test", "task": "regression", "seed": 3},
-        "model": {"family": "fet", "neighbours": 4, "hidden": 8, "heads": 2},
-        "privacy": {"mechanism": "none", "encoder": "trained"},
-        "linkage": {key: value for key, value in linkage.items() if value is not None},
-        "party": [
-            {
-                "name": "agency",
-                "role": "primary",
-                "data": "agency.csv",
-                "key": ["lon", "lat"],
-                "label": "y",
-                "address": "127.0.0.1:0",
-            },
-            {"name": "bank", "role": "secondary", "data": "bank.csv", "key": ["lon", "lat"]},
-        ],
-        **sections,
+def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
+    """Return how ``agency`` and ``bank`` link by two columns: K = 4 of all records."""
+    keys: dict[str, Any] = {
+        name: changes.pop(name) for name in ("fields", "ranges") if name in changes
     }
-    return parse_federation(source, file="test", only_linkage=True)
+    metric = METRICS[changes.pop("metric", "euclidean")]
+    hiding = {name: changes.pop(name) for name in ("cell",) if name in changes}
+    choice = {
+        name: changes.pop(name)
+        for name in ("links_per_record", "sampling_rate", "max_distance")
+        if name in changes
+    }
+    spec = LinkSpec(
+        keys=KeySpec(columns=("lon", "lat"), metric=metric, **keys),
+        hiding=HidingSpec(protection=protection, **hiding),
+        choice=ChoiceSpec(neighbours=4, **choice),
+        roles=LinkRoles(primary="agency", secondaries=("bank",)),
+        split=RowSplit(seed=3, validation_fraction=0.1, test_fraction=0.2),
+    )
+    return replace(spec, **changes)
+
+
+def hidden_spec(protection: str, **changes: Any) -> LinkSpec:
+    """Return the same for ``agency``, ``bank``, ``shop`` and the third parties."""
+    roles = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
+    return link_spec(protection, **{"ranges": RANGES, "roles": roles, **changes})
 
 
 def key_table(name: str, rows: int, *, seed: int) -> KeyTable:

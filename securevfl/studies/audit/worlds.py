@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.core.seeds import stream
@@ -27,9 +28,8 @@ from securevfl.federation.rounds import Exchange, RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.linkage.linked import LinkedSecondary
-from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import link_shown, shown_keys
 from securevfl.studies.audit.settings import AuditSettings, Release
 
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
@@ -123,8 +123,9 @@ class AuditStage:
         return secondary
 
     def _link(self, table: PartyTable) -> LinkedSecondary:
-        shown = shown_keys(self.config, keys_of(self.config, self._primary))
-        return link_shown(self.config, keys_of(self.config, table), shown, LinkCache(None))
+        spec = link_spec(self.config)
+        link = Linker(spec, keys_of(spec.keys, self._primary))
+        return link(keys_of(spec.keys, table))
 
     def run(self, exchange: Exchange) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.

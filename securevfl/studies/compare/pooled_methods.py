@@ -8,14 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.config.methods import Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
+from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.linking.shown import linked_primary, shown_keys
 from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.boosting import fit_boosting
 from securevfl.models.baselines.fit import BaselineResult
@@ -73,7 +74,8 @@ def train_in_one_place(
     """
     primary = tables[config.primary.name]
     split, _ = run_facts(config, primary)
-    linked = linked_primary(shown_keys(config, keys_of(config, primary)))
+    spec = link_spec(config)
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
     data = primary_data(config, primary, split, linked, device=device)
     head = data.head
     if family == "solo":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.federations import save, write_federation
 
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
 from securevfl.linking.in_process import Linker
@@ -69,14 +70,14 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
     # Without similarities, whose noise would put the links of a row into another order.
     source = tomllib.loads(path.read_text())
     source["model"] = {"family": "fet", "neighbours": 4}
-    plain = read_federation(save(tmp_path, source))
-    link = Linker(plain, keys_of(plain, tables["agency"]), data_root=tmp_path)
+    spec = link_spec(read_federation(save(tmp_path, source)))
+    link = Linker(spec, keys_of(spec.keys, tables["agency"]), data_root=tmp_path)
 
     assert losses
     assert np.isfinite(losses).all()
     assert len(found) == len(config.secondaries)
     for party in config.secondaries:
-        links = link(keys_of(config, tables[party.name])).source
+        links = link(keys_of(spec.keys, tables[party.name])).source
         wanted = links.link(np.arange(tables["agency"].num_rows)).indices
         assert any(np.array_equal(wanted, one["indices"]) for one in found)
         lines = (folder / party.name / "log.jsonl").read_text().splitlines()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from securevfl.federation.aggregation import MeanOfPooledRecords
 from securevfl.federation.cut import Cut
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics import EuclideanKeys
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.sources import PickedLinks
 from securevfl.mpc.ring_format import RingFormat
 

@@ -10,7 +10,7 @@ from securevfl.linkage.blocking import BlockedTextKeys, QGramBlocking, block_tex
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics import KeyMetric
+from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 
 TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)

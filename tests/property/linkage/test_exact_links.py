@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.sampling import PoissonSampler, SampledLinker
 
 

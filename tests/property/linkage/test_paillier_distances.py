@@ -10,7 +10,7 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.on_cores import on_cores
 from securevfl.linkage.paillier_distances import Keyholder, Lanes, masked_distances, obfuscators
 from securevfl.linkage.quantised import LARGEST_UNIT

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics import EuclideanKeys
+from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
 from securevfl.linkage.sampling import PoissonSampler, SampledLinker
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.euclidean import nearest_records
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.quantised import LARGEST_UNIT, KeyRange
 from securevfl.linkage.shared_distances import (
     Dealing,

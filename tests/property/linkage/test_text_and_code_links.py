@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.hamming import nearest_codes
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.mixed import Field, nearest_mixed
+from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.mixed import nearest_mixed
 from securevfl.linkage.text import normalise_text
 
 WORDS = st.text(alphabet="abcé ß", max_size=6)

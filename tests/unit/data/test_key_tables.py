@@ -8,12 +8,14 @@ import pytest
 from securevfl.core.errors import DataError
 from securevfl.data.builtin import data_folder
 from securevfl.data.key_tables import KeyTable, read_key_table
-from securevfl.linkage.bloom import TextCode, encode_keys
-from securevfl.linkage.hamming import nearest_codes
+from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.levenshtein import nearest_texts
-from securevfl.linkage.mixed import Field, nearest_mixed
+from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.mixed import nearest_mixed
 from securevfl.linkage.quality import link_quality
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.text import joined_texts
 
 TEXT = "name,post,born,who\nanna,0123,1980,1\n,0456,,2\n"
 FEBRL_KEYS = (
@@ -34,7 +36,7 @@ def test_texts_keep_their_spelling_and_gaps(tmp_path: Path) -> None:
     assert np.isnan(table.columns["born"][1])
     assert table.entities is not None
     assert table.entities.tolist() == [1, 2]
-    assert table.joined() == ["anna 0123 1980.0", "0456"]
+    assert joined_texts(table.columns) == ["anna 0123 1980.0", "0456"]
     assert repr(table) == "KeyTable('agency', 2 rows, 3 key columns)"
 
 
@@ -84,14 +86,15 @@ def test_true_matches_of_febrl_are_found(way: str) -> None:
             columns={name: column[:200] for name, column in primary.columns.items()},
             entities=primary.entities[:200],
         )
-        links = nearest_texts(primary.joined(), secondary.joined(), 5)
+        links = nearest_texts(joined_texts(primary.columns), joined_texts(secondary.columns), 5)
     elif way == "mixed":
         fields = [Field(name=name, kind="text") for name in FEBRL_KEYS]
         links = nearest_mixed(primary.columns, secondary.columns, fields, 5)
     else:
         secret, codes = LinkageSecret(b"s" * 32), {"all": TextCode()}
         mine, theirs = (
-            encode_keys({"all": table.joined()}, codes, secret) for table in (primary, secondary)
+            encode_keys({"all": joined_texts(table.columns)}, codes, secret)
+            for table in (primary, secondary)
         )
         links = nearest_codes(mine, theirs, 5)
     quality = link_quality(

@@ -7,17 +7,14 @@ import pytest
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking import block_texts
-from securevfl.linkage.bloom import TextCode, encode_keys
+from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics import (
-    CodeKeys,
-    EarthKeys,
-    EuclideanKeys,
-    KeyMetric,
-    MixedKeys,
-    TextKeys,
-)
-from securevfl.linkage.mixed import Field
+from securevfl.linkage.metrics.bloom import CodeKeys
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.great_circle import EarthKeys
+from securevfl.linkage.metrics.levenshtein import TextKeys
+from securevfl.linkage.metrics.metric import Field, KeyMetric
+from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.quantised import KeyRange
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.secret import LinkageSecret

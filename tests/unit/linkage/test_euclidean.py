@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.euclidean import nearest_records
 from securevfl.linkage.links import NO_RECORD
+from securevfl.linkage.metrics.euclidean import nearest_records
 
 
 def points(*values: float) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.great_circle import EARTH_RADIUS_M, nearest_on_earth
+from securevfl.linkage.metrics.great_circle import EARTH_RADIUS_M, nearest_on_earth
 
 SINGAPORE = np.array([[103.8198, 1.3521]])
 

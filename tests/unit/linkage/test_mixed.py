@@ -5,8 +5,8 @@ import pytest
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics import MixedKeys
-from securevfl.linkage.mixed import Field, nearest_mixed
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed
 
 NAME = Field(name="name", kind="text")
 BORN = Field(name="born", kind="number", scale=10.0)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.bloom import NumberCode, encode_keys
-from securevfl.linkage.euclidean import nearest_records
-from securevfl.linkage.hamming import nearest_codes
+from securevfl.linkage.codes import NumberCode, encode_keys
+from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.point_codes import PointCode, secret_directions
 from securevfl.linkage.secret import LinkageSecret
 

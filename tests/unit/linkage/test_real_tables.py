@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from securevfl.linkage.bloom import TextCode, encode_keys
-from securevfl.linkage.euclidean import nearest_records
-from securevfl.linkage.hamming import nearest_codes
+from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.levenshtein import nearest_texts
+from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.point_codes import PointCode
 from securevfl.linkage.secret import LinkageSecret
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics import EuclideanKeys
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
 
 
 def test_pairs_and_links_within_a_distance_are_the_same() -> None:

@@ -8,47 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.desks import Wires, run_all
-from helpers.linking import BY_KEYS_ALONE, key_table, linked_config, text_table
+from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads
+from helpers.linking import hidden_spec, key_table, text_table
 
-from securevfl.config.channels import reveals_of
-from securevfl.config.federation import FederationConfig
-from securevfl.config.rules import require_helpers
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
-from securevfl.core.progress import CiphertextsMade, Linked, ProgressEvent
+from securevfl.core.progress import CiphertextsMade, LinksMade
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import paillier_distances
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.paillier_distances import PackedRows
 from securevfl.linkage.secret import LinkageSecret
-from securevfl.linking import blocks as search
-from securevfl.linking import paillier_numbers as ciphertexts
-from securevfl.linking import protected_primary, protected_secondary
+from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 from securevfl.linking.candidates import Candidates
-from securevfl.linking.cells import comparing_cost
-from securevfl.linking.coordinator import Coordinator, serve_as_dealer
 from securevfl.linking.in_process import Linker
-from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.messages import LinkingKind
-from securevfl.linking.protected_primary import ProtectedPrimary
-from securevfl.linking.protected_secondary import ProtectedSecondary
+from securevfl.linking.protections import blocks as search
+from securevfl.linking.protections import blockwise, paillier
+from securevfl.linking.protections.block_messages import Offer, RecordsBlock, RowsBlock
+from securevfl.linking.protections.paillier import EncryptedRows, Paillier
+from securevfl.linking.protections.table import protection_of, reveals_of
 from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
-
-RANGES = [[0.0, 10.0], [0.0, 10.0]]
-SESSION = b"s" * 16
-SECRET = LinkageSecret(b"k" * 32)
-
-
-def federation(protection: str, **sections: Any) -> FederationConfig:
-    """Return a federation of agency, bank, shop and the third parties."""
-    linkage = {"protection": protection, "ranges": RANGES, **sections.pop("linkage", {})}
-    config = linked_config(linkage, **sections)
-    extra = [replace(config.parties[1], name="shop")]
-    extra += [
-        replace(config.parties[1], name=role, role=role, data="", key=())
-        for role in ("coordinator", "dealer")
-    ]
-    return replace(config, parties=(*config.parties, *extra))
 
 
 def tables() -> dict[str, KeyTable]:
@@ -57,64 +37,23 @@ def tables() -> dict[str, KeyTable]:
     return {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
 
 
-def linked(
-    config: FederationConfig,
-    keys: dict[str, KeyTable],
-    *,
-    told: list[Mapping[str, Any]] | None = None,
-    secrets: dict[str, LinkageSecret] | None = None,
-    cache: Path | None = None,
-) -> tuple[dict[str, Any], Wires]:
-    """Run every party's part; return what each has in the end, and what travelled."""
-    wires, own = Wires(), secrets or {}
-    coded = config.linkage.protection == "bloom"
-
-    def secret(name: str) -> LinkageSecret | None:
-        return own.get(name, SECRET) if coded else None
-
-    def place(name: str) -> LinkCache:
-        return LinkCache(None if cache is None else cache / name)
-
-    def observe(event: ProgressEvent) -> None:
-        if told is not None:
-            told.append(event)
-
-    rows = keys["agency"].num_rows
-    primary = ProtectedPrimary(
-        config, keys["agency"], wires.desk("agency"), place("agency"), observe
-    )
-    lives: dict[str, Any] = {"agency": lambda: primary.link(secret("agency"), SESSION)}
-    for party in config.secondaries:
-        one = ProtectedSecondary(
-            config,
-            keys[party.name],
-            rows=rows,
-            desk=wires.desk(party.name),
-            cache=place(party.name),
-            observe=observe,
-        )
-        lives[party.name] = lambda one=one, name=party.name: one.link(secret(name), SESSION)
-    coordinator = Coordinator(
-        config, rows=rows, desk=wires.desk("coordinator"), cache=place("coordinator")
-    )
-    lives["coordinator"] = coordinator.serve
-    lives["dealer"] = lambda: serve_as_dealer(config, wires.desk("dealer"))
-    return run_all(lives), wires
-
-
-def in_process(config: FederationConfig, keys: dict[str, KeyTable]) -> dict[str, np.ndarray]:
+def in_process(spec: LinkSpec, keys: dict[str, KeyTable]) -> dict[str, np.ndarray]:
     """Return the links of each secondary as a simulation finds them."""
-    link = Linker(config, keys["agency"])
-    link._secret = SECRET
+    link = Linker(spec, keys["agency"], secret=SECRET)
     rows = np.arange(keys["agency"].num_rows)
-    return {
-        party.name: link(keys[party.name]).source.link(rows).indices for party in config.secondaries
-    }
+    return {name: link(keys[name]).source.link(rows).indices for name in spec.roles.secondaries}
 
 
 @pytest.mark.parametrize(
     ("protection", "cap"),
-    [("bloom", None), ("bloom", 3), ("shares", None), ("shares", 3), ("paillier", None)],
+    [
+        ("none", None),
+        ("bloom", None),
+        ("bloom", 3),
+        ("shares", None),
+        ("shares", 3),
+        ("paillier", None),
+    ],
 )
 def test_links_are_those_of_one_process(
     protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
@@ -122,13 +61,12 @@ def test_links_are_those_of_one_process(
     """Two secondaries, blocks smaller than the tables, with and without a record-side cap."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
-    limit = {} if cap is None else {"links_per_record": cap}
-    config = federation(protection, privacy={"mechanism": "none", "encoder": "trained", **limit})
+    spec = hidden_spec(protection, links_per_record=cap)
     keys = tables()
-    found, _ = linked(config, keys)
+    found, _ = link_as_threads(spec, keys)
     rows = np.arange(60)
 
-    for name, wanted in in_process(config, keys).items():
+    for name, wanted in in_process(spec, keys).items():
         assert np.array_equal(found[name].source.link(rows).indices, wanted)
     assert found["agency"].similarities is None
 
@@ -150,30 +88,29 @@ def test_cells_leave_links_as_they_are(
     """Of few pairs in narrow cells, with wider ones to follow, and of many in wide ones."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 50)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 4)
-    monkeypatch.setattr(protected_primary, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
-    limit = {} if cap is None else {"links_per_record": cap}
-    privacy = {"mechanism": "none", "encoder": "trained", **limit}
-    config = federation(protection, privacy=privacy, linkage={"cell": cell})
+    monkeypatch.setattr(blockwise, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
+    spec = hidden_spec(protection, links_per_record=cap, cell=cell)
     sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
-    config = replace(config, parties=tuple(p for p in config.parties if p.name != "shop"))
-    found, wires = linked(config, keys)
+    spec = replace(spec, roles=replace(spec.roles, secondaries=("bank",)))
+    found, wires = link_as_threads(spec, keys)
     shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
 
-    wanted = in_process(config, keys)["bank"]
+    wanted = in_process(spec, keys)["bank"]
     assert np.array_equal(found["bank"].source.link(rows).indices, wanted)
     compared = sum(m.tensors["share"].size for m in shares)
-    assert comparing_cost(config, keys["agency"], keys["bank"])["pairs"] == compared
+    told = protection_of(spec).figures(spec, keys["agency"], keys["bank"])
+    assert told["comparing"]["pairs"] == compared
     assert protection == "paillier" or compared < 0.7 * 60 * 40
 
 
 def test_cells_do_not_say_where() -> None:
     """The coordinator gets them under a shift of the session that data parties alone know."""
-    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
+    spec, keys = hidden_spec("shares", cell=1.0), tables()
     seen = []
     for _ in range(2):
-        _, wires = linked(config, keys)
+        _, wires = link_as_threads(spec, keys)
         sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_CELLS]
         assert {b for _, b, m in sent if "shift" in m.tensors} == {"bank", "shop"}
         cells = {a: m.tensors["cells"] for a, b, m in sent if b == "coordinator"}
@@ -188,9 +125,9 @@ def test_cells_do_not_say_where() -> None:
 
 def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
     """Where links are kept, a coordinator that knows both tables' tags asks for no block."""
-    config, keys = federation("shares", linkage={"cell": 1.0}), tables()
-    first, _ = linked(config, keys, cache=tmp_path)
-    again, wires = linked(config, keys, cache=tmp_path)
+    spec, keys = hidden_spec("shares", cell=1.0), tables()
+    first, _ = link_as_threads(spec, keys, cache=tmp_path)
+    again, wires = link_as_threads(spec, keys, cache=tmp_path)
 
     assert not any(m.kind is LinkingKind.LINK_SHARE for _, _, m in wires.travelled)
     rows = np.arange(60)
@@ -200,10 +137,10 @@ def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
 
 def test_a_family_s_own_limit_holds_under_shares() -> None:
     """``exact`` takes records of the very same place, and none otherwise."""
-    config, keys = federation("shares", model={"family": "exact"}), tables()
+    spec, keys = hidden_spec("shares", max_distance=0.0), tables()
     keys["bank"].columns["lon"][:20] = keys["agency"].columns["lon"][:20]
     keys["bank"].columns["lat"][:20] = keys["agency"].columns["lat"][:20]
-    found, _ = linked(config, keys)
+    found, _ = link_as_threads(spec, keys)
     links = found["bank"].source.link(np.arange(60))
 
     assert links.indices[:20, 0].tolist() == list(range(20))
@@ -214,26 +151,19 @@ def test_a_family_s_own_limit_holds_under_shares() -> None:
 def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     """By the primary, before anything of it is sent."""
     wires = Wires()
-    config, keys = federation("shares"), tables()
-    turn = Message(kind=LinkingKind.LINK_TURN, meta={"records": 40, "tag": "x"})
-    wires.desk("bank").send("agency", turn)
-    block = Message(
-        kind=LinkingKind.LINK_BLOCK,
-        meta={"records": 40, "done": 0, "of": 60},
-        tensors={"rows": np.array([3, number])},
-    )
-    wires.desk("coordinator").send("agency", block)
-    one = ProtectedPrimary(
-        config, keys["agency"], wires.desk("agency"), LinkCache(None), lambda _event: None
-    )
+    spec, keys = hidden_spec("shares"), tables()
+    wires.of("bank").send(Offer(records=40, tag="x").to_message(), "agency")
+    block = RowsBlock(rows=np.array([3, number]), records=40, of=60)
+    wires.of("coordinator").send(block.to_message(), "agency")
+    party = data_party(spec, keys["agency"], wires.of("agency"))
     with pytest.raises(ProtocolError, match="coordinator: named a row or record"):
-        one.link(None, SESSION)
+        protection_of(spec).link_as_primary(party)
 
 
 def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
-    monkeypatch.setattr(ciphertexts, "_BATCH", 8)
+    monkeypatch.setattr(paillier, "_BATCH", 8)
     monkeypatch.setattr(paillier_distances, "_CIPHERTEXTS_A_TASK", 2)
     asked: list[tuple[int, int]] = []
 
@@ -242,19 +172,18 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         asked.append((workers, after))
         yield map
 
-    for module in (protected_primary, protected_secondary):
-        monkeypatch.setattr(module, "on_cores", in_place)
-    config = federation("paillier")
+    monkeypatch.setattr(paillier, "on_cores", in_place)
+    spec = hidden_spec("paillier")
     told: list[Mapping[str, Any]] = []
     sizes = {"agency": 60, "bank": 6, "shop": 5}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
-    found, wires = linked(config, keys, told=told)
+    found, wires = link_as_threads(spec, keys, told=told)
     answers = [m for a, b, m in wires.travelled if (a, b) == ("bank", "agency") and m.tensors]
 
     assert found["bank"].source.link(np.arange(60)).indices.shape == (60, 4)
-    assert asked == 3 * [(-1, ciphertexts.IN_PLACE_TASKS)]
+    assert asked == 3 * [(-1, paillier._IN_PLACE_TASKS)]
     for name, of in (("bank", 60), ("shop", 60)):
-        rows = [e for e in told if isinstance(e, Linked) and e.name == name]
+        rows = [e for e in told if isinstance(e, LinksMade) and e.name == name]
         done = [event.done for event in rows]
         assert done == sorted(done)
         assert done[-1] == of
@@ -268,36 +197,25 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
 
 def test_a_key_that_changes_between_blocks_is_refused() -> None:
     """Obfuscators of the first key would hide nothing under another one."""
-    config, keys, wires = federation("paillier"), tables(), Wires()
-    one = ProtectedSecondary(
-        config,
-        keys["bank"],
-        rows=60,
-        desk=wires.desk("bank"),
-        cache=LinkCache(None),
-        observe=lambda _event: None,
-    )
+    spec, wires = hidden_spec("paillier"), Wires()
+    party, units = data_party(spec, tables()["bank"], wires.of("bank")), np.array([[1, 2], [3, 4]])
     modulus = 2**2047 + 1
     for number in (modulus, modulus + 2):
-        tensors = {
-            "modulus": np.frombuffer(number.to_bytes(256, "big"), dtype=np.uint8),
-            "packs": ciphertexts.pack_numbers([[7, 7]], number),
-        }
-        sent = Message(kind=LinkingKind.LINK_CIPHERS, tensors=tensors)
-        wires.desk("agency").send("bank", sent)
+        packed = PackedRows(modulus=number, rows=5, packs=((7, 7),))
+        wires.of("agency").send(EncryptedRows(packed=packed).to_message(), "bank")
+    block = RecordsBlock(records=np.array([0, 1]), rows=5, due=2)
 
-    units = np.array([[1, 2], [3, 4]])
-    one._by_ciphers(units, 5, due=2)
-    with pytest.raises(ProtocolError, match="changed"):
-        one._by_ciphers(units, 5, due=2)
+    with Paillier().secondary_shares(party, units) as share:
+        share(block)
+        with pytest.raises(ProtocolError, match="changed"):
+            share(block)
 
 
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a rate below 1 the coordinator ranks more, and only the secondary knows the sample."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
-    privacy = {"mechanism": "none", "encoder": "trained", "sampling_rate": 0.5}
-    config = federation("shares", privacy=privacy)
-    found, wires = linked(config, tables())
+    spec = hidden_spec("shares", sampling_rate=0.5)
+    found, wires = link_as_threads(spec, tables())
     links = found["bank"].source.link(np.arange(60))
     sent = [m for a, b, m in wires.travelled if (a, b) == ("coordinator", "bank")]
 
@@ -311,9 +229,9 @@ def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
 def test_nothing_plain_travels(protection: str) -> None:
     """No message to anybody holds a key, a quantised key or a distance."""
-    cell = {"cell": 4.0} if protection == "shares" else {}
-    config, keys = federation(protection, linkage=cell), tables()
-    _, wires = linked(config, keys)
+    cell = 4.0 if protection == "shares" else None
+    spec, keys = hidden_spec(protection, cell=cell), tables()
+    _, wires = link_as_threads(spec, keys)
     plain = [numbers for table in keys.values() for numbers in table.columns.values()]
     units = [np.rint(column / 10 * 65535).astype(np.int64) for column in plain]
 
@@ -330,9 +248,9 @@ def test_nothing_plain_travels(protection: str) -> None:
 
 def test_another_secret_is_found_before_linking() -> None:
     """The coordinator names the party whose secret differs; nobody gets a list."""
-    config, keys = federation("bloom"), tables()
+    spec, keys = hidden_spec("bloom"), tables()
     other = {"shop": LinkageSecret(b"other secret of another file")}
-    found, wires = linked(config, keys, secrets=other)
+    found, wires = link_as_threads(spec, keys, secrets=other)
 
     assert isinstance(found["coordinator"], ConfigError)
     assert "'shop'" in str(found["coordinator"])
@@ -342,28 +260,19 @@ def test_another_secret_is_found_before_linking() -> None:
 
 def test_a_value_that_leaves_its_range_stops_its_party() -> None:
     """Before anything of it is sent."""
-    config, keys = federation("shares"), tables()
+    spec, keys = hidden_spec("shares"), tables()
     keys["bank"].columns["lat"][7] = 11.0
     with pytest.raises(DataError, match="row 8"):
-        ProtectedSecondary(
-            config,
-            keys["bank"],
-            rows=60,
-            desk=Wires().desk("bank"),
-            cache=LinkCache(None),
-            observe=lambda _event: None,
-        ).link(None, SESSION)
+        protection_of(spec).link_as_secondary(data_party(spec, keys["bank"], Wires().of("bank")))
 
 
 @pytest.mark.parametrize("protection", ["bloom", "shares"])
 def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
     """The primary gets them sorted, secondaries do not; a second session has the same noise."""
-    model = {"family": "featuresim", "neighbours": 4}
-    config = federation(protection, linkage={"similarity_noise": 0.5}, model=model)
-    keys = tables()
-    first, _ = linked(config, keys, cache=tmp_path)
-    again, wires = linked(config, keys, cache=tmp_path)
-    fresh, _ = linked(config, keys, cache=tmp_path / "other")
+    spec, keys = hidden_spec(protection, similarities=SimilaritySpec(noise=0.5)), tables()
+    first, _ = link_as_threads(spec, keys, cache=tmp_path)
+    again, wires = link_as_threads(spec, keys, cache=tmp_path)
+    fresh, _ = link_as_threads(spec, keys, cache=tmp_path / "other")
 
     values = first["agency"].similarities
     assert values.shape == (60, 2, 4)
@@ -376,42 +285,22 @@ def test_similarities_keep_their_noise(protection: str, tmp_path: Path) -> None:
 
 def test_codes_of_texts_find_twins() -> None:
     """Names are compared as codes; models get no key columns."""
-    config = federation(
-        "bloom", linkage={"metric": "levenshtein", "ranges": None}, model=BY_KEYS_ALONE
-    )
+    spec = hidden_spec("bloom", metric="levenshtein", ranges=None)
     keys = {name: text_table(name, 30, seed=n) for n, name in enumerate(("agency", "bank", "shop"))}
-    found, _ = linked(config, keys)
+    found, _ = link_as_threads(spec, keys)
     assert np.array_equal(found["bank"].source.link(np.arange(30)).indices[:, 0], np.arange(30))
     assert found["bank"].keys.shape == (30, 0)
-
-
-@pytest.mark.parametrize(
-    ("protection", "missing"), [("shares", "dealer"), ("paillier", "coordinator")]
-)
-def test_third_parties_are_asked_for(protection: str, missing: str) -> None:
-    """The lines to add are told before any process starts."""
-    config = federation(protection)
-    parties = tuple(party for party in config.parties if party.role != missing)
-    with pytest.raises(ConfigError, match=f'role = "{missing}"'):
-        require_helpers(replace(config, parties=parties))
-
-
-def test_a_missing_secret_is_asked_for() -> None:
-    """Codes without a common secret would protect nobody."""
-    with pytest.raises(ConfigError, match=r"linkage\.secret"):
-        require_helpers(federation("bloom"))
 
 
 def test_every_role_has_a_statement() -> None:
     """Whoever takes part is told what it learns."""
     for protection in ("bloom", "shares", "paillier"):
         for role in ("primary", "secondary", "coordinator"):
-            assert reveals_of(federation(protection), role)
-    plain, cells = federation("shares"), federation("shares", linkage={"cell": 1.0})
+            assert reveals_of(hidden_spec(protection), role)
+    plain, cells = hidden_spec("shares"), hidden_spec("shares", cell=1.0)
     for role in ("primary", "secondary", "coordinator", "dealer"):
         assert len(reveals_of(cells, role)) == len(reveals_of(plain, role)) + 1
-    privacy = {"mechanism": "none", "encoder": "trained", "links_per_record": 2}
-    capped = federation("shares", linkage={"cell": 1.0}, privacy=privacy)
+    capped = hidden_spec("shares", cell=1.0, links_per_record=2)
     assert "where the records lie" in reveals_of(capped, "primary")[-1]
     assert "where the records lie" not in reveals_of(cells, "primary")[-1]
 

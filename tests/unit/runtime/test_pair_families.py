@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
+from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.linking.in_process import Linker
@@ -56,8 +57,9 @@ def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
     theirs.to_csv(tmp_path / "bank-1.csv", index=False)
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    link = Linker(config, keys_of(config, tables["agency"]))
-    linked = link(keys_of(config, tables["bank-1"])).source.link(np.arange(240))
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, tables["agency"]))
+    linked = link(keys_of(spec.keys, tables["bank-1"])).source.link(np.arange(240))
 
     assert linked.indices[:100, 0].tolist() == list(range(100))
     assert (linked.indices[100:] == -1).all()
@@ -103,10 +105,11 @@ def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> Non
     first.sample(frac=1, random_state=1).to_csv(tmp_path / "bank-2.csv", index=False)
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    link = Linker(config, keys_of(config, tables["agency"]))
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, tables["agency"]))
     found = []
     for name in ("bank-1", "bank-2"):
-        links = link(keys_of(config, tables[name])).source.link(np.arange(240))
+        links = link(keys_of(spec.keys, tables[name])).source.link(np.arange(240))
         found.append(tables[name].features[links.indices])
 
     np.testing.assert_array_equal(*found)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import tomllib
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.runtime.figures import privacy_figures
 from securevfl.runtime.run_folder import (
     HISTORY_FIELDS,
-    finite_or_none,
     write_history,
 )
 from securevfl.runtime.run_folder import (
@@ -122,10 +120,3 @@ def test_only_training_wants_a_gradient(purpose, wanted: bool) -> None:
     rows = np.zeros(1, dtype=np.int64)
     plan = RoundPlan(round_number=1, rows=rows, active=(1,), purpose=purpose)
     assert plan.wants_gradient is wanted
-
-
-def test_finite_or_none() -> None:
-    """JSON has no infinity."""
-    assert finite_or_none(1.5) == 1.5
-    assert finite_or_none(math.inf) is None
-    assert finite_or_none(math.nan) is None

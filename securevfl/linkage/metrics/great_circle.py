@@ -5,17 +5,72 @@ next to -179.9; Euclidean distance of raw degrees knows neither. Points become u
 straight-line distance has the same order as the distance along the surface.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
-from securevfl.core.errors import DataError
-from securevfl.linkage.euclidean import check_keys, nearest_records
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.euclidean import check_keys, nearest_records
+from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 
 EARTH_RADIUS_M: Final = 6_371_008.8
 """Mean radius of the earth in metres (IUGG)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EarthKeys(ComparedKeys):
+    """Longitudes and latitudes in degrees."""
+
+    primary: Float64[np.ndarray, "rows 2"]
+    """The primary's keys."""
+
+    records: Float64[np.ndarray, "records 2"]
+    """The secondary's keys."""
+
+    workers: int = 1
+    """Threads of the tree search; -1 takes every core."""
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link as :func:`nearest_on_earth` does."""
+        keys = self.primary if rows is None else self.primary[rows]
+        return nearest_on_earth(keys, self.records, k, eligible=eligible, workers=self.workers)
+
+
+class GreatCircle(Metric):
+    """Metres along the surface of the earth."""
+
+    name: ClassVar[str] = "great-circle"
+    unit: ClassVar[str] = "metres"
+    quick: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+
+    def check(self, spec: KeySpec) -> None:
+        """Ask for two columns."""
+        if len(spec.columns) != 2:
+            raise ConfigError(
+                'linkage.metric: "great-circle" takes two key columns, longitude and latitude in '
+                f"degrees, in this order; party.key names {len(spec.columns)}"
+            )
+
+    def compare(
+        self,
+        spec: KeySpec,  # noqa: ARG002
+        primary: Keys,
+        records: Keys,
+        *,
+        neighbours: int,  # noqa: ARG002
+    ) -> EarthKeys:
+        """Take the first column for the longitude, the second one for the latitude."""
+        return EarthKeys(primary=numbers_of(primary), records=numbers_of(records))
 
 
 def nearest_on_earth(
@@ -40,8 +95,8 @@ def nearest_on_earth(
         millimetre between neighbours.
 
     Raises:
-        DataError: As :func:`~securevfl.linkage.euclidean.nearest_records`, or if a longitude is
-            outside [-180, 180] or a latitude outside [-90, 90].
+        DataError: As :func:`~securevfl.linkage.metrics.euclidean.nearest_records`, or if a
+            longitude is outside [-180, 180] or a latitude outside [-90, 90].
     """
     check_keys(primary_keys, record_keys)
     links = nearest_records(

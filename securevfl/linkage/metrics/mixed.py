@@ -7,50 +7,110 @@ three times as much for one field's similarities, beside what selection takes
 (:func:`~securevfl.linkage.topk.nearest_in_block`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.levenshtein import edit_distances
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import Columns, ComparedKeys, Field, Keys, KeySpec, Metric
 from securevfl.linkage.text import checked_texts
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**21
 
-Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
-"""One column a field: texts with None for missing, or float64 numbers with NaN for missing."""
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MixedKeys(ComparedKeys):
+    """Several fields a row."""
+
+    primary: Columns
+    """The primary's key columns."""
+
+    records: Columns
+    """The secondary's key columns."""
+
+    fields: tuple[Field, ...]
+    """Which columns are compared, and how."""
+
+    missing_similarity: float = 0.5
+    """Similarity of a field that one of two rows does not have, in [0, 1]."""
+
+    workers: int = 1
+    """Threads; -1 takes every core."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return len(self.primary[self.fields[0].name])
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return len(self.records[self.fields[0].name])
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link as :func:`nearest_mixed` does."""
+        columns = self.primary
+        if rows is not None:
+            columns = {name: _rows_of(column, rows) for name, column in self.primary.items()}
+        return nearest_mixed(
+            columns,
+            self.records,
+            self.fields,
+            k,
+            missing_similarity=self.missing_similarity,
+            eligible=eligible,
+            workers=self.workers,
+        )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
-    """How one key column is compared."""
+class Mixed(Metric):
+    """The weighted mean of what two rows lack of each other's fields, in [0, 1]."""
 
-    name: str
-    """Column name, the same at both parties."""
+    name: ClassVar[str] = "mixed"
+    unit: ClassVar[str] = "0 to 1"
+    reads: ClassVar[frozenset[str]] = frozenset({"fields"})
 
-    kind: Literal["text", "number", "exact"]
-    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0;
-    ``exact``: 1 for equal texts, else 0."""
+    def check(self, spec: KeySpec) -> None:
+        """Ask for fields."""
+        if not spec.fields:
+            raise ConfigError(
+                'linkage.fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every '
+                'key column, with its kind: "text", "number" or "exact"'
+            )
 
-    weight: float = 1.0
-    """Share of the mean, > 0."""
+    def compare(
+        self,
+        spec: KeySpec,
+        primary: Keys,
+        records: Keys,
+        *,
+        neighbours: int,  # noqa: ARG002
+    ) -> MixedKeys:
+        """Compare field by field."""
+        return MixedKeys(
+            primary=primary.columns,
+            records=records.columns,
+            fields=spec.fields or (),
+            missing_similarity=spec.missing_similarity,
+        )
 
-    scale: float | None = None
-    """Difference from which two numbers have nothing in common; for numbers only, > 0."""
 
-    def __post_init__(self) -> None:
-        checks.one_of(("text", "number", "exact"), kind=self.kind)
-        checks.positive(weight=self.weight)
-        if (self.kind == "number") != (self.scale is not None):
-            raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
-        if self.scale is not None:
-            checks.positive(scale=self.scale)
+def _rows_of(column: Any, rows: Int64[np.ndarray, " chosen"]) -> Any:
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    return [column[row] for row in rows]
 
 
 def nearest_mixed(

@@ -8,7 +8,8 @@ Memory: beside the keys and twice the result (16 bytes a link), at most :data:`_
 candidate cells at a time, each of 16 bytes plus 24 for every key dimension.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -16,6 +17,7 @@ from scipy.spatial import cKDTree
 
 from securevfl.core.errors import DataError
 from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
+from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 from securevfl.linkage.topk import eligible_ids
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
@@ -29,6 +31,54 @@ _ABSOLUTE_SLACK: Final = 1e-150
 
 # Squares of larger keys overflow float64.
 _LARGEST_KEY: Final = 1e150
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EuclideanKeys(ComparedKeys):
+    """Numeric keys in one common unit."""
+
+    primary: Float64[np.ndarray, "rows key_dim"]
+    """The primary's keys."""
+
+    records: Float64[np.ndarray, "records other_dim"]
+    """The secondary's keys."""
+
+    workers: int = 1
+    """Threads of the tree search; -1 takes every core."""
+
+    def __post_init__(self) -> None:
+        check_keys(self.primary, self.records)
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link as :func:`nearest_records` does."""
+        keys = self.primary if rows is None else self.primary[rows]
+        return nearest_records(keys, self.records, k, eligible=eligible, workers=self.workers)
+
+
+class Euclidean(Metric):
+    """The straight line between two points of one common unit."""
+
+    name: ClassVar[str] = "euclidean"
+    unit: ClassVar[str] = "the keys' unit"
+    quick: ClassVar[bool] = True
+    quantised: ClassVar[bool] = True
+
+    def compare(
+        self,
+        spec: KeySpec,  # noqa: ARG002
+        primary: Keys,
+        records: Keys,
+        *,
+        neighbours: int,  # noqa: ARG002
+    ) -> EuclideanKeys:
+        """Take key columns for coordinates."""
+        return EuclideanKeys(primary=numbers_of(primary), records=numbers_of(records))
 
 
 def nearest_records(

@@ -1,4 +1,4 @@
-"""Exact K nearest bit vectors by Hamming distance.
+"""Bloom-filter codes of keys, and the exact K nearest of them by Hamming distance.
 
 faiss finds candidates where it is installed, numpy otherwise; both give the same links. Memory
 beside the codes and the links: :data:`_CHUNK_CELLS` distances (or one row of them) of two bytes, a
@@ -6,16 +6,31 @@ byte each for selection, strips of records, and 64 MiB for sorting; with faiss,
 :data:`_FAISS_CELLS` candidates of 32 bytes.
 """
 
+import hashlib
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.codes import Code, NumberCode, TextCode, encode_keys
 from securevfl.linkage.links import LinkTable, empty_links
+from securevfl.linkage.metrics.metric import (
+    ComparedKeys,
+    KeyKind,
+    Keys,
+    KeySpec,
+    Metric,
+    numbers_of,
+)
+from securevfl.linkage.point_codes import PointCode
+from securevfl.linkage.quantised import KeyRange
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.text import joined_texts
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**22
@@ -27,6 +42,144 @@ _WORD_BYTES: Final = 8
 _MOST_BITS: Final = 65_535
 
 Backend = Literal["auto", "faiss", "numpy"]
+
+# The one field of codes of texts that are read as one.
+_JOINED: Final = "all key columns"
+
+# Codes that protect nobody: for metric = "bloom" without protection, where keys are shown anyway.
+_PUBLIC_CODES: Final = LinkageSecret(hashlib.sha256(b"securevfl public codes").digest())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CodeKeys(ComparedKeys):
+    """Bloom-filter codes, as a coordinator sees them."""
+
+    primary: UInt8[np.ndarray, "rows code_bytes"]
+    """The primary's codes."""
+
+    records: UInt8[np.ndarray, "records other_bytes"]
+    """The secondary's codes."""
+
+    backend: Backend = "auto"
+    """``auto`` takes faiss where it is installed."""
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link as :func:`nearest_codes` does."""
+        codes = self.primary if rows is None else self.primary[rows]
+        return nearest_codes(codes, self.records, k, eligible=eligible, backend=self.backend)
+
+
+class Bloom(Metric):
+    """The bits in which two codes differ."""
+
+    name: ClassVar[str] = "bloom"
+    unit: ClassVar[str] = "bits"
+    reads: ClassVar[frozenset[str]] = frozenset({"fields"})
+
+    def kind(self, spec: KeySpec) -> KeyKind:
+        """Return that keys are numbers where they have ranges, and else texts."""
+        return "number" if spec.ranges else "text"
+
+    def check(self, spec: KeySpec) -> None:
+        """Ask for ranges of numbers."""
+        require_coded_ranges(spec)
+
+    def compare(
+        self,
+        spec: KeySpec,
+        primary: Keys,
+        records: Keys,
+        *,
+        neighbours: int,  # noqa: ARG002
+    ) -> CodeKeys:
+        """Encode both tables; without a protection, by codes that protect nobody."""
+        return CodeKeys(
+            primary=encode(spec, primary, _PUBLIC_CODES),
+            records=encode(spec, records, _PUBLIC_CODES),
+        )
+
+
+def require_coded_ranges(spec: KeySpec) -> None:
+    """Check that numbers can be encoded.
+
+    Raises:
+        ConfigError: If their range is not agreed on.
+    """
+    if spec.ranges is None and "number" in spec.kinds.values():
+        raise ConfigError(
+            "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
+        )
+
+
+def encode(
+    spec: KeySpec, keys: Keys, secret: LinkageSecret
+) -> UInt8[np.ndarray, "rows code_bytes"]:
+    """Return the Bloom-filter codes of a party's keys; a missing text counts as an empty one.
+
+    Raises:
+        DataError: If a number is missing or leaves its agreed range, naming the row.
+    """
+    codes = key_codes(spec)
+    values: dict[str, np.ndarray] = {}
+    for name, code in codes.items():
+        if isinstance(code, PointCode):
+            values[name] = numbers_of(keys)
+        elif name == _JOINED:
+            values[name] = np.array(joined_texts(keys.columns), dtype=object)
+        elif isinstance(code, TextCode):
+            texts = ["" if text is None else text for text in keys.columns[name]]
+            values[name] = np.array(texts, dtype=object)
+        else:
+            values[name] = np.asarray(keys.columns[name])
+    return encode_keys(values, codes, secret, whose=keys.name)
+
+
+def key_codes(spec: KeySpec) -> dict[str, Code]:
+    """Return how each field becomes bits; a weight makes a field's code longer."""
+    kinds = spec.kinds
+    if spec.fields is None and "text" in kinds.values():
+        return {_JOINED: _text_code(spec.code_bits or 1024, spec.code_concentration)}
+    if spec.fields is None:
+        box = spec.key_range()
+        return {"point": _point_code(box, spec.code_bits or 2048, spec.code_concentration)}
+    weights = {field.name: field.weight for field in spec.fields}
+    ranges = iter(spec.ranges or ())
+    codes: dict[str, Code] = {}
+    for name, kind in kinds.items():
+        bits = max(8, 8 * round((spec.code_bits or 1024) * weights[name] / 8))
+        if kind == "text":
+            codes[name] = _text_code(bits, spec.code_concentration)
+        else:
+            codes[name] = _number_code(next(ranges), bits, spec.code_concentration)
+    return codes
+
+
+def _text_code(bits: int, share: float | None) -> TextCode:
+    return TextCode(bits=bits) if share is None else TextCode(bits=bits, concentration=share)
+
+
+def _point_code(box: KeyRange, bits: int, share: float | None) -> PointCode:
+    if share is None:
+        return PointCode(low=box.low, high=box.high, bits=bits)
+    return PointCode(low=box.low, high=box.high, bits=bits, concentration=share)
+
+
+def _number_code(pair: tuple[float, ...], bits: int, share: float | None) -> NumberCode:
+    low, high = pair
+    if share is None:
+        return NumberCode(low=low, high=high, bits=bits)
+    return NumberCode(low=low, high=high, bits=bits, concentration=share)
+
+
+def code_bytes(spec: KeySpec) -> int:
+    """Return the length of a row's code."""
+    return sum(code.bits for code in key_codes(spec).values()) // 8
 
 
 def nearest_codes(

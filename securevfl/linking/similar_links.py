@@ -5,18 +5,19 @@ under one. The primary gets each row's similarities in falling order and no reco
 secondary's links are put into the same order, so that the two belong together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import split_rows
 from securevfl.dp.similarity_bound import reachable_floor, recovery_bound, similarity_noise_std
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.similarities import SimilarityScale, noised_similarities
+from securevfl.linkage.spec import LinkSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,17 +55,17 @@ class SimilarLinks:
         }
 
 
-def training_rows(config: FederationConfig, rows: int) -> Int64[np.ndarray, " train"]:
+def training_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " train"]:
     """Return the primary's training rows; any party can, as the split has a public seed."""
     return split_rows(
         rows,
-        validation_fraction=config.training.validation_fraction,
-        test_fraction=config.training.test_fraction,
-        seed=config.federation.seed,
+        validation_fraction=spec.split.validation_fraction,
+        test_fraction=spec.split.test_fraction,
+        seed=spec.split.seed,
     ).train
 
 
-def similar_links(config: FederationConfig, links: LinkTable) -> SimilarLinks:
+def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
     """Scale and noise the links of all primary rows, and put them into the noised order.
 
     Raises:
@@ -75,8 +76,8 @@ def similar_links(config: FederationConfig, links: LinkTable) -> SimilarLinks:
         To the primary, once sent: K numbers a row in falling order. It is not differential
         privacy; tau, where it applies, bounds one greedy attacker.
     """
-    scale = SimilarityScale.fit(links.take(training_rows(config, links.num_rows)))
-    noise_std = _noise_std(config, scale)
+    scale = SimilarityScale.fit(links.take(training_rows(spec, links.num_rows)))
+    noise_std = _noise_std(spec, scale)
     table = noised_similarities(links, scale, noise_std=noise_std)
     # Missing links are least similar of all; equal ones keep their order by record number.
     order = np.argsort(np.where(table.present, -table.values, np.inf), axis=1, kind="stable")
@@ -93,19 +94,28 @@ def similar_links(config: FederationConfig, links: LinkTable) -> SimilarLinks:
     )
 
 
-def _noise_std(config: FederationConfig, scale: SimilarityScale) -> float:
-    linkage = config.linkage
-    if linkage.similarity_tau is None:
-        return linkage.similarity_noise or 0.0
+def stacked(
+    parts: Sequence[Float32[np.ndarray, "rows links"] | None],
+) -> Float32[np.ndarray, "rows secondaries links"] | None:
+    """Put the similarities of all secondaries side by side; None if there are none."""
+    given = [part for part in parts if part is not None]
+    return np.stack(given, axis=1) if given else None
+
+
+def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
+    wanted = spec.similarities
+    assert wanted is not None, "asked only where similarities are wanted"
+    if wanted.tau is None:
+        return wanted.noise or 0.0
     if not scale.whole_distances:
         raise ConfigError(
             f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
-            f"linkage.metric = {linkage.metric!r} are none; set similarity_noise instead"
+            f"linkage.metric = {spec.keys.metric.name!r} are none; set similarity_noise instead"
         )
     floor = reachable_floor(key_scale=scale.deviation)
-    if linkage.similarity_tau <= floor:
+    if wanted.tau <= floor:
         raise ConfigError(
-            f"linkage.similarity_tau: {linkage.similarity_tau:g} cannot be reached: with "
+            f"linkage.similarity_tau: {wanted.tau:g} cannot be reached: with "
             f"sigma_0 = {scale.deviation:.6g} even unlimited noise leaves {floor:.6g}; ask for more"
         )
-    return similarity_noise_std(bound=linkage.similarity_tau, key_scale=scale.deviation)
+    return similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)

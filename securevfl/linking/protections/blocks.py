@@ -1,4 +1,4 @@
-"""Which rows and records a coordinator has the data parties compare, and what it makes of that.
+"""How a coordinator searches quantised keys: which rows and records are compared at once.
 
 Without grid cells it is every row with every record; with them, rows and records of cells that are
 near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. Each block is
@@ -7,17 +7,16 @@ compared at once; its size bounds what the parties hold in memory.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.linkage.capped import pairs_of_picks
-from securevfl.linkage.grid_cells import CellBlock, links_by_cell
+from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.paillier_distances import Lanes
 from securevfl.linkage.shared_distances import links_from_shares
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, ranked_length
 
 # A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
@@ -64,25 +63,23 @@ class Found:
 
 
 class Search:
-    """One secondary's.
+    """The search for one secondary's links, over blocks that the data parties compare.
 
     Args:
-        config: The federation file.
+        spec: What linking needs.
         rows: How many rows the primary has.
         records: How many records the secondary has.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
         ask: Has the data parties compare a block.
     """
 
-    def __init__(self, config: FederationConfig, *, rows: int, records: int, ask: Ask) -> None:
-        self._config = config
+    def __init__(self, spec: LinkSpec, *, rows: int, records: int, lanes: int, ask: Ask) -> None:
+        self._spec = spec
         self._rows = rows
         self._records = records
         self._ask = ask
-        self._capped = config.privacy.links_per_record is not None
-        self._lanes = 0
-        if config.linkage.protection == "paillier":
-            key_dim, key_bits = len(config.primary.key), config.linkage.key_bits
-            self._lanes = Lanes(key_dim=key_dim, key_bits=key_bits).count
+        self._capped = spec.choice.links_per_record is not None
+        self._lanes = lanes
         self._seen = self._pairs = self._answered = 0
 
     def run(
@@ -96,24 +93,24 @@ class Search:
         Raises:
             DataError: If shares do not belong together.
         """
-        config, cap = self._config, self._config.privacy.links_per_record
-        width = config.linkage.cell_units
+        spec, cap = self._spec, self._spec.choice.links_per_record
+        width = spec.cell_units
         if cells is None:
             # One cell holds everything.
             cells, width = (_one_cell(self._rows), _one_cell(self._records)), 1
-        k = ranked_length(config, self._records)
+        k = ranked_length(spec, self._records)
         if cap is not None:
             cells, k = (cells[1], cells[0]), min(cap, self._rows)
         found = links_by_cell(*cells, k, width=width, link=self._link)
         links = LinkTable(
             indices=found.indices,
-            distances=found.distances * config.linkage.key_range().step,
+            distances=found.distances * spec.keys.key_range().step,
         )
         if cap is None:
-            candidates = Candidates(ranked=links.within(config.family.max_distance))
+            candidates = Candidates(ranked=links.within(spec.choice.max_distance))
         else:
             pairs = pairs_of_picks(links, num_rows=self._rows)
-            candidates = Candidates(pairs=pairs.within(config.family.max_distance))
+            candidates = Candidates(pairs=pairs.within(spec.choice.max_distance))
         return Found(candidates=candidates, pairs=self._pairs, ciphertexts=self._answered)
 
     def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
@@ -135,7 +132,7 @@ class Search:
                 self._seen += len(part.rows)
                 if self._capped:
                     one, other = one.T, other.T
-                key_dim = len(self._config.primary.key)
+                key_dim = len(self._spec.keys.columns)
                 most = min(k, len(part.records))
                 tables.append(links_from_shares(one, other, most, key_dim=key_dim, step=1.0))
             yield LinkTable(
@@ -160,6 +157,42 @@ class Search:
     def ciphertexts(self, rows: int, records: int) -> int:
         """Return how many ciphertexts a secondary answers for so many rows and records."""
         return -(-rows // self._lanes) * records if self._lanes else 0
+
+
+def comparing_cost(
+    spec: LinkSpec,
+    mine: Int64[np.ndarray, "rows key_dim"],
+    theirs: Int64[np.ndarray, "records key_dim"],
+    *,
+    lanes: int,
+) -> dict[str, Any]:
+    """Return how many pairs a protected linkage compares; with cells, found by doing so in clear.
+
+    The parties' grid has a random place, so theirs may be a little more or less.
+
+    Args:
+        spec: What linking needs.
+        mine: The primary's quantised keys.
+        theirs: The secondary's.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+    """
+
+    def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
+        own, other = mine[block.rows, None], theirs[None, block.records]
+        squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
+        return squared, np.zeros_like(squared)
+
+    search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
+    width, pairs = spec.cell_units, len(mine) * len(theirs)
+    if not width:
+        everything = search.ciphertexts(len(mine), len(theirs))
+        return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
+    found = search.run((cells_of(mine, width), cells_of(theirs, width)))
+    return {
+        "pairs": found.pairs,
+        "share_of_pairs": found.pairs / pairs,
+        "ciphertexts": found.ciphertexts,
+    }
 
 
 def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:

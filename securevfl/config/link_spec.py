@@ -1,0 +1,67 @@
+"""What a federation file says about linking, as the linking stage takes it."""
+
+from securevfl.config.federation import FederationConfig
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.spec import (
+    ChoiceSpec,
+    HidingSpec,
+    LinkRoles,
+    LinkSpec,
+    RowSplit,
+    SimilaritySpec,
+)
+
+
+def key_spec(config: FederationConfig) -> KeySpec:
+    """Return which keys are compared, and how."""
+    linkage = config.linkage
+    return KeySpec(
+        columns=config.primary.key,
+        metric=METRICS[linkage.metric],
+        fields=None if linkage.fields is None else linkage.field_list(),
+        missing_similarity=linkage.missing_similarity,
+        ranges=linkage.ranges,
+        blocking=linkage.blocking,
+        code_bits=linkage.code_bits,
+        code_concentration=linkage.code_concentration,
+    )
+
+
+def link_spec(config: FederationConfig) -> LinkSpec:
+    """Return all that linking needs; a run asks once and hands it on."""
+    linkage, privacy, training = config.linkage, config.privacy, config.training
+    similarities = None
+    if config.family.needs_similarities(config.model):
+        similarities = SimilaritySpec(noise=linkage.similarity_noise, tau=linkage.similarity_tau)
+    return LinkSpec(
+        keys=key_spec(config),
+        hiding=HidingSpec(
+            protection=linkage.protection,
+            secret=linkage.secret,
+            cell=linkage.cell,
+            key_bits=linkage.key_bits,
+        ),
+        choice=ChoiceSpec(
+            neighbours=config.model.neighbours,
+            by=linkage.choose,
+            links_per_record=privacy.links_per_record,
+            sampling_rate=privacy.sampling_rate,
+            once=privacy.encoder == "frozen",
+            max_distance=config.family.max_distance,
+        ),
+        roles=LinkRoles(
+            primary=config.primary.name,
+            secondaries=tuple(party.name for party in config.secondaries),
+            helpers={party.role: party.name for party in config.callers if party.is_helper},
+        ),
+        split=RowSplit(
+            seed=config.federation.seed,
+            validation_fraction=training.validation_fraction,
+            test_fraction=training.test_fraction,
+        ),
+        similarities=similarities,
+        cache=linkage.cache,
+        idle_timeout_s=config.runtime.idle_timeout_s,
+        written=config.source["linkage"],
+    )

@@ -1,0 +1,239 @@
+"""What a metric is: how keys are compared, and two parties' keys that are compared so.
+
+Caps, samples and quality figures are written against :class:`KeyMetric`, so each of them works with
+coordinates, texts, mixed fields and encoded keys alike.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.quantised import KeyRange
+
+KeyKind = Literal["text", "number"]
+
+Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
+"""Key columns: texts with None for missing, or float64 numbers with NaN for missing."""
+
+
+@runtime_checkable
+class Keys(Protocol):
+    """One party's key columns, by the primary's names."""
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        ...
+
+    @property
+    def columns(self) -> Columns:
+        """Its key columns."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """How one key column is compared."""
+
+    name: str
+    """Column name, the same at both parties."""
+
+    kind: Literal["text", "number", "exact"]
+    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0;
+    ``exact``: 1 for equal texts, else 0."""
+
+    weight: float = 1.0
+    """Share of the mean, > 0."""
+
+    scale: float | None = None
+    """Difference from which two numbers have nothing in common; for numbers only, > 0."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(("text", "number", "exact"), kind=self.kind)
+        checks.positive(weight=self.weight)
+        if (self.kind == "number") != (self.scale is not None):
+            raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
+        if self.scale is not None:
+            checks.positive(scale=self.scale)
+
+
+@runtime_checkable
+class KeyMetric(Protocol):
+    """Two parties' keys and a symmetric distance between them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        ...
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        ...
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+        ...
+
+    def swapped(self) -> "KeyMetric":
+        """Return the same with the parties' roles exchanged: records link to rows."""
+        ...
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return what a log says of how keys were compared."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ComparedKeys(ABC):
+    """A :class:`KeyMetric` of two tables of keys; a subclass says how rows are linked."""
+
+    primary: Any
+    """The primary's keys, one a row."""
+
+    records: Any
+    """The secondary's keys, one a record."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return len(self.primary)
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return len(self.records)
+
+    @abstractmethod
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+
+    def swapped(self) -> "ComparedKeys":
+        """Exchange the parties' roles."""
+        return replace(self, primary=self.records, records=self.primary)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return nothing: every pair is compared."""
+        return {}
+
+
+class Metric(ABC):
+    """One way to tell how far two keys are apart: stateless, named by a federation file."""
+
+    name: ClassVar[str]
+    """Its name in a federation file."""
+
+    unit: ClassVar[str]
+    """What its distances are in, for figures."""
+
+    quick: ClassVar[bool] = False
+    """Whether its links are quicker made than read from a file."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
+    ``fields``, ``blocking``."""
+
+    quantised: ClassVar[bool] = False
+    """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
+
+    coded: ClassVar[bool] = True
+    """Whether near keys have near Bloom-filter codes."""
+
+    def kind(self, spec: "KeySpec") -> KeyKind:  # noqa: ARG002 - some metrics take both
+        """Return what every key column holds, where no field says it of its own."""
+        return "number"
+
+    def check(self, spec: "KeySpec") -> None:  # noqa: B027 - most metrics take all keys
+        """Refuse keys that this metric cannot compare.
+
+        Raises:
+            ConfigError: Naming the field, the rule and the value.
+        """
+
+    @abstractmethod
+    def compare(
+        self, spec: "KeySpec", primary: Keys, records: Keys, *, neighbours: int
+    ) -> KeyMetric:
+        """Return two parties' keys with the distance between them.
+
+        Args:
+            spec: Which keys are compared, and how.
+            primary: The primary's keys.
+            records: The secondary's.
+            neighbours: K, for metrics that measure how many links they lose.
+
+        Raises:
+            DataError: If keys are not what the metric needs.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySpec:
+    """Which keys are compared, and how."""
+
+    columns: tuple[str, ...]
+    """Key columns, by the primary's names and in its order."""
+
+    metric: Metric
+    """How far two keys are apart."""
+
+    fields: tuple[Field, ...] | None = None
+    """How each column is compared, where columns are compared one by one."""
+
+    missing_similarity: float = 0.5
+    """Similarity of a field that one of two rows does not have, in [0, 1]."""
+
+    ranges: tuple[tuple[float, ...], ...] | None = None
+    """``[low, high]`` of every numeric column, agreed without looking at the data."""
+
+    blocking: float | None = None
+    """Cosine of the q-grams of two texts from which on they are compared; None compares all."""
+
+    code_bits: int | None = None
+    """Bits of a Bloom-filter code; None takes those of its kind."""
+
+    code_concentration: float | None = None
+    """Share of a code's bits that are set; None takes that of its kind."""
+
+    @property
+    def kinds(self) -> Mapping[str, KeyKind]:
+        """What each key column holds, in order."""
+        if self.fields is None:
+            return dict.fromkeys(self.columns, self.metric.kind(self))
+        kinds = {field.name: field.kind for field in self.fields}
+        return {name: "number" if kinds.get(name) == "number" else "text" for name in self.columns}
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether keys are numbers without gaps, so that a model may take them as inputs."""
+        return self.fields is None and set(self.kinds.values()) == {"number"}
+
+    def key_range(self) -> KeyRange:
+        """Return the agreed range of numeric keys."""
+        assert self.ranges is not None, "checked with the federation file"
+        low, high = zip(*self.ranges, strict=True)
+        return KeyRange(low=low, high=high)
+
+
+def numbers_of(keys: Keys) -> Float64[np.ndarray, "rows key_dim"]:
+    """Return numeric key columns side by side."""
+    return np.column_stack(list(keys.columns.values()))

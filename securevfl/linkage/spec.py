@@ -1,0 +1,123 @@
+"""What linking needs to know: which keys are compared, who may be chosen, who takes part.
+
+A federation file says it all, and more; :mod:`securevfl.config.link_spec` takes it from there.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from securevfl.linkage.metrics.metric import KeySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class HidingSpec:
+    """How keys are hidden while they are compared."""
+
+    protection: str = "none"
+    """Which protection."""
+
+    secret: str | None = None
+    """File with the linkage secret, on every data party's own machine."""
+
+    cell: float | None = None
+    """Width of a grid cell, in the keys' unit; None compares all pairs."""
+
+    key_bits: int = 2048
+    """Bits of a Paillier modulus."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSpec:
+    """Which of the records near to a row become its links."""
+
+    neighbours: int
+    """K, the links of a row."""
+
+    by: Literal["rows", "records"] = "rows"
+    """Who chooses: each row its nearest records, or each record its nearest rows."""
+
+    links_per_record: int | None = None
+    """m, the most rows that a record may be linked to; None for no cap."""
+
+    sampling_rate: float = 1.0
+    """q, the probability with which a record is in a secret sample."""
+
+    once: bool = False
+    """Whether all rows are linked once, in one sample, as frozen encoders ask for."""
+
+    max_distance: float = math.inf
+    """The farthest that a record may be linked, in the metric's unit."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether one link table serves all rounds; a secret sample is drawn anew in every run."""
+        return self.sampling_rate == 1 and self.by == "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilaritySpec:
+    """How similarities are noised; neither value means no noise."""
+
+    noise: float | None = None
+    """sigma, in units of sigma_0."""
+
+    tau: float | None = None
+    """Bound on one greedy attacker, from which sigma follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSplit:
+    """Which of the primary's rows train: similarities are scaled by the links of these."""
+
+    seed: int
+    validation_fraction: float
+    test_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkRoles:
+    """Who takes part in linking, by name."""
+
+    primary: str
+    secondaries: tuple[str, ...]
+    """In the order of their ranks."""
+
+    helpers: Mapping[str, str] = field(default_factory=dict)
+    """Parties without a table by role, in the order of their ranks."""
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
+        names = (self.primary, *self.secondaries, *self.helpers.values())
+        return {name: rank for rank, name in enumerate(names)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """All that linking needs of a federation file."""
+
+    keys: KeySpec
+    hiding: HidingSpec
+    choice: ChoiceSpec
+    roles: LinkRoles
+    split: RowSplit
+
+    similarities: SimilaritySpec | None = None
+    """None if the model's family reads none."""
+
+    cache: str | None = None
+    """Folder on every party's own machine that keeps links between runs."""
+
+    idle_timeout_s: float = 3600.0
+    """How long a party waits for another one's next message."""
+
+    written: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The ``[linkage]`` table as it was written: kept links belong to one such text."""
+
+    @property
+    def cell_units(self) -> int:
+        """Width of a grid cell in units of quantised keys; 0 without cells."""
+        cell = self.hiding.cell
+        return 0 if cell is None else max(1, round(cell / self.keys.key_range().step))

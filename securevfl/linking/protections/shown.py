@@ -1,0 +1,198 @@
+"""No protection: the primary shows its keys, and every secondary links by itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.sources import FixedLinks, LinkSource
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.candidates import find_candidates, linked_secondary, source_of_metric
+from securevfl.linking.kept_links import LinkCache, keep, links_key
+from securevfl.linking.keys import key_scaler, model_keys
+from securevfl.linking.messages import Linked, LinkingKind
+from securevfl.linking.protections.protection import DataParty, Protection
+from securevfl.linking.similar_links import similar_links, stacked
+from securevfl.transport.message import Message, TypedMessage
+
+_MISSING: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class LinkKeys(TypedMessage):
+    """The primary's key columns with their mean and deviation."""
+
+    KIND = LinkingKind.LINK_KEYS
+    WAY = "primary to every secondary"
+
+    keys: KeyTable
+    """The primary's keys, in their own units."""
+
+    scaler: KeyScaler | None
+    """Common statistics of keys, so that one place stays one place; None for texts."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent: numbers as they are, texts as UTF-8 and lengths."""
+        arrays: dict[str, np.ndarray] = {}
+        for number, column in enumerate(self.keys.columns.values()):
+            if column.dtype != object:
+                arrays[f"number:{number}"] = column
+                continue
+            words = [None if text is None else text.encode() for text in column.tolist()]
+            lengths = [_MISSING if word is None else len(word) for word in words]
+            joined = b"".join(word for word in words if word is not None)
+            arrays[f"text:{number}"] = np.frombuffer(joined, dtype=np.uint8)
+            arrays[f"lengths:{number}"] = np.array(lengths, dtype=np.int64)
+        if self.scaler is not None:
+            arrays |= {"centre": self.scaler.centre, "width": self.scaler.width}
+        return Message(kind=self.KIND, tensors=arrays)
+
+    @classmethod
+    def from_message(cls, message: Message, *, spec: KeySpec, rows: int) -> "LinkKeys":
+        """Check received keys.
+
+        Raises:
+            ConfigError: If statistics are impossible.
+            ProtocolError: If columns are not what was agreed on.
+        """
+        columns: dict[str, np.ndarray] = {}
+        for number, (name, kind) in enumerate(spec.kinds.items()):
+            if kind == "number":
+                gaps = spec.fields is not None
+                columns[name] = message.tensor(
+                    f"number:{number}", dtype=np.float64, shape=(rows,), finite=not gaps
+                )
+                continue
+            lengths = message.tensor(f"lengths:{number}", dtype=np.int64, shape=(rows,))
+            joined = message.tensor(f"text:{number}", dtype=np.uint8, shape=(None,)).tobytes()
+            columns[name] = _texts(joined, lengths, sender=message.sender)
+        keys = KeyTable(name=message.sender, columns=columns)
+        if not spec.are_numbers:
+            return cls(keys=keys, scaler=None)
+        centre, width = (
+            message.tensor(name, dtype=np.float64, shape=(len(spec.columns),))
+            for name in ("centre", "width")
+        )
+        if not (width > 0).all():
+            raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
+        return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
+
+
+class Shown(Protection):
+    """Every secondary sees the primary's keys."""
+
+    name: ClassVar[str] = "none"
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "nothing of a secondary's records",
+        "secondary": "the primary's keys, and their mean and deviation",
+    }
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked)
+
+    def compare(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        records: KeyTable,
+        secret: LinkageSecret | None = None,  # noqa: ARG002
+    ) -> KeyMetric:
+        """Compare keys as they are."""
+        neighbours = spec.choice.neighbours
+        return spec.keys.metric.compare(spec.keys, primary, records, neighbours=neighbours)
+
+    def link_in_process(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        *,
+        secret: LinkageSecret,  # noqa: ARG002
+        cache: LinkCache,
+    ) -> LinkedSecondary:
+        """Link as every secondary does by itself."""
+        return self._link(spec, primary, own, key_scaler(spec.keys, primary), cache)
+
+    def link_as_primary(self, party: DataParty) -> LinkedPrimary:
+        """Show the primary's keys, and wait for all secondaries; see :class:`Protection`.
+
+        Reveals:
+            To every secondary: the primary's keys, their mean and deviation.
+        """
+        spec, names, lines = party.spec, party.spec.roles.secondaries, party.lines
+        scaler = key_scaler(spec.keys, party.keys)
+        lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
+        parts = [
+            Linked.from_message(
+                lines.receive(name, LinkingKind.LINKED), spec=spec, rows=party.rows
+            ).similarities
+            for name in names
+        ]
+        return LinkedPrimary(keys=model_keys(scaler, party.keys), similarities=stacked(parts))
+
+    def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
+        """Link this party's records to the keys that it is shown; see :class:`Protection`.
+
+        Reveals:
+            To the primary: that linkage is done and, if the family reads them, noised similarities.
+        """
+        spec = party.spec
+        message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
+        shown = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
+        linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
+        done = Linked(similarities=linked.similarities)
+        party.lines.send(done.to_message(), spec.roles.primary)
+        return linked
+
+    def _link(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        scaler: KeyScaler | None,
+        cache: LinkCache,
+    ) -> LinkedSecondary:
+        metric, similar = self.compare(spec, primary, own), None
+        if spec.choice.fixed:
+            kept = cache.get(
+                links_key(spec, primary, own),
+                lambda: keep(spec, lambda: find_candidates(spec, metric)),
+            )
+            similar = kept.similar
+            source: LinkSource = FixedLinks(table=kept.links if similar is None else similar.links)
+        else:
+            source = source_of_metric(spec, metric)
+            if spec.similarities is not None:
+                assert isinstance(source, FixedLinks), "checked with the federation file"
+                similar = similar_links(spec, source.table)
+                source = FixedLinks(table=similar.links)
+        told = {} if similar is None else {"similarities": similar.figures()}
+        return linked_secondary(
+            own,
+            source,
+            scaler,
+            rows=metric.num_rows,
+            similarities=None if similar is None else similar.values,
+            figures={**metric.figures(), **told},
+        )
+
+
+def _texts(joined: bytes, lengths: np.ndarray, *, sender: str) -> np.ndarray:
+    sizes = np.maximum(lengths, 0)
+    ends = np.cumsum(sizes)
+    if lengths.min(initial=0) < _MISSING or (ends[-1] if len(ends) else 0) != len(joined):
+        raise ProtocolError(f"{sender}: sent key texts whose lengths do not add up")
+    column = np.empty(len(lengths), dtype=object)
+    try:
+        column[:] = [
+            None if length == _MISSING else joined[end - length : end].decode()
+            for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+        ]
+    except UnicodeDecodeError:
+        raise ProtocolError(f"{sender}: sent key texts that are not UTF-8") from None
+    return column

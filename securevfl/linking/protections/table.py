@@ -1,0 +1,37 @@
+"""Every protection by the name that a federation file asks for it."""
+
+from typing import Final
+
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.protections.bloom import Bloom
+from securevfl.linking.protections.paillier import Paillier
+from securevfl.linking.protections.protection import Protection
+from securevfl.linking.protections.shares import Shares
+from securevfl.linking.protections.shown import Shown
+
+PROTECTIONS: Final[dict[str, Protection]] = {
+    protection.name: protection
+    for protection in (
+        Shown(),
+        Bloom(),
+        Shares(),
+        Paillier(),
+    )
+}
+"""What ``linkage.protection`` may be."""
+
+
+def protection_of(spec: LinkSpec) -> Protection:
+    """Return how keys are hidden."""
+    return PROTECTIONS[spec.hiding.protection]
+
+
+def reveals_of(spec: LinkSpec, role: str) -> list[str]:
+    """Return what a party of that role learns from linking, one sentence each."""
+    learned = protection_of(spec).learns(spec, role)
+    if spec.similarities is not None and role == "primary":
+        learned.append(
+            "for each of its rows and each secondary, K noised similarities in falling order, "
+            "without record numbers"
+        )
+    return learned

@@ -1,0 +1,121 @@
+"""A protection of one's own: a class, and a line in the table of protections."""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from helpers.federations import save, write_federation
+from helpers.lines import SECRET, link_as_threads
+from helpers.linking import hidden_spec, text_table
+
+from securevfl.config.channels import channels
+from securevfl.config.reading import read_federation
+from securevfl.config.rules import require_helpers
+from securevfl.core.errors import ConfigError
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.text import joined_texts, normalise_text
+from securevfl.linkage.topk import eligible_ids, nearest_by_block
+from securevfl.linking.in_process import Linker
+from securevfl.linking.messages import LinkingKind
+from securevfl.linking.protections.bloom import ByCodes
+from securevfl.linking.protections.table import PROTECTIONS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EqualCodes(ComparedKeys):
+    """Codes that are equal or have nothing in common."""
+
+    def nearest(
+        self, rows: np.ndarray | None, k: int, *, eligible: np.ndarray | None = None
+    ) -> LinkTable:
+        """Link each row to records of the very same code, and to no other."""
+        codes = self.primary if rows is None else self.primary[rows]
+        ids = eligible_ids(self.num_records, k, eligible)
+        theirs = self.records[ids]
+
+        def block(start: int, end: int) -> np.ndarray:
+            return (codes[start:end, None] != theirs[None]).any(axis=2).astype(np.float64)
+
+        return nearest_by_block(block, rows=len(codes), ids=ids, k=k, chunk_cells=2**20).within(0)
+
+
+class Hashed(ByCodes):
+    """Hashes of keys under the linkage secret: equal keys are linked, and no others."""
+
+    name = "hashed"
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "nothing of a secondary's records",
+        "secondary": "for each primary row, which of its own records have the same key",
+        "coordinator": "which keys are equal, and how often each occurs",
+    }
+
+    def encode(self, spec: LinkSpec, keys: KeyTable, secret: LinkageSecret) -> np.ndarray:
+        """Hash each row's columns together."""
+        key = secret.subkey("hashed")
+        hashes = [
+            hashlib.blake2b(normalise_text(text).encode(), key=key, digest_size=16).digest()
+            for text in joined_texts(keys.columns)
+        ]
+        return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
+
+    def code_bytes(self, spec: LinkSpec) -> int:
+        """Return the length of a hash."""
+        return 16
+
+    def compare_codes(self, rows: np.ndarray, records: np.ndarray) -> EqualCodes:
+        """Ask which hashes are equal."""
+        return EqualCodes(primary=rows, records=records)
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the package, this is the line in linking/protections/table.py.
+    monkeypatch.setitem(PROTECTIONS, Hashed.name, Hashed())
+
+
+def tables() -> dict[str, KeyTable]:
+    """Return three tables of names, the first ten of which are spelt alike everywhere."""
+    keys = {name: text_table(name, 30, seed=n) for n, name in enumerate(("agency", "bank", "shop"))}
+    for name in ("bank", "shop"):
+        keys[name].columns["lon"][:10] = keys["agency"].columns["lon"][:10]
+    return keys
+
+
+def test_parties_find_the_links_of_one_process() -> None:
+    """Equal keys are linked, whoever compares the hashes; only hashes travel to the coordinator."""
+    spec, keys = hidden_spec("hashed", metric="levenshtein", ranges=None), tables()
+    found, wires = link_as_threads(spec, keys)
+    alone = Linker(spec, keys["agency"], secret=SECRET)
+    rows = np.arange(30)
+
+    for name in ("bank", "shop"):
+        links = found[name].source.link(rows)
+        assert np.array_equal(links.indices, alone(keys[name]).source.link(rows).indices)
+        assert links.indices[:10, 0].tolist() == list(range(10))
+        assert not links.present[10:].any()
+    heard = [m for _, b, m in wires.travelled if b == "coordinator" and m.tensors]
+    assert {m.kind for m in heard} == {LinkingKind.LINK_CODES}
+    assert {m.tensors["codes"].shape for m in heard} == {(30, 16)}
+
+
+def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
+    """The third party and the secret are asked for, and the run folder says who learns what."""
+    path = write_federation(tmp_path, linkage={"protection": "hashed"})
+    with pytest.raises(ConfigError, match='role = "coordinator"'):
+        require_helpers(read_federation(path))
+    source = tomllib.loads(path.read_text())
+    source["party"].append({"name": "broker", "role": "coordinator"})
+    config = read_federation(save(tmp_path, source))
+    with pytest.raises(ConfigError, match=r"linkage\.secret"):
+        require_helpers(config)
+    (linkage,) = [one for one in channels(config) if one["channel"] == "linkage"]
+    assert "the coordinator: which keys are equal" in linkage["reveals"]

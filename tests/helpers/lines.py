@@ -1,0 +1,150 @@
+"""Lines between parties that are threads of one process, for protocols without a network."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import Observer, ProgressEvent, unheard
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.lines import Lines
+from securevfl.linking.protections.protection import DataParty, Helper
+from securevfl.linking.protections.table import protection_of
+from securevfl.transport.message import Message, MessageKind
+
+SECRET = LinkageSecret(b"k" * 32)
+SESSION = b"s" * 16
+_DEADLINE_S = 60
+
+
+class Wires:
+    """All messages on their way, by sender and receiver; what travelled stays to be looked at."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
+        self._lock = threading.Lock()
+        self.travelled: list[tuple[str, str, Message]] = []
+
+    def queue(self, sender: str, receiver: str) -> Queue[Message]:
+        """Return one line; two threads that use it first at the same time get the same one."""
+        with self._lock:
+            return self._queues[sender, receiver]
+
+    def of(self, own: str) -> "ThreadLines":
+        """Return one party's end."""
+        return ThreadLines(self, own)
+
+
+class ThreadLines:
+    """Lines whose messages go to queues."""
+
+    def __init__(self, wires: Wires, own: str) -> None:
+        self._wires = wires
+        self._own = own
+
+    def send(self, message: Message, *names: str) -> None:
+        for name in names:
+            tensors = {key: value.copy() for key, value in message.tensors.items()}
+            sent = replace(message, tensors=tensors, sender=self._own)
+            self._wires.travelled.append((self._own, name, sent))
+            self._wires.queue(self._own, name).put(sent)
+
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        try:
+            message = self._wires.queue(name, self._own).get(timeout=_DEADLINE_S)
+        except Empty:
+            raise ProtocolError(f"{name}: sent nothing") from None
+        if message.kind not in kinds:
+            raise ProtocolError(f"{name}: sent {message.kind.name}")
+        return message
+
+
+def run_all(parties: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run every party in a thread of its own; return what each returned or raised."""
+    results: dict[str, Any] = {}
+    ended: Queue[bool] = Queue()
+
+    def life(name: str, run: Callable[[], Any]) -> None:
+        try:
+            results[name] = run()
+        except Exception as error:
+            results[name] = error
+        ended.put(isinstance(results[name], Exception))
+
+    for item in parties.items():
+        threading.Thread(target=life, args=item, daemon=True).start()
+    failed = False
+    for _ in parties:
+        # A party whose peer has failed waits in vain; its result is not looked at then.
+        try:
+            failed |= ended.get(timeout=1 if failed else _DEADLINE_S)
+        except Empty:
+            break
+    return results
+
+
+def data_party(
+    spec: LinkSpec,
+    keys: KeyTable,
+    lines: Lines,
+    *,
+    rows: int = 60,
+    secret: LinkageSecret = SECRET,
+    folder: Path | None = None,
+    observe: Observer = lambda _event: None,
+) -> DataParty:
+    """Return a party that links by these lines."""
+    return DataParty(
+        spec=spec,
+        keys=keys,
+        rows=rows,
+        lines=lines,
+        session=SESSION,
+        secret=secret if protection_of(spec).needs_secret else None,
+        cache=LinkCache(folder),
+        observe=observe,
+    )
+
+
+def link_as_threads(
+    spec: LinkSpec,
+    keys: Mapping[str, KeyTable],
+    *,
+    told: list[ProgressEvent] | None = None,
+    secrets: Mapping[str, LinkageSecret] | None = None,
+    cache: Path | None = None,
+) -> tuple[dict[str, Any], Wires]:
+    """Run every party's part; return what each has in the end, and what travelled."""
+    wires, hides, rows = Wires(), protection_of(spec), keys[spec.roles.primary].num_rows
+
+    def folder(name: str) -> Path | None:
+        return None if cache is None else cache / name
+
+    def party(name: str) -> DataParty:
+        return data_party(
+            spec,
+            keys[name],
+            wires.of(name),
+            rows=rows,
+            secret=(secrets or {}).get(name, SECRET),
+            folder=folder(name),
+            observe=unheard if told is None else told.append,
+        )
+
+    lives: dict[str, Any] = {
+        spec.roles.primary: lambda: hides.link_as_primary(party(spec.roles.primary))
+    }
+    for name in spec.roles.secondaries:
+        lives[name] = lambda name=name: hides.link_as_secondary(party(name))
+    for role in hides.helpers:
+        name = spec.roles.helpers[role]
+        helper = Helper(spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)))
+        lives[name] = lambda role=role, helper=helper: hides.help_to_link(role, helper)
+    return run_all(lives), wires
