@@ -48,6 +48,7 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 
 docs-pages: install ## write the pages that are made from docstrings
 	$(BIN)/python tools/make_federation_file_page.py
+	$(BIN)/python tools/make_message_table.py
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)

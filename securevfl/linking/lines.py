@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
 from securevfl.transport.message import Message, MessageKind, StarKind
-from securevfl.transport.sealed import SealedLine
+from securevfl.transport.sealed import SealedFrom, SealedLine, SealedTo
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 Kinds = tuple[MessageKind, ...]
@@ -109,11 +109,12 @@ class PrimaryLines:
         return message
 
     def _relay(self, message: Message) -> None:
-        to = message.figure("to", int)
+        letter = SealedTo.from_message(message)
+        to = letter.rank
         sender = self._ranks[message.sender]
         if to not in self._names or to == sender:
             raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, who is nobody")
-        sealed = Message(kind=StarKind.SEALED, meta={"from": sender}, tensors=dict(message.tensors))
+        sealed = SealedFrom(rank=sender, sealed=letter.sealed).to_message()
         self._transport.send(self._names[to], sealed, owned=True)
 
 
@@ -177,7 +178,7 @@ class CallerLines:
             if came.kind is not StarKind.SEALED:
                 self._inboxes.put(self._primary, came)
                 continue
-            peer = self._peers.get(came.figure("from", int))
+            peer = self._peers.get(SealedFrom.from_message(came).rank)
             if peer is None:
                 raise ProtocolError(f"{came.sender}: relayed a message of nobody")
             self._inboxes.put(peer, self._sealed[peer].open(came))

@@ -1,0 +1,52 @@
+"""Write the table of all messages in ``threat-model.md``: ``python tools/make_message_table.py``.
+
+It is made of the code: each message's kind, who tells whom, and what its docstring says.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+import securevfl
+from securevfl.transport.message import TypedMessage
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/threat-model.md"
+BEGIN = "<!-- messages: written by tools/make_message_table.py -->\n"
+END = "<!-- end of messages -->\n"
+
+
+def message_types() -> list[type[TypedMessage]]:
+    """Return every message of the package, by code."""
+    for module in pkgutil.walk_packages(securevfl.__path__, "securevfl."):
+        if not module.ispkg and module.name.split(".")[-1] != "party":
+            importlib.import_module(module.name)
+    # A dataclass with slots replaces the class that it was made from, which lives on for a while.
+    found = [
+        one
+        for one in TypedMessage.__subclasses__()
+        if getattr(sys.modules[one.__module__], one.__name__) is one
+    ]
+    return sorted(found, key=lambda one: (one.KIND.value, one.WAY))
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    lines = ["| code | message | who tells whom | what it tells |", "| --- | --- | --- | --- |"]
+    for one in message_types():
+        tells = " ".join((inspect.getdoc(one) or "").split()).replace("``", "`")
+        lines.append(f"| {one.KIND.value} | {one.KIND.name} | {one.WAY} | {tells} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(page: str) -> str:
+    """Return the page with today's table in it."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}: {len(message_types())} messages\n")
