@@ -25,7 +25,7 @@ from securevfl.federation.run_plan import is_frozen, slots
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.models.claims import check_bottom, check_top
+from securevfl.models.building import bottom_of, top_of
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -76,24 +76,17 @@ def build_secondary(
         lambda: (
             build_direction_bottom(config, party, num_features=table.num_features)
             if config.encoder
-            else config.family.build_bottom(
+            else bottom_of(
+                config.family,
                 config.model,
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
                 frozen=frozen,
+                pooled=plan.pooled,
             )
         ),
     )
-    if config.encoder is None:
-        check_bottom(
-            config.family,
-            config.model,
-            bottom,
-            num_features=table.num_features,
-            key_dim=table.key_dim,
-            pooled=plan.pooled,
-        )
     if _promised_row_by_row(config):
         require_separate_rows(bottom, encoder=config.privacy.encoder)
     # The plan speaks of rows that are means over K slots; what leaves is their sum.
@@ -177,12 +170,13 @@ def build_top(
     """Return the primary's top model with its initial weights.
 
     Raises:
-        ConfigError: If it is not what its family says.
+        ConfigError: If the family fails to build it, or builds another.
     """
-    top = _initialised(
+    return _initialised(
         config,
         config.primary.name,
-        lambda: config.family.build_top(
+        lambda: top_of(
+            config.family,
             config.model,
             num_features=num_features,
             key_dim=key_dim,
@@ -191,15 +185,6 @@ def build_top(
             classes=config.federation.task != "regression",
         ),
     )
-    check_top(
-        config.family,
-        config.model,
-        top,
-        num_features=num_features,
-        key_dim=key_dim,
-        outputs=outputs,
-    )
-    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
