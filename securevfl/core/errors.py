@@ -13,6 +13,7 @@ SecureVflError                            exit code 1
 """
 
 import traceback
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -74,7 +75,11 @@ class PartyTimeoutError(ProtocolError):
 def in_one_line(error: Exception) -> str:
     """Return what an error of somebody else's code says, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    # Python's own import machinery has no file to look into.
-    *_, last = (frame for frame in frames if not frame.filename.startswith("<frozen"))
+    # The innermost place that its author can look into: not Python's import machinery, nor torch.
+    *_, last = (
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<frozen") and "torch" not in Path(frame.filename).parts
+    )
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text} ({last.filename}:{last.lineno})"

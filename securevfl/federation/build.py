@@ -27,7 +27,7 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.models.claims import check_bottom, check_top
+from securevfl.models.building import bottom_of, top_of
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
@@ -93,31 +93,23 @@ def build_secondary(
 
 def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.Module:
     config = plan.config
-    bottom = _initialised(
+    return _initialised(
         config,
         party.name,
         lambda: (
             build_direction_bottom(config, party, num_features=table.num_features)
             if config.encoder
-            else config.family.build_bottom(
+            else bottom_of(
+                config.family,
                 config.model,
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
                 frozen=plan.frozen,
+                pooled=plan.releases.pooled,
             )
         ),
     )
-    if config.encoder is None:
-        check_bottom(
-            config.family,
-            config.model,
-            bottom,
-            num_features=table.num_features,
-            key_dim=table.key_dim,
-            pooled=plan.releases.pooled,
-        )
-    return bottom
 
 
 def _promised_row_by_row(config: FederationConfig) -> bool:
@@ -183,12 +175,13 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
         outputs: Numbers that the task asks for.
 
     Raises:
-        ConfigError: If it is not what its family says.
+        ConfigError: If the family fails to build it, or builds another.
     """
-    top = _initialised(
+    return _initialised(
         config,
         config.primary.name,
-        lambda: config.family.build_top(
+        lambda: top_of(
+            config.family,
             config.model,
             num_features=table.num_features,
             key_dim=table.key_dim,
@@ -197,15 +190,6 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
             classes=config.federation.task != "regression",
         ),
     )
-    check_top(
-        config.family,
-        config.model,
-        top,
-        num_features=table.num_features,
-        key_dim=table.key_dim,
-        outputs=outputs,
-    )
-    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:

@@ -55,10 +55,10 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
         family = _made(entry.load())
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
-    except Exception as error:  # noqa: BLE001 - another package's code may fail in any way
+    except Exception as error:
         raise ConfigError(
             f"{where}can't be loaded: {in_one_line(error)}; repair or uninstall the package"
-        ) from None
+        ) from error
     if family.name != entry.name:
         raise ConfigError(f"{where}calls itself {family.name!r}; the two names must be equal")
     return family

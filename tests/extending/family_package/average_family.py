@@ -45,7 +45,8 @@ class AverageBottom(nn.Module):
 
     def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
         """Return (rows, K, hidden), with zeros where a row has no link."""
-        return self.project(features) * present.unsqueeze(-1)
+        projected: Tensor = self.project(features)
+        return projected * present.unsqueeze(-1)
 
 
 class AverageTop(nn.Module):
@@ -62,7 +63,8 @@ class AverageTop(nn.Module):
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
     ) -> Tensor:
         """Return (rows, outputs)."""
-        return self.perceptron(torch.cat([features, aggregate.mean(dim=1)], dim=1))
+        outputs: Tensor = self.perceptron(torch.cat([features, aggregate.mean(dim=1)], dim=1))
+        return outputs
 
 
 class AverageFamily(Family[AverageSettings]):

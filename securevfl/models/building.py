@@ -1,9 +1,9 @@
-"""Hold a family's models to what they claim, on a small batch, before a run depends on it.
+"""Build a family's models, and hold them to what they claim before a run depends on it.
 
 B = 2 rows, K = links of a row, F = features, D = key dimension, L and H = shape of the cut.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,6 +15,68 @@ from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.split import Bottom, Top
 
 _ROWS: Final = 2
+
+
+def bottom_of(
+    family: AnyFamily,
+    settings: FamilySettings,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str],
+    frozen: bool,
+    pooled: bool,
+) -> nn.Module:
+    """Return a family's bottom model, checked and not yet initialised.
+
+    Arguments are those of :meth:`Family.build_bottom` and of :func:`check_bottom`.
+
+    Raises:
+        ConfigError: If the family fails to build it, or builds another.
+        PrivacyError: If it does not treat each record alone where it must or claims to.
+    """
+    with _blamed(family, "bottom", "can't be built"):
+        bottom = family.build_bottom(
+            settings,
+            num_features=num_features,
+            key_dim=key_dim,
+            feature_names=feature_names,
+            frozen=frozen,
+        )
+    check_bottom(
+        family, settings, bottom, num_features=num_features, key_dim=key_dim, pooled=pooled
+    )
+    return bottom
+
+
+def top_of(
+    family: AnyFamily,
+    settings: FamilySettings,
+    *,
+    num_features: int,
+    key_dim: int,
+    feature_names: Sequence[str],
+    outputs: int,
+    classes: bool,
+) -> nn.Module:
+    """Return a family's top model, checked and not yet initialised.
+
+    Arguments are those of :meth:`Family.build_top`.
+
+    Raises:
+        ConfigError: If the family fails to build it, or builds another.
+    """
+    with _blamed(family, "top", "can't be built"):
+        top = family.build_top(
+            settings,
+            num_features=num_features,
+            key_dim=key_dim,
+            feature_names=feature_names,
+            outputs=outputs,
+            classes=classes,
+        )
+    check_top(family, settings, top, num_features=num_features, key_dim=key_dim, outputs=outputs)
+    return top
 
 
 def check_bottom(
@@ -118,14 +180,8 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
 def _call(
     family: AnyFamily, half: str, shape: tuple[int, ...], model: Callable[[], object]
 ) -> Tensor:
-    try:
+    with _blamed(family, half, f"fails on a batch of {_ROWS} rows"):
         out = model()
-    except SecureVflError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a family of one's own may fail in any way
-        raise ConfigError(
-            f"{_model_of(family, half)} fails on a batch of {_ROWS} rows: {in_one_line(error)}"
-        ) from None
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(
@@ -133,6 +189,17 @@ def _call(
             f"{shape}"
         )
     return out
+
+
+@contextmanager
+def _blamed(family: AnyFamily, half: str, what: str) -> Iterator[None]:
+    """Say in one line whose code failed: a family of somebody else's may fail in any way."""
+    try:
+        yield
+    except SecureVflError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{_model_of(family, half)} {what}: {in_one_line(error)}") from error
 
 
 def _model_of(family: AnyFamily, half: str) -> str:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.models.claims import check_bottom, check_top
+from securevfl.models.building import bottom_of, check_bottom, check_top, top_of
+from securevfl.models.fet.family import FeTFamily
 from securevfl.models.registry import FAMILIES
 
 FET = FAMILIES["fet"]
@@ -69,7 +70,8 @@ def test_pooling_needs_records_alone() -> None:
     [
         (lambda records, _: records[:, :1], r"gives \(2, 1, 4\) .* and must give \(2, 3, 4\)"),
         (lambda records, _: {"out": records}, "gives dict for a batch of 2 rows"),
-        (lambda records, _: records @ records, r"fails on .*RuntimeError: .*test_claims\.py:\d+"),
+        (lambda records, _: records @ records, r"fails on .*RuntimeError: .*test_building\.py:\d+"),
+        (nn.Bilinear(2, 2, 1), r"fails on .*RuntimeError: .*test_building\.py:\d+"),
     ],
 )
 def test_other_shapes_are_refused(
@@ -94,6 +96,25 @@ def test_tops_of_other_tasks_are_refused() -> None:
     check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=2)
     with pytest.raises(ConfigError, match=r"top model of 'fet' gives \(2, 2\).* give \(2, 3\)"):
         check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=3)
+
+
+class Broken(FeTFamily):
+    """Its builders fail."""
+
+    def build_bottom(self, settings: object, **_: object) -> nn.Module:
+        raise KeyError(type(settings).__name__)
+
+    def build_top(self, settings: object, **_: object) -> nn.Module:
+        return nn.Linear(0, "two")
+
+
+def test_builders_that_fail_are_named() -> None:
+    """With the error, and the line of the family's own code."""
+    sizes = {"num_features": 2, "key_dim": 1, "feature_names": ("a", "b")}
+    with pytest.raises(ConfigError, match=r"bottom model of 'fet' can't be built: KeyError: 'FeTC"):
+        bottom_of(Broken(), SETTINGS, frozen=False, pooled=False, **sizes)
+    with pytest.raises(ConfigError, match=r"top model .*TypeError: .*test_building\.py:\d+"):
+        top_of(Broken(), SETTINGS, outputs=1, classes=False, **sizes)
 
 
 def test_checks_leave_no_trace() -> None:
