@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-fast test test-all lint types format bench check-vectors ci clean
+.PHONY: help install demo test test-all lint types format bench check-vectors ci clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -20,10 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install      ## one primary and four secondaries, five processes, real digits; under 4 minutes
 	$(BIN)/securevfl demo
 
-demo-fast: install ## the same, with fewer epochs
-	$(BIN)/securevfl demo --fast
-
-test: install      ## what CI runs (under 12 minutes on two cores)
+test: install      ## every test but the slow ones; under 9 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: install  ## the slow tests too
