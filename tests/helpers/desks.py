@@ -7,10 +7,12 @@ from dataclasses import replace
 from queue import Empty, Queue
 from typing import Any
 
+from helpers.patience import PATIENCE_S
+
 from securevfl.core.errors import ProtocolError
 from securevfl.transport.message import Message, MessageKind
 
-_DEADLINE_S = 60
+_DEADLINE_S = PATIENCE_S
 
 
 class Wires:

@@ -18,7 +18,7 @@ from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import SimulationResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
 # Batch norm subtracts the bias before it, whose gradient is therefore a rounding error: AdamW makes

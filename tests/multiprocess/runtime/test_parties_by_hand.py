@@ -7,19 +7,18 @@ import tomllib
 
 import pytest
 from helpers.federations import save, write_federation
+from helpers.patience import PATIENCE_S
 
 from securevfl.launch.ports import free_port
 
 pytestmark = pytest.mark.multiprocess
 
 NAMES = ("agency", "bank-1")
-COMMAND_S = 60.0
-RUN_S = 120.0
 
 
 def securevfl(*arguments):
     command = [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -51,7 +50,7 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
         start_party(path, "bank-1", homes["bank-1"]),
     ]
     try:
-        outputs = [run.communicate(timeout=RUN_S) for run in runs]
+        outputs = [run.communicate(timeout=PATIENCE_S) for run in runs]
     finally:
         for run in runs:
             run.kill()

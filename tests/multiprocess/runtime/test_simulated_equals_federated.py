@@ -13,7 +13,7 @@ from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 EPOCHS = 4  # of 6 rounds each: 168 training rows in batches of 32
 
