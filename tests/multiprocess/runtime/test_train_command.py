@@ -168,6 +168,7 @@ def test_frozen_run_releases_once(tmp_path: Path) -> None:
     assert metrics["epochs"] == 3
     assert metrics["privacy"]["releases"] == 4
     assert metrics["privacy"]["row_releases"] == 120
+    assert metrics["privacy"]["epsilon"] <= FROZEN["epsilon"]
     assert metrics["privacy"]["epsilon"] == pytest.approx(FROZEN["epsilon"], rel=1e-6)
 
 
