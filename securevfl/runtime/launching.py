@@ -134,7 +134,10 @@ def _run_parties(
         federation = Path(identities) / "federation.toml"
         pinned_config = _pin(config, pinned)
         files.write_text(federation, tomli_w.dumps(dict(pinned_config.source)))
-        threads = str(max(1, (os.cpu_count() or 1) // len(names)))
+        # Parties share the cores; more threads than cores fight for them. A number that the user
+        # has set stands: with it, a simulation adds float32 numbers in the same order.
+        shared = str(max(1, (os.cpu_count() or 1) // len(names)))
+        threads = os.environ.get("OMP_NUM_THREADS", shared)
         commands = [
             PartyCommand(
                 name=name,
@@ -147,7 +150,6 @@ def _run_parties(
                     *(more if name == primary else []),
                 ],
                 log_path=run_folder / "parties" / name / "output.log",
-                # Parties share the cores; more threads than cores fight for them.
                 environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
             )
             for name in names

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "securevfl"
@@ -201,7 +202,12 @@ def test_imports_point_one_way() -> None:
     if not program.exists():
         pytest.skip("import-linter is not installed; make lint runs it")
     done = subprocess.run(
-        [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [program, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert ", 0 broken" in done.stdout
@@ -214,6 +220,10 @@ def test_a_simulation_needs_no_crypten() -> None:
         "import securevfl.cli.run, securevfl.runtime.in_memory"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import tomli_w
 from helpers.command_line import securevfl
+from helpers.patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RUN_S = 150.0
 
 
 @pytest.mark.statistical
@@ -94,7 +94,7 @@ def test_housing_example_trains_between_processes(housing_sample):
         [*command, "--data-root", str(housing_sample), "--out", str(housing_sample / "run")],
         capture_output=True,
         text=True,
-        timeout=RUN_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr

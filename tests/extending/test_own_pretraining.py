@@ -11,10 +11,10 @@ import torch
 from helpers.federations import save, write_federation
 from helpers.installed import install, register
 
-from securevfl.config.reading import read_federation_file
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError
 from securevfl.models.installed import GROUP
-from securevfl.runtime.simulation import SimulationResult, simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
 PRETRAINED = """
@@ -79,8 +79,8 @@ MODEL = {"family": "pretrained", "neighbours": 1, "hidden": 2}
 STAGE = {"iterations": 4, "learning_rate": 1e-2, "batch_size": 16}
 
 
-def simulate(path: Path, out: Path, **options: Any) -> SimulationResult:
-    config = read_federation_file(path)
+def simulate(path: Path, out: Path, **options: Any) -> RunResult:
+    config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
 

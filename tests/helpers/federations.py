@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tomli_w
+from helpers.patience import PATIENCE_S
 
 ROWS = 240
 KEYS = ["lon", "lat"]
@@ -55,7 +56,7 @@ def write_federation(
         "training": {"epochs": 2, "batch_size": 32, "learning_rate": 5e-3},
         "privacy": {"mechanism": "none", "encoder": "trained"},
         "linkage": {"protection": "none"},
-        "runtime": {"join_timeout_s": 60.0, "round_timeout_s": 30.0},
+        "runtime": {"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S},
         "party": parties,
     }
     for name, section in sections.items():

@@ -8,6 +8,8 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from helpers.patience import PATIENCE_S
+
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
@@ -21,7 +23,7 @@ from securevfl.transport.message import Message, MessageKind
 
 SECRET = LinkageSecret(b"k" * 32)
 SESSION = b"s" * 16
-_DEADLINE_S = 60
+_DEADLINE_S = PATIENCE_S
 
 
 class Wires:

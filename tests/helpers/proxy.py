@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from helpers.patience import PATIENCE_S
+
 
 class Middle:
     """What went through, and what is done to it."""
@@ -41,10 +43,10 @@ def in_the_middle(address: tuple[str, int]) -> Iterator[tuple[Middle, tuple[str,
                 for way in ways:
                     way.start()
                 for way in ways:
-                    way.join(60)
+                    way.join(PATIENCE_S)
 
         server = threading.Thread(target=serve)
         server.start()
         yield middle, listener.getsockname()
-        server.join(60)
+        server.join(PATIENCE_S)
         assert not server.is_alive()

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from helpers.patience import PATIENCE_S
 from torch import Tensor
 
-DEADLINE_S = 20.0
+DEADLINE_S = PATIENCE_S
 
 
 class QueueStar:

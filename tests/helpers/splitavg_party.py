@@ -22,7 +22,7 @@ from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def main(folder: Path, rank: int) -> None:

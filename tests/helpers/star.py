@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers.patience import PATIENCE_S
+
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
 from securevfl.transport.provision import provision
@@ -17,10 +19,10 @@ from securevfl.transport.star import (
 )
 
 RANKS: Mapping[str, int] = {"agency": 0, "rental": 1, "bank": 2}
-QUICK = TransportLimits(silence_timeout_s=5.0, farewell_timeout_s=1.0, handshake_timeout_s=2.0)
+QUICK = TransportLimits(silence_timeout_s=5.0, farewell_timeout_s=10.0, handshake_timeout_s=30.0)
 # No heartbeat comes between the frames of a test that counts them.
 CALM = TransportLimits(silence_timeout_s=60.0, farewell_timeout_s=1.0)
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,6 @@ def together(calls: list[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a call did not end"
     return results

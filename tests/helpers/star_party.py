@@ -22,7 +22,7 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_s
 
 RANKS = {"agency": 0, "rental": 1, "bank": 2}
 LIMITS = TransportLimits(silence_timeout_s=2.0, farewell_timeout_s=1.0)
-WAIT_S = 30.0
+WAIT_S = 300.0
 COUNT = 200_000
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE_S
 
 from securevfl.dp.check_vectors import check_file, miss_of
 from securevfl.dp.vector_groups import GROUPS
@@ -31,7 +32,7 @@ def test_every_reference_case_holds(path: Path) -> None:
     """Every case is met within its one-sided tolerance, and every refusal is a refusal."""
     command = [sys.executable, "-m", "securevfl.dp.check_vectors", str(path)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     cases = len(json.loads(path.read_text())["cases"])
     assert done.stdout == f"{cases} passed, 0 failed\n"
@@ -132,6 +133,6 @@ def test_impossible_numbers_are_refused_and_never_crash(tmp_path: Path) -> None:
     path.write_text(json.dumps({"cases": wrong}))
     command = [sys.executable, "-m", "securevfl.dp.check_vectors", str(path)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     assert done.stdout == f"{len(wrong)} passed, 0 failed\n"

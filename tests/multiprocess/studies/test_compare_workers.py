@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError, SecureVflError
@@ -20,7 +21,7 @@ from securevfl.studies.compare.comparison import Comparison, compare_methods
 from securevfl.studies.compare.run import MethodRun
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.multiprocess
 
 SMALL = {"rows": 60, "secondaries": 1, "training": {"epochs": 1, "batch_size": 32}}
 
@@ -51,7 +52,7 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
             break
     os.killpg(process.pid, signal.SIGINT)
     # Ends when nobody holds the pipe any more: the workers are gone too.
-    _, said = process.communicate(timeout=150)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "the same command goes on from there" in said

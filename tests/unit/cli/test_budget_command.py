@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE_S
 
 from securevfl.core import errors
 from securevfl.dp.accountant import pld_epsilon
@@ -56,7 +57,7 @@ def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
         input=json.dumps(commands),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -194,7 +195,7 @@ def test_the_calculator_loads_neither_torch_nor_crypten() -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
     assert done.stdout == "[]\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
 
 from securevfl.cli import run
 from securevfl.core.errors import ConfigError
@@ -24,7 +25,7 @@ def loaded_by(code: str) -> set[str]:
         [sys.executable, "-c", f"{code}\nimport sys, json\nprint(json.dumps(list(sys.modules)))"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return set(json.loads(done.stdout.splitlines()[-1]))

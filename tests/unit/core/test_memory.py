@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+from helpers.patience import PATIENCE_S
+
 
 def test_kept_memory_is_not_faulted_in_again() -> None:
     """With glibc, freed blocks are reused: a loop of 8 MB blocks takes next to no page faults."""
@@ -18,6 +20,6 @@ def faults():
 faults()
 sys.exit(0 if faults() < 2048 else 1)
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False)
 
     assert done.returncode == 0

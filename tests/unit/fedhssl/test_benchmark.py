@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.patience import PATIENCE_S
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 
@@ -70,7 +71,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     command += ["--seeds", "1", "--labelled", "20", "--results", str(results)]
     command += ["--method", "fedsplitnn", "boosting"]
     for _ in range(2):
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
     found = {line["method"]: line for line in map(json.loads, results.read_text().splitlines())}
     assert found.keys() == {"fedsplitnn", "boosting"}
     assert len(results.read_text().splitlines()) == 2

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import ring_reference as reference
+from helpers.patience import PATIENCE_S
 from helpers.queue_star import QueueStar, run_parties
 from helpers.ring_keys import random_pair_keys
 
@@ -197,5 +198,5 @@ def test_the_simulators_sum_does_not_load_crypten() -> None:
         "import sys; import securevfl.mpc.sum_to, securevfl.mpc.codec, securevfl.mpc.secure_mean, "
         "securevfl.dp.ring_noise; sys.exit('crypten' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False)
     assert done.returncode == 0

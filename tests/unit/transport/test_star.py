@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from cryptography import x509
+from helpers.patience import PATIENCE_S, SOON_S
 from helpers.star import CALM, QUICK, RANKS, WAIT_S, make_star, together
 
 from securevfl.core.errors import (
@@ -123,22 +124,23 @@ def test_waiting_for_a_party_that_has_left_fails_at_once(joined):
     ends["rental"].close()
     started = time.monotonic()
     with pytest.raises(PartyFailedError, match="rental: left before it sent SHARE"):
-        take(primary, "rental", deadline_s=60)
-    assert time.monotonic() - started < 10
+        take(primary, "rental", deadline_s=PATIENCE_S)
+    assert time.monotonic() - started < SOON_S
 
 
 def assert_all_know(primary, ends, error, text):
     """Every wait of every party raises the same failure, quickly."""
-    waits = [lambda: primary.receive("bank", SHARE, round_number=9, deadline_s=60)]
+    waits = [lambda: primary.receive("bank", SHARE, round_number=9, deadline_s=PATIENCE_S)]
     waits += [
-        lambda end=end: end.receive(PLAN, round_number=9, deadline_s=60) for end in ends.values()
+        lambda end=end: end.receive(PLAN, round_number=9, deadline_s=PATIENCE_S)
+        for end in ends.values()
     ]
     started = time.monotonic()
     for outcome in together(waits):
         assert type(outcome) is error
         assert text in str(outcome)
         assert outcome.party == str(outcome).partition(":")[0]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < SOON_S
 
 
 def test_an_abort_reaches_everybody_with_its_origin(joined):
@@ -257,7 +259,7 @@ def test_a_replayed_frame_is_refused(star):
 
 def test_a_message_over_the_limit_is_refused(star):
     """The receiver's limit counts, whatever the sender allows itself."""
-    limits = TransportLimits(max_message_bytes=10_000, silence_timeout_s=1.0)
+    limits = TransportLimits(max_message_bytes=10_000, silence_timeout_s=PATIENCE_S)
     with star.joined(limits=limits) as (primary, ends):
         ends["rental"].send(words(1, count=1_250))
         assert take(primary, "rental").round_number == 1
@@ -268,7 +270,7 @@ def test_a_message_over_the_limit_is_refused(star):
 
 def test_a_flood_is_refused(star):
     """A party cannot fill another's memory with messages that nobody asked for."""
-    limits = TransportLimits(max_waiting_messages=10, silence_timeout_s=1.0)
+    limits = TransportLimits(max_waiting_messages=10, silence_timeout_s=PATIENCE_S)
     with star.joined(limits=limits) as (primary, ends):
         # The sender may hear that it is refused before it is through.
         with suppress(ProtocolError):
