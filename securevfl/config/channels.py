@@ -1,127 +1,206 @@
-"""Every way in which a party learns something, and what covers it: part of every run folder."""
+"""Every way in which a party learns something, and what covers it: part of every run folder.
+
+A channel is one function in :data:`CHANNELS`. It speaks of one federation file, and returns None
+where that has no such channel.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.linking.protections.table import reveals_of
 
+_NOTHING: Final = "nothing is sent"
+_NOT_COVERED: Final = "not covered"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One way in which a party learns something."""
+
+    channel: str
+    """What it is called."""
+
+    reveals: str
+    """Who learns what."""
+
+    guarantee: str
+    """What covers it, if anything does."""
+
 
 def channels(config: FederationConfig) -> list[dict[str, str]]:
-    """Return every way in which a party learns something, and what covers it.
+    """Return every channel of a federation, as run folders and reports show them.
 
     docs/privacy.md, section 1, says the same in words.
     """
+    found = (describe(config) for describe in CHANNELS)
+    return [asdict(channel) for channel in found if channel is not None]
+
+
+def aggregates(config: FederationConfig) -> Channel:
+    """Describe what rounds release."""
+    reveals = "the primary: one noised average over secondaries for every row and release"
+    if _alone(config):
+        reveals += "; with one secondary nothing hides it but the noise"
+    return Channel("aggregates", reveals, _covered_by_noise(config))
+
+
+def gradients(config: FederationConfig) -> Channel:
+    """Describe what rounds return."""
+    if config.privacy.encoder == "frozen":
+        return Channel("gradients", "no one: bottom models are frozen", _NOTHING)
+    return Channel(
+        "gradients",
+        "every active secondary: the gradient of the aggregate, from which labels can be inferred",
+        _NOT_COVERED,
+    )
+
+
+def positions(config: FederationConfig) -> Channel:
+    """Describe averages of positional encodings."""
+    name, encoder = "positional-encoding averaging", config.privacy.encoder
+    if encoder == "frozen" or not config.model.average_positions_every:
+        return Channel(name, "no one", _NOTHING)
+    covered = "heuristic: a secure mean without noise"
+    if encoder == "dp-trained":
+        covered = "covered by epsilon: every update of the weights is noised"
+    return Channel(name, "every party: the mean of the encodings' weights", covered)
+
+
+def linkage(config: FederationConfig) -> Channel:
+    """Describe what linking the keys shows."""
     spec = link_spec(config)
-    privacy, noised = config.privacy, config.privacy.mechanism != "none"
-    frozen, private = privacy.encoder == "frozen", privacy.encoder == "dp-trained"
-    averaging = 0 if frozen else config.model.average_positions_every
-    alone = len(config.secondaries) == 1
     helpers = [("the", party.role) for party in config.parties if party.is_helper]
-    similarities = (
+    return Channel(
+        "linkage",
+        "; ".join(
+            f"{article} {role}: {', '.join(reveals_of(spec, role))}"
+            for article, role in (("the", "primary"), ("every", "secondary"), *helpers)
+        ),
+        f'not covered by epsilon: protection = "{config.linkage.protection}"',
+    )
+
+
+def similarities(config: FederationConfig) -> Channel:
+    """Describe the similarities that some families read."""
+    if link_spec(config).similarities is None:
+        return Channel("similarities", "no one: the family reads none", _NOTHING)
+    return Channel(
         "similarities",
         "the primary: K of them for each row and secondary, noised once, in falling order",
         "heuristic: tau bounds one greedy attacker, where distances are whole numbers; not DP",
     )
-    if spec.similarities is None:
-        similarities = ("similarities", "no one: the family reads none", "nothing is sent")
-    shown = spec.keys.are_numbers and spec.keys.ranges is None
-    rows = [
-        (
-            "aggregates",
-            "the primary: one noised average over secondaries for every row and release"
-            + ("; with one secondary nothing hides it but the noise" if alone else ""),
-            f"covered by epsilon, unit {privacy.unit}" if noised else "not covered: no noise",
-        ),
-        (
-            "gradients",
-            "no one: bottom models are frozen"
-            if frozen
-            else "every active secondary: the gradient of the aggregate, from which labels can "
-            "be inferred",
-            "nothing is sent" if frozen else "not covered",
-        ),
-        (
-            "positional-encoding averaging",
-            "every party: the mean of the encodings' weights" if averaging else "no one",
-            "nothing is sent"
-            if not averaging
-            else "covered by epsilon: every update of the weights is noised"
-            if private
-            else "heuristic: a secure mean without noise",
-        ),
-        (
-            "linkage",
-            "; ".join(
-                f"{article} {role}: {', '.join(reveals_of(spec, role))}"
-                for article, role in (("the", "primary"), ("every", "secondary"), *helpers)
-            ),
-            f'not covered by epsilon: protection = "{config.linkage.protection}"',
-        ),
-        similarities,
-        (
-            "scaling statistics",
-            "every secondary: mean and deviation of the primary's keys" if shown else "no one",
-            "not covered" if shown else "nothing is sent",
-        ),
-        (
-            "row counts, batch membership, timing and message sizes",
-            "every secondary, and the primary",
-            "not covered",
-        ),
-        (
-            "publication of the model",
-            "whoever gets the primary's model: a function of the aggregates and of the primary's "
-            "own data",
-            "secondaries' records are covered as the aggregates are; the primary's are not",
-        ),
-    ]
-    rows += _pretraining_channels(config)
-    if config.encoder and config.encoder.fitting:
-        rows.append(
-            (
-                "fitting of encoders",
-                "no one: each secondary's noised statistics stay with it, and speak through the "
-                "aggregates",
-                f"covered by epsilon, unit {privacy.unit}" if noised else "not covered: no noise",
-            )
-        )
-    return [
-        {"channel": channel, "reveals": reveals, "guarantee": guarantee}
-        for channel, reveals, guarantee in rows
-    ]
 
 
-def _pretraining_channels(config: FederationConfig) -> list[tuple[str, str, str]]:
-    steps, settings = config.family.pretraining, config.pretraining
-    alone = len(config.secondaries) == 1
-    rows = []
-    if "cross" in steps:
-        seen = "the average of the secondaries' unit vectors"
-        if alone or settings.exchange == "plain":
-            seen = "each secondary's unit vectors"
-        sent = {
-            "plain": "not covered",
-            "iso": "heuristic: ISO noise promises nothing",
-            "gaussian": f"covered by epsilon = {settings.epsilon} of its own ledger; any one row "
-            f"of the primary",
-        }
-        rows += [
-            ("pretraining, to the primary", f"{seen} for every aligned row", "not covered"),
-            (
-                "pretraining, from the primary",
-                "every secondary: the primary's unit vectors of every aligned row, made without "
-                "labels; and which rows are held out",
-                sent[settings.primary_sends],
-            ),
-        ]
-    if "aggregate" in steps:
-        rows.append(
-            (
-                "pretraining, aggregation of models",
-                "every party: the weighted mean of all parties' local top encoders and heads; "
-                "the primary: the sum of the weights, which are counts of records",
-                "not covered: with one secondary the mean gives its weights away"
-                if alone
-                else "heuristic: a secure mean without noise",
-            )
-        )
-    return rows
+def scaling_statistics(config: FederationConfig) -> Channel:
+    """Describe the statistics by which all parties scale keys."""
+    keys = link_spec(config).keys
+    if not keys.are_numbers or keys.ranges is not None:
+        return Channel("scaling statistics", "no one", _NOTHING)
+    return Channel(
+        "scaling statistics",
+        "every secondary: mean and deviation of the primary's keys",
+        _NOT_COVERED,
+    )
+
+
+def counts(_config: FederationConfig) -> Channel:
+    """Describe what sizes and times show."""
+    return Channel(
+        "row counts, batch membership, timing and message sizes",
+        "every secondary, and the primary",
+        _NOT_COVERED,
+    )
+
+
+def publication(_config: FederationConfig) -> Channel:
+    """Describe what a published model shows."""
+    return Channel(
+        "publication of the model",
+        "whoever gets the primary's model: a function of the aggregates and of the primary's own "
+        "data",
+        "secondaries' records are covered as the aggregates are; the primary's are not",
+    )
+
+
+def pretraining_to_the_primary(config: FederationConfig) -> Channel | None:
+    """Describe what secondaries send in cross-party pretraining."""
+    if "cross" not in config.family.pretraining:
+        return None
+    seen = "the average of the secondaries' unit vectors"
+    if _alone(config) or config.pretraining.exchange == "plain":
+        seen = "each secondary's unit vectors"
+    return Channel("pretraining, to the primary", f"{seen} for every aligned row", _NOT_COVERED)
+
+
+def pretraining_from_the_primary(config: FederationConfig) -> Channel | None:
+    """Describe what the primary sends in cross-party pretraining."""
+    if "cross" not in config.family.pretraining:
+        return None
+    settings = config.pretraining
+    sent = {
+        "plain": _NOT_COVERED,
+        "iso": "heuristic: ISO noise promises nothing",
+        "gaussian": f"covered by epsilon = {settings.epsilon} of its own ledger; any one row "
+        f"of the primary",
+    }
+    return Channel(
+        "pretraining, from the primary",
+        "every secondary: the primary's unit vectors of every aligned row, made without labels; "
+        "and which rows are held out",
+        sent[settings.primary_sends],
+    )
+
+
+def pretraining_aggregation(config: FederationConfig) -> Channel | None:
+    """Describe means of models in pretraining."""
+    if "aggregate" not in config.family.pretraining:
+        return None
+    return Channel(
+        "pretraining, aggregation of models",
+        "every party: the weighted mean of all parties' local top encoders and heads; the "
+        "primary: the sum of the weights, which are counts of records",
+        "not covered: with one secondary the mean gives its weights away"
+        if _alone(config)
+        else "heuristic: a secure mean without noise",
+    )
+
+
+def fitting(config: FederationConfig) -> Channel | None:
+    """Describe the fitting of frozen encoders."""
+    if config.encoder is None or config.encoder.fitting is None:
+        return None
+    return Channel(
+        "fitting of encoders",
+        "no one: each secondary's noised statistics stay with it, and speak through the aggregates",
+        _covered_by_noise(config),
+    )
+
+
+CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
+    aggregates,
+    gradients,
+    positions,
+    linkage,
+    similarities,
+    scaling_statistics,
+    counts,
+    publication,
+    pretraining_to_the_primary,
+    pretraining_from_the_primary,
+    pretraining_aggregation,
+    fitting,
+)
+"""In the order in which reports show them."""
+
+
+def _alone(config: FederationConfig) -> bool:
+    return len(config.secondaries) == 1
+
+
+def _covered_by_noise(config: FederationConfig) -> str:
+    if config.privacy.mechanism == "none":
+        return "not covered: no noise"
+    return f"covered by epsilon, unit {config.privacy.unit}"
