@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import DataError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.release_plan import ReleasePlan
@@ -94,7 +94,7 @@ class RunPlan:
 
     def aggregation(self) -> Aggregation:
         """Return how representations are clipped, encoded and averaged."""
-        kind = AGGREGATIONS["pooled" if self.releases.pooled else "rows"]
+        kind = _aggregation_of(self.config)
         return kind(cut=self.cut, clip_norm=self.config.privacy.clip_norm)
 
     @property
@@ -164,12 +164,34 @@ def _releases(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         row_releases=row_releases,
         releases_per_row=per_row,
         links=config.model.neighbours,
-        pooled=config.family.pooled(config.model, frozen=frozen),
+        pooled=_aggregation_of(config).pooled,
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.layout == "blocks",
         fitting=config.encoder.fitting if config.encoder else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
+
+
+def _aggregation_of(config: FederationConfig) -> type[Aggregation]:
+    """Return the aggregation that the family asks for.
+
+    Raises:
+        ConfigError: If there is none of that name, or it pools where the family does not.
+    """
+    family, frozen = config.family, config.privacy.encoder == "frozen"
+    name = family.aggregation(config.model, frozen=frozen)
+    kind = AGGREGATIONS.get(name)
+    if kind is None:
+        known = ", ".join(map(repr, AGGREGATIONS))
+        raise ConfigError(
+            f"model.family: {family.name!r} asks for the aggregation {name!r}; there are {known}"
+        )
+    if kind.pooled != family.pooled(config.model, frozen=frozen):
+        raise ConfigError(
+            f"model.family: {family.name!r} asks for the aggregation {name!r}, and only one of the "
+            f"two pools a row's records"
+        )
+    return kind
 
 
 def _projection_rounding(config: FederationConfig) -> float:

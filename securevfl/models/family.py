@@ -149,6 +149,14 @@ class Family(ABC, Generic[S]):
         """
         return False
 
+    def aggregation(self, settings: S, *, frozen: bool) -> str:
+        """Return the name of the aggregation that carries a row across the cut.
+
+        It is one of :data:`securevfl.federation.aggregation.AGGREGATIONS`, and pools a row's
+        records if :meth:`pooled` says so.
+        """
+        return "pooled" if self.pooled(settings, frozen=frozen) else "rows"
+
     def needs_similarities(self, settings: S) -> bool:  # noqa: ARG002
         """Return whether the top model reads how near a row's links are.
 
