@@ -1,8 +1,8 @@
 """Links that are kept between runs, and with them the noise of their similarities.
 
 Similarities whose noise is drawn anew in every run average out to the exact ones. So what was
-noised is kept where :attr:`LinkageSettings.cache` says, or else in the run's own folder, by a key
-of everything that it depends on.
+noised is kept where ``linkage.cache`` says, or else in the run's own folder, by a key of everything
+that it depends on.
 """
 
 import hashlib
@@ -93,7 +93,9 @@ def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
         DataError: If keys are not what the metric needs, or all distances are equal.
         ConfigError: If the bound tau cannot be had.
     """
-    links = all_links(spec, find())
+    found = find()
+    # Whatever is sampled later, all rows' links are kept.
+    links = found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
     return KeptLinks(
         links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
     )
@@ -116,11 +118,6 @@ def coordinate(
     kept = cache.get(key, lambda: keep(spec, find))
     links = kept.links if kept.similar is None else kept.similar.links
     return Candidates(ranked=links).without_distances(), kept.similar
-
-
-def all_links(spec: LinkSpec, found: Candidates) -> LinkTable:
-    """Return the K nearest candidates of every row, whatever is sampled later."""
-    return found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:

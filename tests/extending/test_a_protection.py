@@ -109,7 +109,8 @@ def test_parties_find_the_links_of_one_process() -> None:
 
 def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
     """The third party and the secret are asked for, and the run folder says who learns what."""
-    path = write_federation(tmp_path, linkage={"protection": "hashed"})
+    ranges = [[-1.0, 11.0], [-1.0, 11.0]]
+    path = write_federation(tmp_path, linkage={"protection": "hashed", "ranges": ranges})
     with pytest.raises(ConfigError, match='role = "coordinator"'):
         require_helpers(read_federation(path))
     source = tomllib.loads(path.read_text())

@@ -158,11 +158,7 @@ class Bloom(ByCodes):
                 f'linkage.metric: "{metric.name}" has no Bloom-filter code; use "euclidean" with '
                 f"ranges of one width, or project the keys first"
             )
-        if keys.are_numbers and keys.ranges is None:
-            raise ConfigError(
-                'linkage.ranges: protection = "bloom" needs the agreed [low, high] of every '
-                "numeric key column"
-            )
+        super().check(keys)
         require_coded_ranges(keys)
 
     def unit(self, spec: LinkSpec) -> str:  # noqa: ARG002

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
@@ -211,6 +212,14 @@ class Coordinated(Protection):
     """
 
     helpers: ClassVar[tuple[HelperRole, ...]] = ("coordinator",)
+
+    def check(self, keys: KeySpec) -> None:
+        """Ask for ranges of numbers, by which models scale keys that nobody may see."""
+        if keys.are_numbers and keys.ranges is None:
+            raise ConfigError(
+                f'linkage.ranges: protection = "{self.name}" needs the agreed [low, high] of every '
+                f"numeric key column"
+            )
 
     @abstractmethod
     def at_primary(self, party: DataParty) -> AbstractContextManager[Callable[[str], None]]:
