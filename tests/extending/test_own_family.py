@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 from helpers.installed import install, register
+from helpers.patience import PATIENCE_S
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -54,7 +55,7 @@ def securevfl(site: Path, *arguments: object) -> str:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
