@@ -15,14 +15,17 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
 from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linking.protections.table import PROTECTIONS
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 
@@ -92,6 +95,12 @@ LIMITS = {
     "fraction": "in [0, 1)",
 }
 """What the functions of :mod:`securevfl.core.checks` ask for; ``at_least`` has its own number."""
+
+NAMES: dict[tuple[type[Any], str], Iterable[str]] = {
+    (LinkageSettings, "metric"): METRICS,
+    (LinkageSettings, "protection"): PROTECTIONS,
+}
+"""Settings that take a name of a table."""
 
 
 def main() -> None:
@@ -180,7 +189,8 @@ def table_of(kind: type[Any], without: set[str] | None = None) -> str:
             continue
         if field.name not in docs:
             raise LookupError(f"{kind.__module__}.{kind.__name__}.{field.name} has no docstring")
-        takes = _words(hints[field.name])
+        names = NAMES.get((kind, field.name))
+        takes = _words(Literal[tuple(names)] if names is not None else hints[field.name])
         if field.name in limits:
             takes = f"{takes} {limits[field.name]}"
         meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(docs[field.name].split()))

@@ -17,9 +17,8 @@ class LinkageSettings:
     """The ``[linkage]`` table."""
 
     metric: str = "euclidean"
-    """How far two keys are apart, by a name of ``linkage/metrics/table.py``. ``levenshtein`` reads
-    all key columns as one text, ``mixed`` compares them one by one (``fields``), ``bloom`` compares
-    their Bloom-filter codes."""
+    """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
+    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes."""
 
     protection: str
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from helpers.installed import install, register
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError
+from securevfl.core.progress import PretrainingIteration, ProgressEvent
 from securevfl.models.installed import GROUP
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -113,8 +113,8 @@ def test_its_learners_learn_and_every_party_keeps_its_encoder(
 def test_a_pretraining_that_was_cut_off_goes_on(federation: Path, tmp_path: Path) -> None:
     """What a learner calls its state is all that it needs."""
 
-    def cut(event: Mapping[str, object]) -> None:
-        if event["event"] == "pretraining" and event["iteration"] == 2:
+    def cut(event: ProgressEvent) -> None:
+        if isinstance(event, PretrainingIteration) and event.iteration == 2:
             raise DataError("the power went")
 
     whole = simulate(federation, tmp_path / "whole")

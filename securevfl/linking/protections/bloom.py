@@ -28,7 +28,7 @@ Bytes = UInt8[np.ndarray, "_ code_bytes"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Codes(TypedMessage):
-    """Codes of a party's keys under the linkage secret, and whether two secrets are equal."""
+    """What a party's keys become under the linkage secret, and whether two secrets are equal."""
 
     KIND = LinkingKind.LINK_CODES
     WAY = "data party to coordinator"

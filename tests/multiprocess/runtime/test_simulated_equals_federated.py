@@ -108,7 +108,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
     """With noise too small to see: nearly equal losses, and the same figures to the last digit.
 
     Each of 12 rounds is charged with its update at every party, before it is made. The run leaves
-    every file of DESIGN 5.3.
+    every file of a run folder.
     """
     path = write_federation(
         tmp_path,

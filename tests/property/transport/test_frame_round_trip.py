@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.message import DTYPES, Message, MessageKind
+from securevfl.transport.message import DTYPES, Message, StarKind
 
 arrays = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0))
@@ -17,7 +17,7 @@ figures = st.dictionaries(
 )
 messages = st.builds(
     Message,
-    kind=st.sampled_from(MessageKind),
+    kind=st.sampled_from(StarKind),
     round_number=st.integers(0, 2**63),
     meta=figures,
     tensors=st.dictionaries(st.text(max_size=8), arrays, max_size=4),

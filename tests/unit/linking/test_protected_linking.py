@@ -1,6 +1,6 @@
 """Protected linkage, its parties as threads: same links, no plain keys on any line."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads
 from helpers.linking import hidden_spec, key_table, text_table
 
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
-from securevfl.core.progress import CiphertextsMade, LinksMade
+from securevfl.core.progress import CiphertextsMade, LinksMade, ProgressEvent
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import paillier_distances
 from securevfl.linkage.links import LinkTable
@@ -174,7 +174,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(paillier, "on_cores", in_place)
     spec = hidden_spec("paillier")
-    told: list[Mapping[str, Any]] = []
+    told: list[ProgressEvent] = []
     sizes = {"agency": 60, "bank": 6, "shop": 5}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
     found, wires = link_as_threads(spec, keys, told=told)
@@ -188,11 +188,11 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         assert done == sorted(done)
         assert done[-1] == of
         assert len(done) > 3  # also while a block is decrypted
-        assert rows[-1]["seconds_left"] == 0
+        assert rows[-1].seconds_left == 0
     due = sum(m.tensors["answers"].shape[0] * 6 for m in answers)
     own = [e for e in told if isinstance(e, CiphertextsMade) and e.name == "bank"]
     assert [event.done for event in own] == sorted(event.done for event in own)
-    assert (own[-1]["done"], own[-1]["seconds_left"]) == (due, 0)
+    assert (own[-1].done, own[-1].seconds_left) == (due, 0)
 
 
 def test_a_key_that_changes_between_blocks_is_refused() -> None:

@@ -232,7 +232,7 @@ def test_collapse_is_told_once() -> None:
     watch(figures(0.01), last=False)
     watch(figures(0.01), last=True)
     assert len(events) == 1
-    assert "bank: the local encoder has collapsed" in events[0]["text"]
+    assert "bank: the local encoder has collapsed" in events[0].text
 
 
 def test_promises_that_pretraining_would_break_are_refused(tmp_path: Path) -> None:
