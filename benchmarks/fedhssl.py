@@ -23,14 +23,13 @@ from typing import Any
 
 import fedhssl_methods as methods
 import torch
+from aligned.avazu import load_avazu
+from aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
+from aligned.histopathology import load_histopathology
+from aligned.modelnet import load_modelnet
+from aligned.nuswide import load_nuswide
+from aligned.views import AlignedViews, scarce_rows
 from fedhssl_tables import plot, print_gains, print_measures, print_tables
-
-from securevfl.data.aligned.avazu import load_avazu
-from securevfl.data.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
-from securevfl.data.aligned.histopathology import load_histopathology
-from securevfl.data.aligned.modelnet import load_modelnet
-from securevfl.data.aligned.nuswide import load_nuswide
-from securevfl.data.aligned.views import AlignedViews, scarce_rows
 
 # Chosen on rows that no table below tests on: see docs/fedhssl.md.
 SMALL = methods.Setting(

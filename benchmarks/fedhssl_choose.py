@@ -14,10 +14,10 @@ from typing import Any
 
 import fedhssl_methods as methods
 import torch
+from aligned.views import AlignedViews, scarce_rows
 from fedhssl import ALGORITHMS, SETS, timed
 
 from securevfl.core.seeds import stream
-from securevfl.data.aligned.views import AlignedViews, scarce_rows
 
 SEEDS = (100, 101, 102)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from aligned.views import AlignedViews, ScarceRows
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
-from securevfl.data.aligned.views import AlignedViews, ScarceRows
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable

@@ -27,10 +27,10 @@ from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
-from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
 from securevfl.linkage.obfuscator_pool import prepared_obfuscators
 from securevfl.linkage.paillier_distances import Keyholder, masked_distances
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.linkage.shared_distances import (
     deal,
     links_from_shares,
@@ -195,6 +195,7 @@ def rounds(size: Sizes) -> dict[str, Any]:
     """A round of 128 rows in a sample of 20,000 records: filtered lists against a new search."""
     rng = np.random.default_rng(SEED)
     mine, theirs = rng.random((size(20_000, 500), 2)), rng.random((size(20_000, 600), 2))
+    keys = EuclideanKeys(primary=mine, records=theirs)
     figures: dict[str, Any] = {}
     for rate in (0.02, 0.05, 0.1, 0.2, 0.5, 0.9):
         sampler = PoissonSampler(len(theirs), rate, insecure_seed=SEED)
@@ -202,7 +203,7 @@ def rounds(size: Sizes) -> dict[str, Any]:
         chosen = [rng.choice(len(mine), 128, replace=False) for _ in samples]
         cost, answers = {}, {}
         for method in ("list", "rebuild"):
-            setup, linker = timed(partial(SampledLinker, mine, theirs, K, rate=rate, method=method))
+            setup, linker = timed(partial(RoundLinker, keys, K, rate=rate, method=method))
             # The map links as the list is made.
             each, answers[method] = timed(partial(list, map(linker.link, chosen, samples)))
             cost[method] = (setup, each / len(samples))

@@ -10,13 +10,12 @@ import os
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 from scipy.stats import binom
 
 from securevfl.core import checks
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
 from securevfl.linkage.links import LinkTable, empty_links, fill_slots
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.topk import eligible_ids
 
@@ -151,25 +150,6 @@ class RoundLinker:
                 links.indices[short] = again.indices
                 links.distances[short] = again.distances
         return links
-
-
-class SampledLinker(RoundLinker):
-    """A :class:`RoundLinker` of numeric keys by Euclidean distance."""
-
-    def __init__(
-        self,
-        primary_keys: Float64[np.ndarray, "rows key_dim"],
-        record_keys: Float64[np.ndarray, "records other_dim"],
-        k: int,
-        *,
-        rate: float,
-        cap: int | None = None,
-        method: Method = "auto",
-        workers: int = 1,
-    ) -> None:
-        """Prepare what all rounds share; arguments and errors as for :class:`RoundLinker`."""
-        keys = EuclideanKeys(primary=primary_keys, records=record_keys, workers=workers)
-        super().__init__(keys, k, rate=rate, cap=cap, method=method)
 
 
 def filtered(

@@ -213,6 +213,38 @@ def test_imports_point_one_way() -> None:
     assert ", 0 broken" in done.stdout
 
 
+def test_no_import_is_hidden_from_the_linter() -> None:
+    """``import_module`` is for what may be missing, and for public names in ``__init__`` files."""
+    seen, guilty = 0, []
+    for path in modules():
+        if path.name == "__init__.py":
+            continue
+        texts = {
+            target.id: node.value.value
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id=called) | ast.Attribute(attr=called), args=[what, *_]
+                ):
+                    pass
+                case _:
+                    continue
+            if called not in ("import_module", "__import__"):
+                continue
+            seen += 1
+            name = what.value if isinstance(what, ast.Constant) else None
+            name = texts.get(what.id) if isinstance(what, ast.Name) else name
+            if not isinstance(name, str) or name.partition(".")[0] in ("", "securevfl"):
+                guilty.append(f"{name_of(path)}:{node.lineno}")
+    assert seen > 0
+    assert guilty == []
+
+
 def test_a_simulation_needs_no_crypten() -> None:
     """The simulator, and the command around it, run where CrypTen is not installed."""
     program = (

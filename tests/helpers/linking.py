@@ -4,10 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, RowSplit
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
@@ -34,6 +37,13 @@ def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
         split=RowSplit(seed=3, validation_fraction=0.1, test_fraction=0.2),
     )
     return replace(spec, **changes)
+
+
+def round_linker(
+    rows: npt.NDArray[np.float64], records: npt.NDArray[np.float64], k: int, **how: Any
+) -> RoundLinker:
+    """Return what links numeric keys by Euclidean distance within every round's sample."""
+    return RoundLinker(EuclideanKeys(primary=rows, records=records), k, **how)
 
 
 def hidden_spec(protection: str, **changes: Any) -> LinkSpec:

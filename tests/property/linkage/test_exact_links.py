@@ -1,12 +1,13 @@
 """Links equal a brute-force search, for every storage order and every way to sample."""
 
 import numpy as np
+from helpers.linking import round_linker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.linkage.sampling import PoissonSampler
 
 
 @st.composite
@@ -83,7 +84,7 @@ def test_every_way_to_link_a_sample_is_exact(
     rows, records = pair
     k = min(6, len(records))
     sampler = PoissonSampler(len(records), rate, insecure_seed=seed)
-    linkers = [SampledLinker(rows, records, k, rate=rate, method=m) for m in ("list", "rebuild")]
+    linkers = [round_linker(rows, records, k, rate=rate, method=m) for m in ("list", "rebuild")]
     for _ in range(3):
         sample = sampler.draw()
         chosen = np.random.default_rng(seed).permutation(len(rows))[:20]
@@ -96,7 +97,7 @@ def test_the_fallback_is_reached_and_exact() -> None:
     """Samples far below the promised rate run lists dry; the links stay exact."""
     rng = np.random.default_rng(0)
     rows, records = rng.random((50, 2)), rng.random((2000, 2))
-    linker = SampledLinker(rows, records, 10, rate=0.5, method="list")
+    linker = round_linker(rows, records, 10, rate=0.5, method="list")
     sample = PoissonSampler(2000, 0.05, insecure_seed=1).draw()
     links = linker.link(np.arange(50), sample)
 
@@ -112,7 +113,7 @@ def test_lists_seldom_run_dry_at_their_rate() -> None:
     """
     rng = np.random.default_rng(0)
     rows, records = rng.random((640, 2)), rng.random((3000, 2))
-    linker = SampledLinker(rows, records, 20, rate=0.4, method="list")
+    linker = round_linker(rows, records, 20, rate=0.4, method="list")
     sampler = PoissonSampler(3000, 0.4, insecure_seed=2)
     for _ in range(10):
         linker.link(np.arange(640), sampler.draw())

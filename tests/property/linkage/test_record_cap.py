@@ -1,13 +1,14 @@
 """The record-side cap bounds what one record can change; other ways to cap do not."""
 
 import numpy as np
+from helpers.linking import round_linker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker
+from securevfl.linkage.sampling import PoissonSampler
 
 
 @st.composite
@@ -93,7 +94,7 @@ def test_sampling_keeps_the_bound(
     """In a round's sample too: sampled links are the same with a record absent or not sampled."""
     rows, records = pair
     k = min(k, len(records))
-    linker = SampledLinker(rows, records, k, rate=0.5, cap=cap)
+    linker = round_linker(rows, records, k, rate=0.5, cap=cap)
     sample = PoissonSampler(len(records), 0.5, insecure_seed=seed).draw()
     everything = np.arange(len(rows))
     before = linked_sets(linker.link(everything, sample))

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from aligned.avazu import load_avazu
+from aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
+from aligned.histopathology import load_histopathology
+from aligned.modelnet import load_modelnet
+from aligned.nuswide import load_nuswide
+from aligned.views import AlignedViews, scarce_rows
 from PIL import Image
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.aligned.avazu import load_avazu
-from securevfl.data.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
-from securevfl.data.aligned.histopathology import load_histopathology
-from securevfl.data.aligned.modelnet import load_modelnet
-from securevfl.data.aligned.nuswide import load_nuswide
-from securevfl.data.aligned.views import AlignedViews, scarce_rows
 from securevfl.data.builtin import data_folder
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from aligned.halves import digits_halves
+from aligned.views import scarce_rows
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.aligned.halves import digits_halves
-from securevfl.data.aligned.views import scarce_rows
 from securevfl.models.fedcvt.estimates import agreed_labels, attend
 from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.linking import round_linker
 from scipy.stats import binom
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.sampling import PoissonSampler, SampledLinker, list_length
+from securevfl.linkage.sampling import PoissonSampler, list_length
 
 RNG = np.random.default_rng(5)
 ROWS = RNG.random((40, 2))
@@ -42,7 +43,7 @@ def test_rates_outside_their_range_are_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match=r"sampling_rate must lie in \(0, 1\]"):
         PoissonSampler(10, rate)
     with pytest.raises(ConfigError, match=r"sampling_rate must lie in \(0, 1\]"):
-        SampledLinker(ROWS, RECORDS, 5, rate=rate)
+        round_linker(ROWS, RECORDS, 5, rate=rate)
 
 
 @pytest.mark.parametrize(("k", "rate"), [(1, 0.5), (50, 0.5), (50, 0.1), (20, 0.9), (5, 1.0)])
@@ -61,15 +62,15 @@ def test_no_list_is_longer_than_the_table() -> None:
 
 def test_the_method_follows_rate_and_cap() -> None:
     """Low rates search anew, high ones filter a list, a cap needs its pairs."""
-    assert SampledLinker(ROWS, RECORDS, 5, rate=0.1).method == "rebuild"
-    assert SampledLinker(ROWS, RECORDS, 5, rate=0.5).method == "list"
-    assert SampledLinker(ROWS, RECORDS, 5, rate=0.5, cap=3).method == "pairs"
+    assert round_linker(ROWS, RECORDS, 5, rate=0.1).method == "rebuild"
+    assert round_linker(ROWS, RECORDS, 5, rate=0.5).method == "list"
+    assert round_linker(ROWS, RECORDS, 5, rate=0.5, cap=3).method == "pairs"
 
 
 def test_k_beyond_the_table_is_refused() -> None:
     """Before any round, whatever the method."""
     with pytest.raises(DataError, match=r"K = 301 links .* only 300 records"):
-        SampledLinker(ROWS, RECORDS, 301, rate=0.1)
+        round_linker(ROWS, RECORDS, 301, rate=0.1)
 
 
 def test_samplers_show_no_sample() -> None:

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from aligned.views import AlignedViews
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.aligned.views import AlignedViews
 
 CONCEPTS: Final = (
     "sky",

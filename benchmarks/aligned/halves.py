@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from aligned.views import AlignedViews
 from securevfl.core.errors import ConfigError
 from securevfl.core.seeds import stream
-from securevfl.data.aligned.views import AlignedViews
 from securevfl.data.builtin import load_archive, load_builtin, load_folder, load_full
 
 _MFEAT = {

@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
+from aligned.images import read_images
+from aligned.views import AlignedViews
 from securevfl.core import checks
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import stream
-from securevfl.data.aligned.images import read_images
-from securevfl.data.aligned.views import AlignedViews
 
 _TRAINING_SHARE: Final = 0.8
 

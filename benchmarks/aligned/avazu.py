@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from aligned.views import AlignedViews, Categories
 from securevfl.core import checks
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import stream
-from securevfl.data.aligned.views import AlignedViews, Categories
 
 # The published code's columns; its paper counts eight numbers where the code has seven, and the
 # hour of the day is the one that is left.

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from aligned.images import read_images
+from aligned.views import AlignedViews
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
-from securevfl.data.aligned.images import read_images
-from securevfl.data.aligned.views import AlignedViews
 
 _VIEWS: Final = 12
 # airplane_0001_001.png, airplane_0001.obj.shaded_v001.png (Su et al.'s renderings), and
