@@ -31,11 +31,14 @@ WALKS: Final = {
     "the budget, from the file to the first line of the ledger": (
         "plan_run", "PartyFiles.open_ledger", "Contribution._charge",
     ),
-    "the metric, from the last test row to the report": (
-        "Primary.test", "PrimaryRun.finish", "write_figures", "write_report",
+    "the figures, from the end of training to the report": (
+        "PrimaryRun.finish", "write_figures", "write_report",
     ),
 }  # fmt: skip
 """Each walk by the functions that open its parts, in one process or in several."""
+
+BESIDE: Final = ("train_solo",)
+"""What runs within a walk and is none of it."""
 
 CALIBRATION: Final = "ReleasePlan.noise_share_std"
 
@@ -67,6 +70,7 @@ key = ["x", "y"]
 [model]
 family = "fet"
 neighbours = 3
+average_positions_every = 0
 
 [training]
 epochs = 1
@@ -83,8 +87,8 @@ protection = "none"
 NOTES: Final = """\
 import atexit, json, os, sys
 
-OPENERS, ROOT, OUT = {openers!r}, {root!r}, {out!r}
-open_, done, entered, calls = {{}}, set(), {{}}, {{}}
+OPENERS, BESIDE, ROOT, OUT = {openers!r}, {beside!r}, {root!r}, {out!r}
+open_, paused, done, entered, calls = {{}}, [], set(), {{}}, {{}}
 
 def note(frame, event, _):
     code = frame.f_code
@@ -93,18 +97,23 @@ def note(frame, event, _):
         return
     if event == "call":
         calls[name] = calls.get(name, 0) + 1
+        if name in BESIDE:
+            paused.append(frame)
         if name in OPENERS and name not in done and name not in open_:
             open_[name] = frame
-        if open_:
+        if open_ and not paused:
             file, back = code.co_filename[len(ROOT):], frame.f_back
             crossed = back is None or back.f_code.co_filename != code.co_filename
             for opener in open_:
                 seen = entered.setdefault(opener, {{}}).setdefault(file + "::" + name, [0, 0])
                 seen[0] += 1
                 seen[1] += crossed
-    elif event == "return" and open_.get(name) is frame:
-        del open_[name]
-        done.add(name)
+    elif event == "return":
+        if paused and paused[-1] is frame:
+            paused.pop()
+        if open_.get(name) is frame:
+            del open_[name]
+            done.add(name)
 
 def write():
     sys.setprofile(None)
@@ -155,7 +164,9 @@ def notes_of_a_run(place: Path) -> list[dict[str, Any]]:
     out.mkdir()
     early.mkdir()
     openers = sorted({opener for openers in WALKS.values() for opener in openers})
-    notes = NOTES.format(openers=openers, root=f"{ROOT / 'securevfl'}/", out=str(out))
+    notes = NOTES.format(
+        openers=openers, beside=BESIDE, root=f"{ROOT / 'securevfl'}/", out=str(out)
+    )
     (early / "sitecustomize.py").write_text(notes, encoding="utf-8")
     subprocess.run(
         [
