@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.linking import round_linker
 from torch import nn
 
 from securevfl.dp.clipping import clip_rows
@@ -17,7 +18,7 @@ from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity, sum_sensitivity
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
-from securevfl.linkage.sampling import SampledLinker
+from securevfl.linkage.sampling import RoundLinker
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.mpc.codec import quantise
@@ -55,7 +56,7 @@ def bottom_of(release: str, links: int) -> nn.Module:
     return FeTBottom(config, num_features=3, key_dim=1).train()
 
 
-def answer(bottom: nn.Module, linker: SampledLinker, features, keys, batch, wanted, present):
+def answer(bottom: nn.Module, linker: RoundLinker, features, keys, batch, wanted, present):
     """Return a round's released units and its update's units, of the records that are present."""
     index = torch.from_numpy(linker.link(batch, present).indices)
     there = index >= 0
@@ -92,7 +93,7 @@ def test_no_removal_moves_a_round_further_than_it_is_charged(
     keys = torch.from_numpy(records).float()
     torch.manual_seed(cap)
     wanted = torch.randn(shape) * 5
-    linker = SampledLinker(rows, records, links, rate=1.0, cap=cap)
+    linker = round_linker(rows, records, links, rate=1.0, cap=cap)
     everyone = np.ones(RECORDS, dtype=bool)
     whole = answer(bottom, linker, features, keys, batch, wanted, everyone)
     for out in range(RECORDS):
@@ -134,7 +135,7 @@ def test_updates_add_up_over_rows_and_releases_do_not() -> None:
     cap = 9
     rows, keys = np.zeros((cap, 1)), np.array([[0.0], [1.0]])
     features = torch.tensor([[1.0], [-1.0]])
-    linker = SampledLinker(rows, keys, 1, rate=1.0, cap=cap)
+    linker = round_linker(rows, keys, 1, rate=1.0, cap=cap)
     wanted = torch.full((cap, 1, 2), 100.0)
     batch = np.arange(cap)
     both, without = (
