@@ -50,6 +50,12 @@ def protected(folder: Path, protection: str) -> Path:
     return save(folder, source)
 
 
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """Read a file of arrays and close it: one left open fails whichever test runs later."""
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+
+
 @pytest.mark.parametrize("protection", WAYS)
 def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None:
     """Every party its own process, third parties between them: the same links, row by row."""
@@ -65,7 +71,7 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
         config, tmp_path / "run", data_root=tmp_path, resume=False, device="cpu", observe=observe
     )
     folder = tmp_path / "run" / "parties"
-    found = [np.load(file) for file in folder.glob("coordinator/links-*.npz")]
+    found = [arrays_of(file) for file in folder.glob("coordinator/links-*.npz")]
     tables = read_tables(config, tmp_path)
     # Without similarities, whose noise would put the links of a row into another order.
     source = tomllib.loads(path.read_text())
