@@ -3,13 +3,17 @@
 B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from securevfl.models.family import Family
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.mlp import MLP
-from securevfl.models.pair_settings import PairSettings
+from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings, PairSettings
 
 
 class RecordBottom(nn.Module):
@@ -40,12 +44,24 @@ class RecordBottom(nn.Module):
         return out * present.unsqueeze(-1)
 
 
-def build_record_bottom(
-    config: PairSettings, *, num_features: int, key_dim: int, frozen: bool
-) -> nn.Module:
-    """Return the bottom model of every method here; a frozen one is random and stays so."""
-    kind = FrozenBottom if frozen else RecordBottom
-    return kind(config, num_features=num_features, key_dim=key_dim)
+L = TypeVar("L", bound=OneLinkSettings | ManyLinksSettings)
+
+
+class PairFamily(Family[L]):
+    """A family on this split network; its aggregation model reads every link's own vector."""
+
+    def build_bottom(
+        self,
+        settings: L,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        frozen: bool = False,
+    ) -> nn.Module:
+        """Return the local model of each linked record; a frozen one is random and stays so."""
+        kind = FrozenBottom if frozen else RecordBottom
+        return kind(settings, num_features=num_features, key_dim=key_dim)
 
 
 class PairModel(nn.Module):

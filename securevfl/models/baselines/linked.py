@@ -1,7 +1,6 @@
 """The baselines that link: exact, top1sim, avgsim and featuresim, on FedSim's split network."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,10 +11,9 @@ from securevfl.models.baselines.linked_config import (
     FeatureSimConfig,
     Top1SimConfig,
 )
-from securevfl.models.family import Family
 from securevfl.models.mean_similarities import mean_similarities
-from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings, PairSettings
-from securevfl.models.pairs import PairModel, build_record_bottom
+from securevfl.models.pair_settings import PairSettings
+from securevfl.models.pairs import L, PairFamily, PairModel
 
 
 class AverageTop(nn.Module):
@@ -62,25 +60,8 @@ class AverageTop(nn.Module):
         return (pairs * links).sum(dim=1) / links.sum(dim=1).clamp_min(1)
 
 
-L = TypeVar("L", bound=OneLinkSettings | ManyLinksSettings)
-
-
-class _LinkedFamily(Family[L]):
-    """A baseline that links; its aggregation model reads every link's own vector."""
-
-    def build_bottom(
-        self,
-        settings: L,
-        *,
-        num_features: int,
-        key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        frozen: bool = False,
-    ) -> nn.Module:
-        """Return the local model of each linked record."""
-        return build_record_bottom(
-            settings, num_features=num_features, key_dim=key_dim, frozen=frozen
-        )
+class _LinkedFamily(PairFamily[L]):
+    """A baseline that links, on the mean over a row's links."""
 
     def build_top(
         self,

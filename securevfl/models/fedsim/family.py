@@ -4,31 +4,16 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from securevfl.models.family import Family
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.top import FedSimTop
-from securevfl.models.pairs import build_record_bottom
+from securevfl.models.pairs import PairFamily
 
 
-class FedSimFamily(Family[FedSimConfig]):
+class FedSimFamily(PairFamily[FedSimConfig]):
     """``family = "fedsim"``; its gates need every link's own vector, so nothing is pooled."""
 
     name = "fedsim"
     settings_class = FedSimConfig
-
-    def build_bottom(
-        self,
-        settings: FedSimConfig,
-        *,
-        num_features: int,
-        key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        frozen: bool = False,
-    ) -> nn.Module:
-        """Return the local model of each linked record."""
-        return build_record_bottom(
-            settings, num_features=num_features, key_dim=key_dim, frozen=frozen
-        )
 
     def build_top(
         self,
