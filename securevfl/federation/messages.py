@@ -1,5 +1,6 @@
 """The messages of a session's beginning and of its rounds, each checked where it is read."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final
@@ -9,14 +10,15 @@ import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.rounds import EpochMark, RoundPlan
-from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts, RunPlan
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
+_RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
 _PURPOSES: Final = ("release", "train", "validation", "test")
 
 
@@ -105,8 +107,8 @@ class Hello(TypedMessage):
 class Welcome(TypedMessage):
     """All have joined: every caller's signed public key of the session.
 
-    With them come how many rows the primary has for training, validation and test, and where the
-    run goes on.
+    With them come the run's id, how many rows the primary has for training, validation and test,
+    and where the run goes on.
     """
 
     KIND: ClassVar = RoundKind.WELCOME
@@ -131,8 +133,12 @@ class Welcome(TypedMessage):
         Raises:
             ProtocolError: If a number or a key is missing or impossible.
         """
-        numbers = {field.name: message.figure(field.name, int) for field in fields(RunFacts)}
-        facts = RunFacts(**numbers)
+        names = [field.name for field in fields(RunFacts) if field.name != "run"]
+        numbers = {name: message.figure(name, int) for name in names}
+        run = message.figure("run", str)
+        if not _RUN_ID.fullmatch(run):
+            raise ProtocolError("the primary's id of the run is not one")
+        facts = RunFacts(run=run, **numbers)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
         if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:

@@ -1,8 +1,10 @@
 """What a run will do: its rows, its releases and the format of what crosses the cut."""
 
 import math
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError
@@ -13,6 +15,14 @@ from securevfl.federation.aggregation import AGGREGATIONS, Aggregation
 from securevfl.federation.cut import Cut
 from securevfl.federation.rounds import active_parties
 from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
+
+RUN_ID_DIGITS: Final = 32
+"""Hexadecimal digits of a run's id."""
+
+
+def new_run() -> str:
+    """Return a fresh run's id, which no other run has."""
+    return secrets.token_hex(RUN_ID_DIGITS // 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +44,9 @@ class RunFacts:
 
     resume_epoch: int = 0
     """Epoch to go on from; 0 starts afresh."""
+
+    run: str = field(default_factory=new_run)
+    """Names the run in every party's files, so that nobody goes on with the state of another."""
 
 
 def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:
