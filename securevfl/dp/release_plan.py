@@ -281,8 +281,9 @@ class ReleasePlan:
             multiplier = self.release_multiplier(noise_share_std)
             multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
             if rate < 1:
-                # Not this part's rounds: a figure that changes once a pass is computed once.
-                count = min(touched, self.rounds)
+                # The plan's rounds while there are no more: a figure that changes once a pass is
+                # computed once.
+                count = min(touched, max(rounds, self.rounds))
                 return SampledRelease(sampling_rate=rate, noise_multiplier=multiplier, count=count)
             return GaussianRelease(
                 noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from securevfl.dp.clipping import clip_records, clip_rows
+from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
 from securevfl.federation.cut import Cut
 from securevfl.mpc.codec import quantise, require_row_norms
 
@@ -36,6 +36,18 @@ class Aggregation(ABC):
         """
         self.cut = cut
         self.clip_norm = clip_norm
+
+    _clipped_over: ClassVar[tuple[int, ...]]
+    """Dimensions that the clip takes together."""
+
+    def finite(
+        self, representation: Float[Tensor, "batch positions width"]
+    ) -> tuple[Float[Tensor, "batch positions width"], int]:
+        """Set to zero what the clip takes together and is not finite; return how many were.
+
+        One record then moves no more than the clip allows: zero is inside every ball.
+        """
+        return finite_or_zero(representation, dim=self._clipped_over)
 
     @abstractmethod
     def clip(
@@ -73,6 +85,7 @@ class MeanOfRows(Aggregation):
     """
 
     pooled = False
+    _clipped_over = (1, 2)
 
     def clip(
         self, representation: Float[Tensor, "batch positions width"]
@@ -105,6 +118,7 @@ class MeanOfPooledRecords(Aggregation):
     """
 
     pooled = True
+    _clipped_over = (2,)
 
     def clip(
         self, representation: Float[Tensor, "batch links width"]

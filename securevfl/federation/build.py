@@ -17,6 +17,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.ledger import Ledger
@@ -80,8 +81,8 @@ def build_secondary(
             plan.aggregation(),
             noise=_release_noise(plan),
             ledger=ledger,
-            release_once=plan.frozen,
         ),
+        allowance=Allowance(SessionLimits.of(plan, party=party.name)),
         dropout=DropoutStream(config.federation.seed, party.name, device=device),
         optimizer=None if plan.frozen else optimizer_of(config, bottom),
         gradient_noise=_gradient_noise(plan),

@@ -59,7 +59,8 @@ class SimulatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.average_positions` reveals.
         """
-        parties = [own, *(party.position_weights() for party in self.secondaries.values())]
+        number = self.rounds.next()
+        parties = [own, *(party.share_positions(number) for party in self.secondaries.values())]
         words = [encode_weighted(one, weight=1, parties=len(parties)) for one in parties]
         mean = decode_mean(InProcessSum()(words), {name: own[name].shape for name in own})
         for party in self.secondaries.values():
@@ -72,4 +73,6 @@ class SimulatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.end_epoch` reveals.
         """
+        for party in self.secondaries.values():
+            party.allowance.admit_epoch(mark)
         self._end_epoch(mark)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.rounds import EpochMark, RoundPlan
-from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts, RunPlan
+from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
@@ -180,12 +180,11 @@ class Announcement(TypedMessage):
         )
 
     @classmethod
-    def from_message(cls, message: Message, run: RunPlan) -> "Announcement":
-        """Read the primary's, and refuse a round that the run does not allow.
+    def from_message(cls, message: Message) -> "Announcement":
+        """Read the primary's; whether it is due, says :class:`federation.allowance.Allowance`.
 
         Raises:
-            ProtocolError: If it has no rows, an unknown purpose, impossible parties, or fewer of
-                them than the noise was calibrated for.
+            ProtocolError: If it has no rows, an unknown purpose, or parties that are no numbers.
         """
         number = message.round_number
         rows = message.tensor("rows", dtype=np.int64, shape=(None,))
@@ -195,14 +194,8 @@ class Announcement(TypedMessage):
             raise ProtocolError(f"round {number}: the primary named no rows")
         if purpose not in _PURPOSES:
             raise ProtocolError(f"round {number}: unknown purpose {purpose!r}")
-        known = set(run.secondaries)
-        if not all(type(rank) is int for rank in active) or active != sorted(set(active) & known):
+        if not all(type(rank) is int for rank in active):
             raise ProtocolError(f"round {number}: impossible parties {active!r}")
-        if len(active) < run.active:
-            raise ProtocolError(
-                f"round {number}: {len(active)} secondaries are fewer than the "
-                f"{run.active} that the noise was calibrated for"
-            )
         return cls(
             plan=RoundPlan(round_number=number, rows=rows, active=tuple(active), purpose=purpose)
         )

@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.errors import ProtocolError
+from securevfl.core.errors import PrivacyError, ProtocolError
+from securevfl.dp.clipping import is_finite
+from securevfl.federation.allowance import Allowance
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
@@ -52,6 +54,7 @@ class Secondary:
         bottom: nn.Module,
         contribution: Contribution,
         *,
+        allowance: Allowance,
         dropout: DropoutStream,
         optimizer: torch.optim.Optimizer | None,
         gradient_noise: GradientNoise | None = None,
@@ -63,6 +66,7 @@ class Secondary:
             data: Its table and links.
             bottom: Its half of the split network.
             contribution: Protects and books what leaves.
+            allowance: What the primary may ask for in this session.
             dropout: Its own stream of dropped units.
             optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
             gradient_noise: What protects each update, if the encoder is dp-trained.
@@ -71,6 +75,7 @@ class Secondary:
         self.data = data
         self.bottom = bottom
         self.contribution = contribution
+        self.allowance = allowance
         self.dropout = dropout
         self.optimizer = optimizer
         self.gradient_noise = gradient_noise
@@ -88,22 +93,25 @@ class Secondary:
         """Where it computes."""
         return self.data.features.device
 
-    def answer(self, plan: RoundPlan) -> Int64[Tensor, " words"]:
+    def answer(
+        self, plan: RoundPlan, *, admitted: Callable[[], None] = lambda: None
+    ) -> Int64[Tensor, " words"]:
         """Return this round's contribution as words of the sum; it is charged first.
 
+        Args:
+            plan: The round.
+            admitted: Called when the round is found to be due, before anything of it is used.
+
         Raises:
-            ProtocolError: If the primary names rows that it never announced.
+            ProtocolError: If the round is not due; see :class:`federation.allowance.Allowance`.
             PrivacyError: If the budget or the promise forbids the release.
 
         Reveals:
             Nothing by itself; what is made of the returned words is said at
             :class:`mpc.sum_to.SumTo`.
         """
-        if plan.rows.min() < 0 or plan.rows.max() >= self.data.primary_rows:
-            raise ProtocolError(
-                f"round {plan.round_number}: the primary asks for rows outside the "
-                f"{self.data.primary_rows} whose keys it sent"
-            )
+        self.allowance.admit_round(plan)
+        admitted()
         if self._prepare is not None:
             # Here and not before: a resumed run may ask for no release, and then fits nothing.
             self._prepare()
@@ -145,7 +153,31 @@ class Secondary:
         self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
-        self.optimizer.step()
+        if self._may_step(plan.round_number):
+            self.optimizer.step()
+
+    def _may_step(self, round_number: int) -> bool:
+        """Return whether the gradients are finite; without a promise, stop the run if not.
+
+        Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
+        finite; it then leaves the step out, since stopping would tell everybody of the record.
+        """
+        gradients = [one.grad for one in self.bottom.parameters() if one.grad is not None]
+        if all(is_finite(gradient) for gradient in gradients):
+            return True
+        if self.contribution.noise is None:
+            raise PrivacyError(
+                f"round {round_number}: the bottom model's gradient is not finite; training has "
+                f"diverged, lower training.learning_rate"
+            )
+        self.contribution.not_finite += 1
+        return False
+
+    @property
+    def not_finite(self) -> int:
+        """Rows, records and steps that counted as zero since they were not finite."""
+        updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
+        return self.contribution.not_finite + updates
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
@@ -191,8 +223,13 @@ class Secondary:
         """Stop what works ahead in the background."""
         self.contribution.close()
 
-    def position_weights(self) -> dict[str, Tensor]:
-        """Return the positional-encoding weights that parties average."""
+    def share_positions(self, round_number: int) -> dict[str, Tensor]:
+        """Return the positional-encoding weights that parties average.
+
+        Raises:
+            ProtocolError: If no average of them is due.
+        """
+        self.allowance.admit_average(round_number)
         return position_weights(self.bottom)
 
     def load_position_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -207,8 +244,13 @@ class Secondary:
             "dropout": self.dropout.state,
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint's state."""
+    def resume(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state, after so many epochs.
+
+        Raises:
+            ProtocolError: If the run has not so many.
+        """
+        self.allowance.start_after(epoch)
         self.bottom.load_state_dict(state["bottom"])
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])

@@ -113,18 +113,23 @@ class SecondaryServer:
                 _NEXT, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is RoundKind.PLAN:
-                self._round(Announcement.from_message(message, self.plan).plan)
+                self._round(Announcement.from_message(message).plan)
             elif message.kind is RoundKind.AVERAGE:
                 self._average(message.round_number)
             elif message.kind is RoundKind.EPOCH:
-                self.end_epoch(EpochEnd.from_message(message).mark)
+                mark = EpochEnd.from_message(message).mark
+                self.secondary.allowance.admit_epoch(mark)
+                self.end_epoch(mark)
             else:
+                self.secondary.allowance.admit_done()
                 return
 
     def _round(self, plan: RoundPlan) -> None:
-        count = self.plan.cut.words(len(plan.rows))
-        self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)
-        words = self.secondary.answer(plan).cpu()
+        def prepare() -> None:
+            count = self.plan.cut.words(len(plan.rows))
+            self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)
+
+        words = self.secondary.answer(plan, admitted=prepare).cpu()
         self.sum_to(words, round_number=plan.round_number, active=plan.active)
         self.log(
             "released",
@@ -132,6 +137,7 @@ class SecondaryServer:
             rows=len(plan.rows),
             purpose=plan.purpose,
             epsilon=self.secondary.epsilon_spent,
+            not_finite=self.secondary.not_finite,
         )
         if plan.wants_gradient:
             message = self.transport.receive(
@@ -144,7 +150,7 @@ class SecondaryServer:
             self.secondary.learn(plan, gradient.to(self.secondary.device))
 
     def _average(self, round_number: int) -> None:
-        own = self.secondary.position_weights()
+        own = self.secondary.share_positions(round_number)
         self.sum_to(
             encode_weighted(own, weight=1, parties=len(self._ranks) + 1),
             round_number=round_number,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.clipping import clip_gradients, clip_rows
+from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
 from securevfl.federation.dropout_stream import DropoutStream
 
@@ -95,23 +95,26 @@ class GradientNoise:
         """
         self.clip_norm = clip_norm
         self.granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        self.not_finite = 0
+        """Rows whose gradient counted as zero since it was not finite."""
         self._noise = sampler(noise_std / self.granularity)
 
     def units(self, rows: Float[Tensor, "batch parameters"]) -> Float64[Tensor, " parameters"]:
         """Return the sum of the clipped rows in whole units, without noise.
 
+        A row that is not finite counts as zero, and in ``not_finite``.
+
         Raises:
-            PrivacyError: If a row is not finite.
+            PrivacyError: If a row is over the clip norm.
         """
+        rows, lost = finite_or_zero(rows, dim=(1,))
+        self.not_finite += lost
         units = (clip_gradients(rows, self.clip_norm).double() / self.granularity).trunc_()
         norms = torch.linalg.vector_norm(units, dim=1)
         # The promise rests on this bound: written so that NaN fails. The clip's own margin is far
         # above what float64 loses of a norm.
         if not bool((norms <= self.clip_norm / self.granularity).all()):
-            raise PrivacyError(
-                "a row's gradient is not finite; training has diverged, lower "
-                "training.learning_rate"
-            )
+            raise PrivacyError("a row's gradient is over its clip norm; nothing was learned")
         # Whole numbers below 2^53 add up exactly in float64.
         return units.sum(dim=0)
 
@@ -160,9 +163,6 @@ class PrivateLesson:
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
         """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
-
-        Raises:
-            PrivacyError: If a row's gradient is not finite.
 
         Reveals:
             Nothing by itself: weights stay. What is made of them is covered by the noise, as if

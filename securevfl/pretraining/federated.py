@@ -14,6 +14,7 @@ from securevfl.federation.messages import Mean, RoundKind
 from securevfl.federation.run_plan import RunPlan
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted, words_needed
 from securevfl.mpc.sum_to import SumTo
+from securevfl.pretraining.allowance import PretrainingAllowance
 from securevfl.pretraining.exchange import (
     projection_cut,
     projection_words,
@@ -151,6 +152,7 @@ class PretrainingServer:
         sum_to: SumTo,
         plan: RunPlan,
         *,
+        allowance: PretrainingAllowance,
         device: torch.device,
         log: Callable[..., None],
     ) -> None:
@@ -161,6 +163,7 @@ class PretrainingServer:
             transport: This party's end of the star.
             sum_to: Its end of secure sums.
             plan: The run, as this party has computed it.
+            allowance: What the primary may ask for.
             device: Where it computes.
             log: Its log.
         """
@@ -169,6 +172,7 @@ class PretrainingServer:
         self.transport = transport
         self.sum_to = sum_to
         self.plain = settings.exchange == "plain"
+        self.allowance = allowance
         self.device = device
         self.log = log
         self.ranks = tuple(plan.secondaries)
@@ -191,17 +195,21 @@ class PretrainingServer:
             )
             if message.kind is PretrainingKind.PRETRAIN:
                 begin = IterationBegin.from_message(message)
+                self.allowance.admit_begin(begin)
                 self.secondary.begin_iteration(begin.iteration, begin.held_out)
             elif message.kind is PretrainingKind.CROSS:
                 self._cross(CrossBatch.from_message(message, width=self.cut.shape[0]))
             elif message.kind is PretrainingKind.LOCAL:
-                self.secondary.learning.learn_local(LearnLocally.from_message(message).iteration)
+                told = LearnLocally.from_message(message)
+                self.allowance.admit_local(told)
+                self.secondary.learning.learn_local(told.iteration)
             elif message.kind is PretrainingKind.TOPS:
                 self._aggregate(message.round_number)
             else:
                 last = self._end(IterationEnd.from_message(message))
 
     def _cross(self, batch: CrossBatch) -> None:
+        self.allowance.admit_batch(batch)
         number = batch.round_number
         if not self.plain:
             count = self.cut.words(len(batch.rows))
@@ -216,6 +224,7 @@ class PretrainingServer:
         self.secondary.learn_cross(torch.from_numpy(batch.sent).to(self.device))
 
     def _aggregate(self, round_number: int) -> None:
+        self.allowance.admit_tops(round_number)
         learning = self.secondary.learning
         own = learning.shared_weights()
         parties = len(self.ranks) + 1
@@ -234,6 +243,7 @@ class PretrainingServer:
         )
 
     def _end(self, end: IterationEnd) -> bool:
+        self.allowance.admit_end(end)
         figures = self.secondary.end_iteration(end.iterations, last=end.last)
         self.log(
             "pretrained",

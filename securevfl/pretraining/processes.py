@@ -10,6 +10,7 @@ from securevfl.federation.primary import Primary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.mpc.sum_to import SumTo
+from securevfl.pretraining.allowance import PretrainingAllowance
 from securevfl.pretraining.build import build_pretraining_secondary, build_run
 from securevfl.pretraining.encoders_file import save_encoders
 from securevfl.pretraining.federated import FederatedPretraining, PretrainingServer
@@ -110,7 +111,15 @@ def pretrain_as_secondary(
         start=plan.facts.resume_pretraining,
         observe=warn,
     )
-    PretrainingServer(part, transport, sum_to, plan, device=secondary.device, log=files.log).serve()
+    PretrainingServer(
+        part,
+        transport,
+        sum_to,
+        plan,
+        allowance=PretrainingAllowance(plan, secondary.allowance),
+        device=secondary.device,
+        log=files.log,
+    ).serve()
     encoders = part.learning.learner.encoders()
     save_encoders(files.folder, encoders)
     hand_over(config, secondary.bottom, encoders, party=table.name)

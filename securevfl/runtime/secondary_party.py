@@ -81,7 +81,8 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
         device=life.job.device,
     )
     if plan.facts.resume_epoch and not plan.frozen:
-        secondary.load_state(life.files.checkpoints.load(plan.facts.resume_epoch))
+        epoch = plan.facts.resume_epoch
+        secondary.resume(epoch, life.files.checkpoints.load(epoch))
     return secondary
 
 

@@ -167,5 +167,5 @@ def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, Simu
     epoch = max(common, default=0)
     for party in trained:
         if epoch:
-            party.secondary.load_state(party.files.checkpoints.load(epoch))
+            party.secondary.resume(epoch, party.files.checkpoints.load(epoch))
     return epoch

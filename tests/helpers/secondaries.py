@@ -6,9 +6,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.federation.aggregation import MeanOfRows
+from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.cut import Cut
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import Charge, Contribution
+from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
@@ -24,6 +26,44 @@ class NoCharge:
         """Say that nothing is spent."""
         del round_number, rows, purpose
         return 0.0
+
+
+class AnyRound(Allowance):
+    """Admits every round, for tests of what a secondary does with one."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__(limits(frozen=frozen))
+
+    def admit_round(self, plan: RoundPlan) -> None:
+        """Let any round in."""
+        del plan
+
+
+def limits(
+    *,
+    train: int = 6,
+    validation: int = 3,
+    test: int = 3,
+    batch_size: int = 2,
+    epochs: int = 2,
+    rank: int = 1,
+    ranks: tuple[int, ...] = (1, 2),
+    active: int = 2,
+    average_positions_every: int = 0,
+    frozen: bool = False,
+) -> SessionLimits:
+    """Return the limits of a small session."""
+    return SessionLimits(
+        rows=ROWS,
+        part_rows={"train": train, "validation": validation, "test": test},
+        batch_size=batch_size,
+        epochs=epochs,
+        rank=rank,
+        ranks=ranks,
+        active=active,
+        average_positions_every=average_positions_every,
+        frozen=frozen,
+    )
 
 
 class LinearBottom(nn.Module):
@@ -54,6 +94,7 @@ def make_secondary(
     clip_norm: float = 1.0,
     ledger: Charge | None = None,
     frozen: bool = False,
+    allowance: Allowance | None = None,
 ) -> Secondary:
     """Make a secondary with random records, links and weights."""
     random = np.random.default_rng(seed)
@@ -76,8 +117,8 @@ def make_secondary(
             MeanOfRows(cut=Cut(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
             noise=None,
             ledger=ledger or NoCharge(),
-            release_once=frozen,
         ),
+        allowance=allowance or AnyRound(frozen=frozen),
         dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
         optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
     )

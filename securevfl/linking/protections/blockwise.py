@@ -35,6 +35,7 @@ from securevfl.linking.protections.block_messages import (
     Turn,
 )
 from securevfl.linking.protections.blocks import Block, Search, comparing_cost
+from securevfl.linking.protections.comparisons import Comparisons
 from securevfl.linking.protections.protection import Coordinated, DataParty, Helper
 from securevfl.linking.similar_links import SimilarLinks
 from securevfl.transport.message import Message, TypedMessage
@@ -204,7 +205,8 @@ class Blockwise(Coordinated):
                 offer = Offer.from_message(lines.receive(name, LinkingKind.LINK_TURN))
                 turn = Turn(records=offer.records, tags=(tag, offer.tag))
                 lines.send(turn.to_message(), spec.roles.helpers["coordinator"])
-                self._share_rows(party, name, share)
+                asked = Comparisons(len(units), offer.records)
+                self._share_rows(party, name, share, asked)
 
             yield compare
 
@@ -224,12 +226,14 @@ class Blockwise(Coordinated):
             self._send_cells(party, units, shift)
         offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
         lines.send(offer.to_message(), primary)
+        asked = Comparisons(len(units), party.rows)
         with self.secondary_shares(party, units) as share:
             while True:
                 message = lines.receive(coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS)
                 if message.kind is LinkingKind.LINK_LISTS:
                     return message
                 block = RecordsBlock.from_message(message, records=len(units))
+                asked.admit(block.records, block.rows, sender=coordinator)
                 lines.send(Share(share=share(block)).to_message(), coordinator)
 
     def hear_primary(self, helper: Helper) -> np.ndarray | None:
@@ -269,7 +273,9 @@ class Blockwise(Coordinated):
         helper.lines.send(over.to_message(), primary)
         return found
 
-    def _share_rows(self, party: DataParty, name: str, share: PrimaryShare) -> None:
+    def _share_rows(
+        self, party: DataParty, name: str, share: PrimaryShare, asked: Comparisons
+    ) -> None:
         """Make the primary's share of each block until the secondary's turn is over."""
         spec, coordinator = party.spec, party.spec.roles.helpers["coordinator"]
         pace = Pace(party.observe, LinksMade, name=name)
@@ -278,6 +284,7 @@ class Blockwise(Coordinated):
             block = RowsBlock.from_message(message, rows=party.rows)
             if not len(block.rows):
                 return
+            asked.admit(block.rows, block.records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
             seeking = block.records if capped else len(block.rows)
             tell = partial(_tell, pace, block.done, seeking, block.of)

@@ -49,13 +49,11 @@ class ConstantNoise:
         return torch.full(tuple(shape), self.units, dtype=torch.int32, device=device)
 
 
-def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None, once=False):
+def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None):
     kind = MeanOfPooledRecords if pooled else MeanOfRows
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
     cut = Cut(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
-    return Contribution(
-        kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book(), release_once=once
-    )
+    return Contribution(kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book())
 
 
 def release(part: Contribution, plan: RoundPlan) -> Released:
@@ -68,42 +66,36 @@ def plan(rows: list[int], *, number: int = 1, purpose: Purpose = "release") -> R
     )
 
 
-def test_row_of_a_frozen_encoder_is_refused_twice() -> None:
-    """The second release of any row is refused, and nothing is booked for it."""
-    book = Book()
-    once = contribution(book=book, once=True)
-    release(once, plan([0, 1, 2]))
-    with pytest.raises(PrivacyError, match="1 rows were released before"):
-        release(once, plan([2, 3], number=2))
-    assert book.charged == [(1, 3, "release")]
-    assert release(once, plan([3, 4], number=2)).epsilon == 2.0
-
-
-def test_row_of_a_trained_encoder_may_come_again() -> None:
-    """Each release of a row is booked again."""
-    book = Book()
+def test_what_the_budget_forbids_is_not_computed() -> None:
+    """The charge comes first, and every release of a row is booked again."""
+    book = Book(limit=2)
     many = contribution(book=book)
     for number in (1, 2):
         release(many, plan([0, 1], number=number, purpose="train"))
+    with pytest.raises(BudgetExceededError):
+        many.release(plan([2], number=3), lambda: pytest.fail("computed"), learns=False)
     assert book.charged == [(1, 2, "train"), (2, 2, "train")]
 
 
-def test_row_twice_in_one_batch_is_refused() -> None:
-    """Two noises on one row would be averaged; the batch is refused before it is booked."""
-    book = Book()
-    with pytest.raises(PrivacyError, match="listed twice"):
-        release(contribution(book=book), plan([5, 1, 5]))
-    assert book.charged == []
-
-
-def test_refused_charge_counts_no_row_as_released() -> None:
-    """A batch that the budget forbids leaves no trace."""
-    book = Book(limit=0)
-    once = contribution(book=book, once=True)
-    with pytest.raises(BudgetExceededError):
-        release(once, plan([0]))
-    book.limit = 1
-    assert release(once, plan([0])).epsilon == 1.0
+@pytest.mark.parametrize("worst", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_what_is_not_finite_counts_as_zero_behind_noise(pooled: bool, worst: float) -> None:
+    """One record that overflows stops no run that promises something: nobody is told of it."""
+    whole = torch.full((2, 3, 4), 0.1)
+    bad = whole.clone()
+    bad[1, 2, 0] = worst
+    plain = contribution(pooled=pooled, slots=3, noise=ConstantNoise(0))
+    clean = whole.clone()
+    if pooled:
+        clean[1, 2] = 0.0
+    else:
+        clean[1] = 0.0
+    released = plain.release(plan([0, 1]), lambda: bad, learns=False)
+    expected = plain.release(plan([0, 1], number=2), lambda: clean, learns=False)
+    assert torch.equal(released.words, expected.words)
+    assert plain.not_finite == 1
+    with pytest.raises(PrivacyError, match="the representation is not finite"):
+        contribution(pooled=pooled, slots=3).release(plan([0, 1]), lambda: bad, learns=False)
 
 
 @pytest.mark.parametrize("pooled", [False, True])

@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers.secondaries import LINKS, ROWS, WIDTH, NoCharge, make_secondary
+from helpers.secondaries import LINKS, ROWS, WIDTH, NoCharge, limits, make_secondary
 from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
+from securevfl.federation.allowance import Allowance
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.rounds import Purpose, RoundPlan
 from securevfl.federation.secondary import Secondary
@@ -101,16 +102,16 @@ def test_gradient_that_is_not_finite_is_refused() -> None:
     assert all(torch.equal(before[name], value) for name, value in secondary.weights().items())
 
 
-@pytest.mark.parametrize("rows", [[-1], [ROWS], [0, ROWS + 3]])
-def test_rows_that_were_never_announced(rows: list[int]) -> None:
-    """Row ids outside the keys that the primary sent are refused before anything is booked."""
+def test_a_round_that_is_not_due_books_and_computes_nothing() -> None:
+    """The session's plan is asked before the ledger, the model and the caller."""
 
     class Forbidden(NoCharge):
         def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
             raise AssertionError("booked")
 
+    secondary = make_secondary(ledger=Forbidden(), allowance=Allowance(limits()))
     with pytest.raises(ProtocolError, match="rows outside"):
-        make_secondary(ledger=Forbidden()).answer(plan(rows))
+        secondary.answer(plan([0, ROWS]), admitted=lambda: pytest.fail("used"))
 
 
 def test_forbidden_release_computes_nothing() -> None:
@@ -138,14 +139,12 @@ def test_weights_that_diverged_send_nothing() -> None:
 
 
 def test_frozen_secondary_never_learns() -> None:
-    """Without an optimizer a gradient changes nothing, and a row is answered once."""
+    """Without an optimizer a gradient changes nothing."""
     secondary = make_secondary(frozen=True)
     before = secondary.weights()
     secondary.answer(plan([0, 1], purpose="release"))
     secondary.learn(plan([0, 1]), torch.ones(2, LINKS, WIDTH))
     assert all(torch.equal(before[name], value) for name, value in secondary.weights().items())
-    with pytest.raises(PrivacyError, match="released before"):
-        secondary.answer(plan([1, 2], number=2, purpose="release"))
 
 
 def test_dropout_only_in_training() -> None:
@@ -161,5 +160,5 @@ def test_state_goes_on_with_the_same_draws() -> None:
     """A restored secondary answers the next training round with the same dropped units."""
     one, other = make_secondary(dropout=0.5), make_secondary(dropout=0.5)
     one.answer(plan())
-    other.load_state(one.state())
+    other.resume(1, one.state())
     assert torch.equal(one.answer(plan(number=2)), other.answer(plan(number=2)))

@@ -116,7 +116,7 @@ def test_best_epoch_is_the_one_that_all_agreed_on(tmp_path: Path) -> None:
     end(3, best=True)
     assert restored(3) == 3.0
     # The primary never saved epoch 3, and goes on from epoch 2 with epoch 1 as its best.
-    secondary.load_state(checkpoints.load(2))
+    secondary.resume(2, checkpoints.load(2))
     end(3, best=False)
     assert restored(1) == 1.0
     with pytest.raises(ConfigError, match=r"best-3\.pt: does not exist"):
