@@ -1,0 +1,215 @@
+"""An arbitrary primary against a real secondary: nothing leaves that the plan does not have."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from helpers.lying_primary import (
+    BATCH,
+    ROWS,
+    Played,
+    average,
+    done,
+    gradient_for,
+    plan_of,
+    promises,
+    true_cost,
+    world,
+)
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from securevfl.core.errors import SecureVflError
+from securevfl.federation.messages import EpochEnd, Gradient, Mean
+from securevfl.federation.rounds import EpochMark, RoundPlan
+
+# dp-accounting's grid of 1e-3 rounds up; the ledger's is finer.
+_GRID = 1.02
+PURPOSES = ("release", "train", "validation", "test")
+
+
+class LyingPrimary(RuleBasedStateMachine):
+    """Says what it likes: valid, reordered, repeated, oversized, and in session after session."""
+
+    @initialize(promise=st.sampled_from(promises()))
+    def begin(self, promise) -> None:
+        """Hand the file round, and begin a first session."""
+        self.folder = Path(mkdtemp(prefix="securevfl-game-"))
+        self.game = Played(promise, self.folder / "ledger.jsonl")
+        self.spent = 0.0
+        self.game.join(world(promise).facts, resume=False)
+
+    def teardown(self) -> None:
+        """Add up what left, by other means than the ledger's."""
+        if not hasattr(self, "game"):
+            return
+        game = self.game
+        self.check()
+        if not game.alive:
+            self.rejoin()
+        spent = game.ledger.spent
+        cost = true_cost(game)
+        game.leave()
+        shutil.rmtree(self.folder)
+        assert spent * _GRID + 1e-2 >= cost, (spent, cost, game.left)
+
+    def rejoin(self) -> None:
+        """Open the ledger once more."""
+        self.game.join(world(self.game.promise).facts, resume=True)
+
+    @precondition(lambda self: self.game.alive)
+    @rule(steps=st.integers(1, 12))
+    def go_on(self, steps: int) -> None:
+        """Do what an honest primary does next, also after the last epoch."""
+        for _ in range(steps):
+            if self.game.alive:
+                self.step()
+
+    def step(self) -> None:
+        """Take one step of the script."""
+        step = next(self.game.script)
+        if step.round is not None:
+            self.heard(self.game.ask, step.round, *step.messages)
+        else:
+            self.heard(self.game.say, *self._with_positions(step.messages))
+
+    def _with_positions(self, messages):
+        """Fill a mean with the shapes that the secondary has."""
+        if len(messages) == 2:
+            own = dict(self.game.secondary.bottom.get_submodule("positions").named_parameters())
+            values = {name: np.zeros(tuple(one.shape), np.float32) for name, one in own.items()}
+            number = messages[0].round_number
+            return (messages[0], Mean(round_number=number, values=values).to_message())
+        return messages
+
+    def heard(self, verb, *args) -> None:
+        """Say something; if it was refused, nothing of the model may have changed."""
+        before = self.game.fingerprint()
+        positions, left = self.game.positions, len(self.game.left)
+        if verb(*args) is not None:
+            after = self.game.fingerprint()
+            assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+            assert self.game.positions == positions
+            # What a bad gradient follows had left before, and was charged.
+            assert len(self.game.left) <= left + 1
+
+    @precondition(lambda self: self.game.alive)
+    @rule(
+        rows=st.lists(st.integers(-1, ROWS), min_size=1, max_size=3 * BATCH),
+        span=st.booleans(),
+        purpose=st.sampled_from(PURPOSES),
+        active=st.sampled_from([(1, 2), (1, 2), (1, 2), (1,), (2,), (2, 1), (1, 2, 3)]),
+        number=st.integers(0, 60),
+        taught=st.booleans(),
+    )
+    def lie_about_a_round(
+        self, rows: list[int], span: bool, purpose, active, number: int, taught: bool
+    ) -> None:
+        """Announce any round at all."""
+        ids = np.arange(min(len(rows) * 3, ROWS)) if span else np.array(rows)
+        wanted = RoundPlan(
+            round_number=number, rows=ids.astype(np.int64), active=active, purpose=purpose
+        )
+        then = (gradient_for(self.game.plan, wanted),) if taught else ()
+        self.heard(self.game.ask, wanted, *then)
+
+    @precondition(lambda self: self.game.alive)
+    @rule(number=st.integers(0, 60))
+    def ask_for_positions(self, number: int) -> None:
+        """Ask for positional weights at any time."""
+        self.heard(self.game.say, *self._with_positions(average(number).messages))
+
+    @precondition(lambda self: self.game.alive)
+    @rule(epoch=st.integers(1, 4), restore=st.booleans())
+    def end_an_epoch(self, epoch: int, restore: bool) -> None:
+        """End an epoch, or training, at any time."""
+        mark = EpochMark(epoch=epoch, best=not restore, restore_best=restore)
+        self.heard(self.game.say, EpochEnd(mark=mark).to_message())
+
+    @precondition(lambda self: self.game.alive)
+    @rule(value=st.sampled_from([np.nan, np.inf, 0.0, 1e30]), wrong=st.integers(0, 2))
+    def spoil_a_gradient(self, value: float, wrong: int) -> None:
+        """Follow a round with a gradient of another round or shape, or no numbers."""
+        step = next(self.game.script)
+        if step.round is None or step.round.purpose != "train":
+            return
+        wanted = step.round
+        sent = gradient_for(self.game.plan, wanted, value=value)
+        if wrong == 1:
+            sent = gradient_for(self.game.plan, replace(wanted, round_number=99), value=0.1)
+        elif wrong == 2:
+            sent = Gradient(
+                round_number=wanted.round_number, gradient=np.ones((3, 1, 1), np.float32)
+            ).to_message()
+        self.heard(self.game.ask, wanted, sent)
+
+    @precondition(lambda self: self.game.alive)
+    @rule()
+    def end_the_run(self) -> None:
+        """Say that it is over, at any time."""
+        self.heard(self.game.say, done())
+
+    @rule(resume=st.booleans(), epoch=st.integers(0, 3), more=st.integers(0, 30))
+    def meet_again(self, resume: bool, epoch: int, more: int) -> None:
+        """Begin another session, with the same numbers or with others under the same name."""
+        facts = world(self.game.promise).facts
+        start = epoch if resume and epoch in self.game.saved else 0
+        changed = replace(facts, resume_epoch=start, rows=facts.rows, train_rows=facts.train_rows)
+        if more > 15:
+            changed = replace(
+                changed, train_rows=facts.train_rows - 6, validation_rows=facts.validation_rows + 6
+            )
+        try:
+            self.game.join(changed, resume=resume)
+        except SecureVflError:
+            self.game.leave()
+
+    @invariant()
+    def check(self) -> None:
+        """Nothing leaves uncharged, and nothing is charged beyond the budget."""
+        if not hasattr(self, "game") or not self.game.alive:
+            return
+        game = self.game
+        own = [left for left in game.left if left.session == game.session]
+        assert len(own) <= game.ledger.rounds
+        assert sum(len(left.rows) for left in own) <= game.ledger.row_releases
+        limit = game.plan.config.privacy.epsilon
+        if limit is not None:
+            assert game.ledger.spent <= limit
+        else:
+            plan = plan_of(game.promise, game.plan.facts)
+            assert game.ledger.rounds <= plan.releases.rounds
+            assert game.ledger.row_releases <= plan.releases.row_releases
+        if game.promise.encoder == "trained":
+            assert game.positions == 0
+
+
+LyingPrimary.TestCase.settings = settings(
+    max_examples=int(__import__("os").environ.get("N", "300")),
+    stateful_step_count=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestLyingPrimary = LyingPrimary.TestCase
+
+
+@pytest.mark.slow
+def test_ten_thousand_games() -> None:
+    """The same at length."""
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        LyingPrimary,
+        settings=settings(
+            max_examples=10_000,
+            stateful_step_count=15,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
