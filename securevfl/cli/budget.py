@@ -20,12 +20,6 @@ app = typer.Typer(
     help="Epsilon from noise, noise from epsilon, steps from both; with the sentence to sign.",
 )
 
-_UNITS = {
-    "secondary-record": "any one record is in any one secondary's table",
-    "linked-row": "any one of the primary's rows is linked to the secondaries' records",
-    "entity": "any one entity is in the secondaries' tables",
-}
-
 
 @app.callback()
 def budget(
@@ -145,6 +139,8 @@ def _answer(
     plot: Path | None,
     as_json: bool,
 ) -> None:
+    from securevfl.dp.statement import bounded
+
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
     updates: dict[str, float] = {}
@@ -155,16 +151,15 @@ def _answer(
             "gradient_noise_std": asked.gradient_noise_std(multiplier),
             "gradient_clip_norm": asked.gradient_clip_norm or 1.0,
         }
-    helped = f", helped by any {asked.colluding} secondaries," if asked.colluding else ""
-    released = "releases, each with an update of the encoders," if updates else "releases"
-    statement = (
-        f"{asked.steps} {released} let the primary{helped} tell whether {_UNITS[asked.unit]} with "
-        f"epsilon = {spent:.4f} at delta = {asked.delta:g}"
+    said = bounded(
+        unit=asked.unit,
+        encoder=asked.encoder,
+        epsilon=spent,
+        delta=asked.delta,
+        parties=asked.secondaries,
+        colluding=asked.colluding,
+        links_per_record=asked.links_per_record,
     )
-    cap = asked.links_per_record
-    if asked.encoder != "trained" and asked.unit != "linked-row":
-        statement += f", if each record is linked to at most {cap} row{'s' if cap != 1 else ''}"
-    statement += f" and the encoder is {asked.encoder}."
     if plot is not None:
         from securevfl.cli.budget_plot import draw
 
@@ -178,7 +173,7 @@ def _answer(
             "sampling_rate": asked.sampling_rate,
             "unit": asked.unit,
             "encoder": asked.encoder,
-            "links_per_record": cap,
+            "links_per_record": asked.links_per_record,
             "secondaries": asked.secondaries,
             "colluding": asked.colluding,
             "sampling": asked.sampling,
@@ -187,7 +182,11 @@ def _answer(
             "clip_norm": asked.clip_norm,
             "batch_rows": asked.batch_rows,
             **updates,
-            "statement": statement,
+            "statement": said.text,
+            "against": said.against,
+            "hides": said.hides,
+            "odds_factor": said.odds_factor,
+            "warning": said.warning,
         }
         if rows:
             answer["compare"] = {
@@ -210,7 +209,7 @@ def _answer(
     for row in rows:
         figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
         print(f"  {row.label:<50} epsilon {figure}")
-    print(statement)
+    print(said.text)
     if plot is not None:
         print(f"plot              {plot}")
 

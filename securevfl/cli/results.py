@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
@@ -56,12 +57,8 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
-    console.print(f"\n[bold]privacy[/bold]: {privacy['statement']}", highlight=False)
-    if privacy["secondaries"] == 1:
-        console.print(
-            "With one secondary there is nothing to average with: only the noise protects it.",
-            highlight=False,
-        )
+    shown = (privacy["statement"], "yellow" if privacy["warning"] else "")
+    console.print(Text.assemble("\n", ("privacy: ", "bold"), shown))
     if privacy["epsilon"] is not None:
         console.print(
             f"spent epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}; the papers' "

@@ -21,7 +21,7 @@ from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.published import epsilon_as_published, noise_multiplier_as_published
 from securevfl.dp.sensitivity import gradient_sensitivity, row_change
-from securevfl.dp.statement import NO_PROMISE, promise_in_words
+from securevfl.dp.statement import Statement, bounded, unbounded
 
 # Added to noise that rounding has left a little too small.
 _NUDGE: Final = 1e-12
@@ -80,9 +80,6 @@ class ReleasePlan:
     """Largest extra L2 change of a pooled row through rounding after the mean; see
     :func:`dp.sensitivity.row_change`."""
 
-    reserved_delta: float = 0.0
-    """Part of delta kept for the noise sampler's divergence from a Gaussian."""
-
     fitting: FittingPlan | None = None
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
@@ -98,7 +95,7 @@ class ReleasePlan:
         }
         checks.whole(**counts)
         checks.at_least(1, **counts)
-        checks.non_negative(rounding=self.rounding, reserved_delta=self.reserved_delta)
+        checks.non_negative(rounding=self.rounding)
         if self.min_active > self.parties:
             raise ConfigError(
                 f"min_active must be at most parties, got {self.min_active} of {self.parties}"
@@ -120,11 +117,6 @@ class ReleasePlan:
             )
         if not self.contested and not self.pooled:
             raise ConfigError("contested: only pooled rows can do without a contest for slots")
-        if not self.reserved_delta < self.privacy.delta:
-            raise ConfigError(
-                f"reserved_delta must be below privacy.delta = {self.privacy.delta}, "
-                f"got {self.reserved_delta}"
-            )
 
     def check(self) -> None:
         """Refuse a plan whose guarantee would not hold.
@@ -190,7 +182,7 @@ class ReleasePlan:
                 self.release(multiplier * one, rounds=self.rounds, row_releases=self.row_releases),
             ],
             epsilon=privacy.epsilon,
-            delta=self._delta(),
+            delta=self.privacy.delta,
         )
         # Rounding must not leave the plan's last row over its budget.
         while self.epsilon(share_std) > privacy.epsilon:
@@ -200,13 +192,13 @@ class ReleasePlan:
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each secondary's fitting; see :mod:`dp.fitting`."""
         return fitting_multiplier(
-            self.privacy, self.fitting, parties=self.parties, delta=self._delta()
+            self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
         )
 
     def fitting_releases(self) -> list[Release]:
         """Return what fitting the encoders costs one unit, for an accountant; maybe nothing."""
         return fitting_releases(
-            self.privacy, self.fitting, parties=self.parties, delta=self._delta()
+            self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
         )
 
     def gradient_noise_std(self, noise_share_std: float) -> float:
@@ -249,7 +241,7 @@ class ReleasePlan:
         release = self.release(
             noise_share_std, rounds=rounds, row_releases=row_releases, passes=passes
         )
-        return epsilon_of([*self.fitting_releases(), release], delta=self._delta())
+        return epsilon_of([*self.fitting_releases(), release], delta=self.privacy.delta)
 
     def release(
         self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None
@@ -315,25 +307,35 @@ class ReleasePlan:
             delta=self.privacy.delta,
         )
 
-    def statement(self, noise_share_std: float) -> str:
-        """Return the guarantee at ``tau`` in one plain sentence."""
-        if self.privacy.mechanism == "none":
-            return NO_PROMISE
-        return promise_in_words(
-            self.privacy,
-            links=self.links,
+    def statement(
+        self, noise_share_std: float, *, spent: float = 0.0, total_epsilon: float | None = None
+    ) -> Statement:
+        """Return the guarantee at ``tau`` as people sign it.
+
+        Args:
+            noise_share_std: ``tau``; 0 if the mechanism is ``none``.
+            spent: Epsilon that the run has spent; more than the plan's if rounds were repeated.
+            total_epsilon: Of all runs on the table, this one included; None says nothing of them.
+        """
+        privacy = self.privacy
+        if privacy.mechanism == "none":
+            return unbounded(parties=self.parties)
+        published = privacy.accounting == "as-published"
+        return bounded(
+            unit=privacy.unit,
+            encoder=privacy.encoder,
+            epsilon=max(self.epsilon(noise_share_std), spent),
+            delta=privacy.delta,
             parties=self.parties,
-            epsilon=self.epsilon(noise_share_std),
-            claimed=self.epsilon_as_published(noise_share_std),
-            fitted=self.fitting is not None,
+            colluding=privacy.colluding,
+            links_per_record=privacy.links_per_record,
+            claimed=self.epsilon_as_published(noise_share_std) if published else None,
+            total_epsilon=total_epsilon,
         )
 
     @property
     def _amplifies(self) -> bool:
         return self.privacy.encoder == "frozen" and self.privacy.unit != "linked-row"
-
-    def _delta(self) -> float:
-        return self.privacy.delta - self.reserved_delta
 
     def _row_change(self, active: int) -> float:
         trained = self.privacy.encoder != "frozen"

@@ -1,61 +1,250 @@
-"""What a guarantee is about, in words that a privacy officer can sign."""
+"""The sentence to sign: what nobody can do with a run's releases, about whom, and how far.
 
+One function makes it, :func:`bounded`, and one its counterpart without noise, :func:`unbounded`.
+Consoles, reports, the calculator and documents show their text as it is.
+"""
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, assert_never
 
-from securevfl.dp.privacy import Privacy
+from securevfl.core import checks
+from securevfl.dp.privacy import Encoder, UnitName
+
+WEAK_EPSILON: Final = 10.0
+"""Above it (odds change by up to e^10, 22,026) a statement carries a warning."""
 
 NO_PROMISE: Final = (
     "No noise is added: what the primary learns from the averages is not bounded; secret sharing "
     "hides the terms of each average, and nothing else protects."
 )
 
+_NO_PROMISE_ALONE: Final = (
+    "No noise is added, and with one secondary there is nothing to average with: what the primary "
+    "learns from that secondary's vectors is not bounded, and nothing protects them."
+)
+_ALONE: Final = "With one secondary there is nothing to average with: only the noise protects it."
 
-def unit_in_words(privacy: Privacy, *, links: int) -> str:
-    """Return the unit's half of a sentence: "... tell whether {this} with epsilon = ..."."""
-    match privacy.unit:
-        case "secondary-record":
-            what = "any one record is in any one secondary's table"
-        case "entity":
-            what = "any one entity is in the secondaries' tables, one record in each,"
-        case "linked-row":
-            what = (
-                f"any one of the primary's rows is linked to secondary records (up to {links} at "
-                f"each secondary)"
-            )
-        case _:
-            assert_never(privacy.unit)
-    if privacy.encoder != "trained" and privacy.unit != "linked-row":
-        cap = privacy.links_per_record
-        what += f" (each record linked to at most {cap} row{'s' if cap != 1 else ''})"
-    return what
+# Epsilons are shown with so many digits, rounded up.
+_SHOWN: Final = Context(prec=4, rounding=ROUND_CEILING)
+_NAMES: Final = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+# What odds change by at least, as shown, where anything was released.
+_LEAST_SHOWN: Final = 1e-6
+# From here on numbers are shown as powers of ten: larger names say nothing to most people.
+_NAMELESS: Final = 1e15
 
 
-def promise_in_words(
-    privacy: Privacy, *, links: int, parties: int, epsilon: float, claimed: float, fitted: bool
-) -> str:
-    """Return a run's guarantee in one plain sentence.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statement:
+    """What is promised of a run, in words and in parts."""
+
+    text: str
+    """The whole as people read it, the warning included."""
+
+    against: str | None
+    """Who can do no better than the bound; None where nothing is promised."""
+
+    hides: str | None
+    """What they try to find out; None where nothing is promised."""
+
+    odds_factor: float | None
+    """``e^epsilon`` of this run: the most that odds change by. None where nothing is promised, and
+    where no float is as large."""
+
+    warning: str | None
+    """Part of ``text``: why no decision should rest on the bound. None where one may."""
+
+
+def unbounded(*, parties: int) -> Statement:
+    """Return what there is to say of a run without noise.
 
     Args:
-        privacy: What was asked for; its mechanism adds noise.
-        links: ``K``, links of a row at each secondary.
         parties: Secondaries of the federation.
-        epsilon: What sound accounting gives.
-        claimed: What the papers' formula would claim.
-        fitted: Whether encoders were fitted to tables beforehand.
     """
-    what = unit_in_words(privacy, links=links)
-    if privacy.accounting == "as-published":
-        return (
-            f"The papers' formula claims epsilon = {claimed:.4g} at delta = {privacy.delta:g}; "
-            f"that is not a guarantee: {what}, sound accounting gives epsilon = {epsilon:.4g}."
-        )
-    against = "the primary"
-    if privacy.colluding:
-        against += f", helped by any {privacy.colluding} of the {parties} secondaries,"
-    released = "averages and the fitting of the encoders" if fitted else "averages"
-    if privacy.encoder == "dp-trained":
-        released = "averages and updates of the encoders"
-    return (
-        f"All {released} together let {against} tell whether {what} with "
-        f"epsilon = {epsilon:.4g} at delta = {privacy.delta:g}."
+    text = NO_PROMISE if parties > 1 else _NO_PROMISE_ALONE
+    return Statement(text=text, against=None, hides=None, odds_factor=None, warning=text)
+
+
+def bounded(
+    *,
+    unit: UnitName,
+    encoder: Encoder,
+    epsilon: float,
+    delta: float,
+    parties: int,
+    colluding: int,
+    links_per_record: int | None,
+    claimed: float | None = None,
+    total_epsilon: float | None = None,
+) -> Statement:
+    """Return the guarantee of a run with noise.
+
+    All that can be seen of the releases is, but for a probability of at most delta, as if from a
+    run in which odds change by at most a factor of e^epsilon; so the text says "can do no better
+    than if". Odds that are computed from the releases themselves may pass the factor more often
+    than with probability delta, though by little.
+
+    Args:
+        unit: What one record is.
+        encoder: What bottom models know; under a trained one no cap on a record's rows counts.
+        epsilon: What sound accounting gives for this run, >= 0.
+        delta: In (0, 1).
+        parties: ``k``, secondaries of the federation.
+        colluding: ``c``, how many of them may help the primary.
+        links_per_record: ``m``; None where there is no cap.
+        claimed: What the papers' formula claims, if the noise was chosen by it.
+        total_epsilon: Of all runs on this table, this one included; infinite if one of them added
+            no noise. None says nothing of them.
+
+    Raises:
+        ConfigError: If a number is outside its range.
+
+    References:
+        docs/privacy.md, section 2; [DR14] Lemma 3.17.
+    """
+    checks.non_negative(epsilon=epsilon)
+    checks.open_unit(delta=delta)
+    if total_epsilon is not None and total_epsilon != math.inf:
+        checks.non_negative(total_epsilon=total_epsilon)
+    against, knowing, their = "the primary alone", "it knows, it", "its"
+    if colluding:
+        against = f"the primary together with any {colluding} of the {parties} secondaries"
+        knowing, their = "they know, they", "their"
+    released = "all averages" if parties > 1 else "all noised vectors"
+    cap = None if encoder == "trained" else links_per_record
+    hides = _hidden(unit, cap=cap, parties=parties, colluding=colluding)
+    warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
+    sentences = [
+        None if claimed is None else _claim(claimed),
+        f"Suppose {against} tries to find out from {released} of this run whether {hides}.",
+        f"Whatever else {knowing} can do no better than if {their} odds changed by at most a "
+        f"factor of {_factor(epsilon)}, except with a probability of {_one_in(delta)} "
+        f"(delta = {delta:g}).",
+        None if total_epsilon is None else _total(total_epsilon),
+        _ALONE if parties == 1 else None,
+        _not_covered(unit, runs="other runs" if total_epsilon is None else "later runs"),
+        warning,
+    ]
+    return Statement(
+        text=" ".join(sentence for sentence in sentences if sentence is not None),
+        against=against,
+        hides=hides,
+        odds_factor=_exp(epsilon),
+        warning=warning,
     )
+
+
+def odds_in_words(epsilon: float) -> str:
+    """Return ``e^epsilon`` as people read it.
+
+    Rounded to the nearest; from 10^15 on up to a power of ten. Below 10 there are as many decimals
+    as it takes to show a difference from 1.
+
+    Args:
+        epsilon: Finite, >= 0.
+
+    Examples:
+        >>> [odds_in_words(epsilon) for epsilon in (0.01, 1, 4, 8, 24, 50)]
+        ['1.01', '2.7', '55', '2,981', '26 billion', '10^22']
+    """
+    checks.non_negative(epsilon=epsilon)
+    factor = _exp(epsilon)
+    # Two digits are enough of a number that has a name; they may round up to the next name.
+    short = math.inf if factor is None else float(f"{factor:.1e}")
+    if factor is None or short >= _NAMELESS:
+        return f"10^{math.ceil(epsilon / math.log(10)):,}"
+    for scale, name in _NAMES:
+        if short >= scale:
+            return f"{short / scale:.3g} {name}"
+    if short >= 10:
+        return f"{factor:,.0f}"
+    above = max(math.expm1(epsilon), _LEAST_SHOWN)
+    return f"{1 + above:.{max(1, math.ceil(-math.log10(above)))}f}" if epsilon else "1"
+
+
+def _exp(epsilon: float) -> float | None:
+    try:
+        return math.exp(epsilon)
+    except OverflowError:
+        return None
+
+
+def _factor(epsilon: float) -> str:
+    """Return "2,981 (epsilon = 8)"; the factor is that of the epsilon that is shown."""
+    shown = _SHOWN.create_decimal(repr(float(epsilon)))
+    text = f"{shown:,.0f}" if shown >= 1000 else f"{float(shown):g}"
+    return f"{odds_in_words(float(shown))} (epsilon = {text})"
+
+
+def _one_in(probability: float) -> str:
+    """Return "1 in 1,000,000": never rarer than it is."""
+    times = 1 / Decimal(repr(float(probability)))
+    if times >= _NAMELESS:
+        return f"1 in 10^{times.adjusted()}"
+    step = Decimal(1) if times >= 10 else Decimal("0.1")
+    return f"1 in {times.quantize(step, rounding=ROUND_FLOOR):,}".removesuffix(".0")
+
+
+def _hidden(unit: UnitName, *, cap: int | None, parties: int, colluding: int) -> str:
+    """Return what is asked of the tables of those secondaries that do not help the primary."""
+    linked = "linked to any number of the primary's rows"
+    if cap is not None:
+        linked = f"linked to at most {cap} of the primary's rows"
+    other = "other " if colluding else ""
+    one_left = parties - colluding == 1
+    match unit:
+        case "secondary-record":
+            table = "any one secondary's table"
+            if colluding:
+                table = "the table of any one other secondary"
+            return f"any one record ({linked}) is in " + (
+                f"the {other}secondary's table" if one_left else table
+            )
+        case "entity":
+            return (
+                f"any one entity (at most one record at each secondary, each {linked}) is in "
+                + (
+                    f"the {other}secondary's table"
+                    if one_left
+                    else f"the {other}secondaries' tables"
+                )
+            )
+        case "linked-row":
+            return "any one of the primary's rows is linked to records of " + (
+                f"the {other}secondary" if one_left else f"the {other}secondaries"
+            )
+        case _:
+            assert_never(unit)
+
+
+def _claim(epsilon: float) -> str:
+    return (
+        f"The papers' formula claims a factor of {_factor(epsilon)}. That is not a guarantee; "
+        f"sound accounting of the same noise says the following, if no other channel breaks it."
+    )
+
+
+def _total(epsilon: float) -> str:
+    if epsilon == math.inf:
+        return "For all runs on this table together there is no bound: one of them added no noise."
+    return f"For all runs on this table together the factor is {_factor(epsilon)}."
+
+
+def _not_covered(unit: UnitName, *, runs: str) -> str:
+    ones = {"secondary-record": "records", "entity": "entities", "linked-row": "rows"}[unit]
+    shared = ", a record that several rows share" if unit == "linked-row" else ""
+    return (
+        f"Not covered: groups of {ones}, what many {ones} have in common{shared}, what linkage "
+        f"shows, what secondaries learn of the primary's rows and labels, and {runs}."
+    )
+
+
+def _warning(*, epsilon: float, total: float | None, published: bool) -> str | None:
+    weak = f"too weak to rest a decision on (epsilon is above {WEAK_EPSILON:g})."
+    warnings = ["Warning: the papers' figure is not a guarantee."] if published else []
+    if epsilon > WEAK_EPSILON:
+        warnings.append(f"Warning: this bound is {weak}")
+    elif total is not None and total > WEAK_EPSILON:
+        warnings.append(f"Warning: the bound for all runs together is {weak}")
+    return " ".join(warnings) or None

@@ -25,7 +25,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 class _Session:
@@ -291,9 +291,7 @@ class Ledger:
 
     @property
     def _delta(self) -> float:
-        sessions = [*self._earlier, self._own]
-        reserved = max(session.plan.reserved_delta for session in sessions)
-        return self._own.plan.privacy.delta - reserved
+        return self._own.plan.privacy.delta
 
     def _epsilon(self, *, rounds: int = 0, rows: int = 0, passes: int = 0) -> float:
         """Return what is spent, with so many more releases of this session."""

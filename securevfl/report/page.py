@@ -56,6 +56,7 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     words = {
         "epsilon spent": "epsilon",
         "epsilon of the whole plan": "epsilon_planned",
+        "epsilon of all runs on this table": "total_epsilon",
         "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",
         "delta": "delta",
         "unit": "unit",
@@ -74,6 +75,8 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     shown = {}
     for label, name in words.items():
         value = privacy[name]
+        if name == "total_epsilon" and value is None:
+            continue
         if value is None:
             value = "not bounded" if name.startswith("epsilon") else "none"
         shown[label] = f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _SIZE = (6.4, 2.9)
-_BLUE, _ORANGE, _GREY, _GREEN = "#2f5d8a", "#c8661a", "#8a8f98", "#3d7a4f"
+_BLUE, _ORANGE, _GREY = "#2f5d8a", "#c8661a", "#8a8f98"
 
 
 def _svg(figure: Figure) -> str:
@@ -56,7 +56,7 @@ def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
 def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
     """Return the privacy spent after each round, with the budget as a line."""
     figure, axes = _axes("privacy spent by round", "round", "epsilon")
-    axes.step(rounds, epsilon, where="post", color=_GREEN, label="spent")
+    axes.step(rounds, epsilon, where="post", color=_BLUE, label="spent")
     if budget is not None:
         axes.axhline(budget, color=_ORANGE, linestyle="--", label="budget")
     axes.set_ylim(bottom=0)

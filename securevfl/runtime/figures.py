@@ -42,6 +42,17 @@ class PrivacyFigures:
     gradient_clip_norm: float | None = None
     updates: int | None = None
     statement: str
+    """What people sign, in words; the next four are its parts."""
+    against: str | None
+    """Who can do no better than the bound; None: no bound."""
+    hides: str | None
+    """What they try to find out; None: no bound."""
+    odds_factor: float | None
+    """e^epsilon of the statement; None: no bound, or more than a float holds."""
+    warning: str | None
+    """Why no decision should rest on the bound; None where one may."""
+    total_epsilon: float | None = None
+    """Of all runs on the table, this one included; None: not known, or no bound."""
     as_published_note: str
     channels: Sequence[Mapping[str, str]]
     """Every way in which a party learns something, and what covers it."""
@@ -114,19 +125,27 @@ _NOT_OF_EVERY_RUN: Final = (
 )
 
 
-def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
+def privacy_figures(
+    plan: RunPlan, ledger: Ledger, *, total_epsilon: float | None = None
+) -> PrivacyFigures:
     """Return what a run promised and spent.
 
     Args:
         plan: What was planned; the promise was made for all of it.
         ledger: What was spent: by this session, and by those before it on the same ledger.
+        total_epsilon: Of all runs on the table, this one included; infinite if one of them added
+            no noise, None if that is not known.
     """
     config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
     trained_behind_noise = privacy.encoder == "dp-trained"
+    # Rounds that a resumed run repeats are paid for again. An infinite sum is of earlier runs, of
+    # which the total speaks: this one adds noise, or nothing is promised of it.
+    spent = _finite_or_none(ledger.spent)
+    said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total_epsilon)
     return PrivacyFigures(
         mechanism=privacy.mechanism,
-        epsilon=_finite_or_none(ledger.spent),
+        epsilon=spent,
         epsilon_planned=_finite_or_none(releases.epsilon(tau)),
         epsilon_as_published=_finite_or_none(releases.epsilon_as_published(tau)),
         delta=privacy.delta,
@@ -152,7 +171,12 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         gradient_noise_std=releases.gradient_noise_std(tau) if trained_behind_noise else None,
         gradient_clip_norm=privacy.update_clip_norm if trained_behind_noise else None,
         updates=ledger.updates if trained_behind_noise else None,
-        statement=releases.statement(tau),
+        statement=said.text,
+        against=said.against,
+        hides=said.hides,
+        odds_factor=said.odds_factor,
+        warning=said.warning,
+        total_epsilon=None if total_epsilon is None else _finite_or_none(total_epsilon),
         as_published_note=_AS_PUBLISHED_NOTE,
         channels=channels(config),
     )

@@ -65,7 +65,7 @@ def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
     ).stdout
 
     assert "noise per party" in printed
-    assert "any one record is in any one secondary's table with epsilon = 8" in printed
+    assert "a factor of 2,981 (epsilon = 8), except with a probability of 1 in 100,000" in printed
 
 
 @pytest.mark.statistical
@@ -84,7 +84,7 @@ def test_the_simulation_gains_what_the_table_says(folder: Path, capfd: Capture) 
     )
     assert solo == pytest.approx(0.66, abs=0.01)
     assert 0.67 < joint < 0.85
-    assert "with epsilon = 8 at delta = 1e-05" in ended.out
+    assert "a factor of 2,981 (epsilon = 8)" in " ".join(ended.out.split())
 
 
 def test_the_comparison_has_its_three_methods(folder: Path, capfd: Capture) -> None:

@@ -112,7 +112,7 @@ def test_epsilon_from_noise() -> None:
     assert got["epsilon"] == pld_epsilon([release], delta=1e-5)
     settings = (got["unit"], got["encoder"], got["links_per_record"])
     assert settings == ("secondary-record", "frozen", 1)
-    assert "linked to at most 1 row" in got["statement"]
+    assert "linked to at most 1 of the primary's rows" in got["hides"]
 
 
 def test_noise_from_epsilon_and_steps_from_both() -> None:
@@ -130,7 +130,7 @@ def test_the_text_says_who_what_and_how_much() -> None:
     """Without --json: figures, then the sentence to sign."""
     output = output_of("text")
 
-    assert "helped by any 1 secondaries" in output
+    assert "the primary together with any 1 of the 4 secondaries" in output
     assert "noise per party" in output
 
 
@@ -139,7 +139,6 @@ def test_updates_of_dp_trained_encoders_have_noise_of_their_own() -> None:
     answer = answer_of("updates")
 
     assert answer["gradient_noise_std"] == 1.5 * 2 * 0.5 * 3
-    assert "each with an update of the encoders" in answer["statement"]
     assert "noise per update  4.5" in output_of("updates in text")
 
 

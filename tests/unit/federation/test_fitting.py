@@ -72,7 +72,6 @@ def test_every_party_books_the_fitting_before_the_first_release(tmp_path: Path) 
         == booked(tmp_path / "run", "bank-1")[1]["noise_multiplier"]
     )
     assert "fitting of encoders" in {row["channel"] for row in privacy["channels"]}
-    assert "the fitting of the encoders" in privacy["statement"]
 
 
 def test_resuming_after_the_releases_fits_nothing_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -67,6 +68,32 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
     assert figures["epsilon"] == spent
     assert figures["epsilon"] > plan.releases.epsilon_after(tau, rounds=3, row_releases=30)
     json.dumps(figures, allow_nan=False)
+
+
+def test_what_a_resumed_run_repeats_is_in_its_statement(tmp_path: Path) -> None:
+    """Rounds that are made twice cost more than the plan; a table's total is told with it."""
+    config = config_of(tmp_path, privacy={**NOISED, "noise_multiplier": 100.0})
+    plan = plan_run(config, FACTS)
+    path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std
+    for _ in range(2):
+        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau)
+        for number in range(1, 4):
+            rows = np.arange(32 * number, 32 * number + 32)
+            ledger.charge(round_number=number, rows=rows, purpose="train")
+        figures = privacy_figures(plan, ledger, total_epsilon=9.5)
+        ledger.close()
+    assert figures.epsilon is not None
+    assert figures.epsilon_planned is not None
+    assert figures.epsilon > figures.epsilon_planned
+    assert figures.odds_factor == math.exp(figures.epsilon)
+    assert figures.total_epsilon == 9.5
+    assert "all runs on this table together the factor is 13,360 (epsilon = 9.5)" in (
+        figures.statement
+    )
+    endless = privacy_figures(plan, ledger, total_epsilon=math.inf)
+    assert endless.total_epsilon is None
+    assert endless.warning is not None
+    json.dumps(endless.as_json(), allow_nan=False)
 
 
 def test_figures_without_noise_promise_nothing(tmp_path: Path) -> None:

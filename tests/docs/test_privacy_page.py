@@ -1,0 +1,117 @@
+"""What docs/privacy.md and the README quote of a promise is what the program says and computes."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from helpers.patience import PATIENCE_S
+from scipy.special import ndtr
+
+from securevfl.config.reading import parse_federation
+from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.statement import WEAK_EPSILON, bounded, odds_in_words
+from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.linking.protections.table import PROTECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/privacy.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def quoted(page: str) -> str:
+    """Return the page's one block quote as one line."""
+    (block,) = re.findall(r"(?:^> .*\n)+", page, flags=re.MULTILINE)
+    return " ".join(re.sub(r"^> ", "", block, flags=re.MULTILINE).split())
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """Return the cells below the head of the table that starts with ``table``."""
+    lines = PAGE[PAGE.index(table) :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_statement_that_is_explained_is_the_programs() -> None:
+    said = bounded(
+        unit="secondary-record",
+        encoder="frozen",
+        epsilon=4.0,
+        delta=1e-6,
+        parties=2,
+        colluding=0,
+        links_per_record=1,
+    )
+    assert quoted(PAGE) == said.text
+
+
+def test_the_readme_quotes_what_its_federation_file_promises() -> None:
+    (template,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
+    config = parse_federation(tomllib.loads(template), file="README.md")
+    facts = RunFacts(rows=500, train_rows=400, validation_rows=50, test_rows=50)
+    plan = plan_run(config, facts)
+
+    assert quoted(README) == plan.releases.statement(plan.noise_share_std).text
+
+
+def test_the_calculators_answer_is_the_one_that_is_shown() -> None:
+    """The bank's command, figures and statement, but for line breaks."""
+    (block,) = re.findall(r"\$ (securevfl budget .*?--compare)\n(.*?)```", PAGE, flags=re.DOTALL)
+    arguments = shlex.split(block[0].replace("\\\n", " "))[1:]
+
+    printed = subprocess.run(
+        [sys.executable, "-m", "securevfl.cli.main", *arguments],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=PATIENCE_S,
+    ).stdout
+
+    assert printed.split() == block[1].split()
+
+
+def test_odds_and_suspicions_are_computed() -> None:
+    """Odds of 1 to 99, times the factor, as a probability."""
+    rows = rows_of("| epsilon | the odds' factor |")
+    assert len(rows) == 5
+    for epsilon, factor, suspicion in rows:
+        odds = math.exp(float(epsilon)) / 99
+        assert factor == odds_in_words(float(epsilon))
+        # Its last digit is right to within one, and what is left to 100 % to within a tenth.
+        shown, decimals = float(suspicion.removesuffix(" %")), len(suspicion.split(".")[1]) - 2
+        assert shown == pytest.approx(100 * odds / (1 + odds), abs=10.0**-decimals)
+
+
+def test_how_often_computed_odds_pass_the_factor() -> None:
+    """The privacy loss of a Gaussian release is normal: mean 1/(2 z^2), deviation 1/z."""
+    z = gaussian_noise_multiplier(epsilon=4.0, delta=1e-6)
+    beyond = [float(ndtr(1 / (2 * z) - epsilon * z)) for epsilon in (4, 5)]
+
+    (shown,) = re.findall(r"in (\d+) of a million runs, and .* in (\d+) of a billion", PAGE)
+    assert [round(beyond[0] * 1e6), round(beyond[1] * 1e9)] == [int(number) for number in shown]
+
+
+def test_misreadings_are_answered() -> None:
+    """One row for each of those that matter most, and the warning's threshold is the program's."""
+    rows = rows_of("| it does not say | but |")
+    wrong = " ".join(row[0] for row in rows)
+    for word in ("probability", "Delta", "24", "company", "many", "labels", "later", "another"):
+        assert word in wrong
+    assert all(len(row) == 2 and row[1] for row in rows)
+    assert f"is above {WEAK_EPSILON:g}, where noise" in PAGE.replace("\n  ", " ")
+
+
+def test_whatever_shows_record_counts_is_listed() -> None:
+    """Under these protections a count, exact, reaches the primary beside the promise."""
+    (counts,) = [row for row in rows_of("| channel | who may learn") if "record counts" in row[0]]
+    shows = {
+        name
+        for name, protection in PROTECTIONS.items()
+        if "how many records each secondary has" in protection.learned["primary"]
+    }
+    assert shows == {"shares", "paillier"}
+    assert set(re.findall(r"`(\w+)`", counts[0])) == shows
+    assert counts[2] == "not covered"
