@@ -1,6 +1,7 @@
 """An arbitrary primary against a real secondary: nothing leaves that the plan does not have."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,10 +34,16 @@ _GRID = 1.02
 PURPOSES = ("release", "train", "validation", "test")
 
 
+BY_ENCODER = [
+    [one for one in promises() if one.encoder == encoder]
+    for encoder in ("dp-trained", "trained", "frozen")
+]
+
+
 class LyingPrimary(RuleBasedStateMachine):
     """Says what it likes: valid, reordered, repeated, oversized, and in session after session."""
 
-    @initialize(promise=st.sampled_from(promises()))
+    @initialize(promise=st.one_of(*(st.sampled_from(some) for some in BY_ENCODER)))
     def begin(self, promise) -> None:
         """Hand the file round, and begin a first session."""
         self.folder = Path(mkdtemp(prefix="securevfl-game-"))
@@ -63,7 +70,7 @@ class LyingPrimary(RuleBasedStateMachine):
         self.game.join(world(self.game.promise).facts, resume=True)
 
     @precondition(lambda self: self.game.alive)
-    @rule(steps=st.integers(1, 12))
+    @rule(steps=st.integers(1, 30))
     def go_on(self, steps: int) -> None:
         """Do what an honest primary does next, also after the last epoch."""
         for _ in range(steps):
@@ -99,24 +106,69 @@ class LyingPrimary(RuleBasedStateMachine):
             assert len(self.game.left) <= left + 1
 
     @precondition(lambda self: self.game.alive)
-    @rule(
-        rows=st.lists(st.integers(-1, ROWS), min_size=1, max_size=3 * BATCH),
-        span=st.booleans(),
-        purpose=st.sampled_from(PURPOSES),
-        active=st.sampled_from([(1, 2), (1, 2), (1, 2), (1,), (2,), (2, 1), (1, 2, 3)]),
-        number=st.integers(0, 60),
-        taught=st.booleans(),
-    )
-    def lie_about_a_round(
-        self, rows: list[int], span: bool, purpose, active, number: int, taught: bool
-    ) -> None:
-        """Announce any round at all."""
-        ids = np.arange(min(len(rows) * 3, ROWS)) if span else np.array(rows)
-        wanted = RoundPlan(
-            round_number=number, rows=ids.astype(np.int64), active=active, purpose=purpose
-        )
-        then = (gradient_for(self.game.plan, wanted),) if taught else ()
+    @rule(kind=st.sampled_from(("whole part", "all", "twice", "earlier", "outside", "one")))
+    def lie_about_rows(self, kind: str) -> None:
+        """Announce the round that is due, with other rows."""
+        self.announce(lambda due: replace(due, rows=self._rows(kind, due.rows)))
+
+    @precondition(lambda self: self.game.alive)
+    @rule(purpose=st.sampled_from(PURPOSES), kind=st.sampled_from(("due", "all", "whole part")))
+    def lie_about_the_purpose(self, purpose, kind: str) -> None:
+        """Announce the round that is due, or more, for something else."""
+        self.announce(lambda due: replace(due, purpose=purpose, rows=self._rows(kind, due.rows)))
+
+    @precondition(lambda self: self.game.alive)
+    @rule(active=st.sampled_from(((1,), (2,), (2, 1), (1, 2, 3), (1, 1), ())))
+    def lie_about_the_parties(self, active: tuple[int, ...]) -> None:
+        """Announce the round that is due, with other parties."""
+        self.announce(lambda due: replace(due, active=active))
+
+    @precondition(lambda self: self.game.alive)
+    @rule(number=st.sampled_from((0, 1, 2, 5, 10**6)))
+    def lie_about_the_number(self, number: int) -> None:
+        """Announce the round that is due, under another number."""
+        self.announce(lambda due: replace(due, round_number=number))
+
+    @precondition(lambda self: self.game.alive)
+    @rule(taught=st.booleans())
+    def announce_twice(self, taught: bool) -> None:
+        """Announce the round that is due, and once more under a new number."""
+        said: list[RoundPlan] = []
+        self.announce(lambda due: said.append(due) or due)
+        if said and self.game.alive:
+            again = replace(said[0], round_number=said[0].round_number + 1)
+            then = (gradient_for(self.game.plan, again),) if taught else ()
+            self.heard(self.game.ask, again, *then)
+
+    def announce(self, lie: Callable[[RoundPlan], RoundPlan]) -> None:
+        """Go on to the next round that is due, and announce what a lie makes of it."""
+        step = next(self.game.script)
+        while step.round is None:
+            self.heard(self.game.say, *self._with_positions(step.messages))
+            if not self.game.alive:
+                return
+            step = next(self.game.script)
+        wanted = lie(step.round)
+        then = (gradient_for(self.game.plan, wanted),) if wanted.purpose == "train" else ()
         self.heard(self.game.ask, wanted, *then)
+
+    def _rows(self, kind: str, due: np.ndarray) -> np.ndarray:
+        """Return other rows than those that are due."""
+        match kind:
+            case "whole part":
+                return np.arange(due.min(), min(due.min() + 2 * BATCH, ROWS))
+            case "all":
+                return np.arange(ROWS)
+            case "twice":
+                return np.repeat(due[:2], 2)
+            case "earlier":
+                return due % BATCH
+            case "outside":
+                return due + ROWS
+            case "one":
+                return due[:1]
+            case _:
+                return due
 
     @precondition(lambda self: self.game.alive)
     @rule(number=st.integers(0, 60))
