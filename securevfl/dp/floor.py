@@ -39,6 +39,7 @@ def checked_epsilon(epsilon: float, *, releases: Sequence[Release], delta: float
             f"accounting came to epsilon = {epsilon!r} at delta = {delta!r}, which no release has; "
             f"nothing may be released on it. Please report it, with the plan"
         )
+    epsilon = epsilon if epsilon > 0 else 0.0
     for release in releases:
         least = least_epsilon(release, delta=delta)
         if epsilon < least * (1 - _ROUNDING) - _ROUNDING:
@@ -47,7 +48,7 @@ def checked_epsilon(epsilon: float, *, releases: Sequence[Release], delta: float
                 f"releases costs {least:.6g} alone; nothing may be released on it. Please report "
                 f"it, with the plan"
             )
-    return epsilon if epsilon > 0 else 0.0
+    return epsilon
 
 
 def least_epsilon(release: Release, *, delta: float) -> float:
