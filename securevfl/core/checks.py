@@ -14,6 +14,10 @@ def _number(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ConfigError(f"{name} must be a number, got {value!r}")
+        try:
+            float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} must be below 1e308") from None
 
 
 def positive(**values: float) -> None:

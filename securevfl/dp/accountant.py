@@ -22,8 +22,9 @@ from securevfl.dp.events import (
     Release,
     SampledRelease,
 )
+from securevfl.dp.floor import checked_epsilon
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
-from securevfl.dp.mixtures import shift_mixture
+from securevfl.dp.mixtures import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
 from securevfl.dp.rdp import rdp_epsilon
 
 Method = Literal["auto", "pld", "rdp"]
@@ -44,9 +45,8 @@ _COMFORTABLE_COMPOSED: Final = 400_000
 _SMALLEST_STEP: Final = 1e-7
 _LARGEST_STEP: Final = 1e-2
 _LARGEST_GRID: Final = 4_000_000
-# With less noise than this, sampling is forgotten: an upper bound, and epsilon is in the hundreds.
-_SMALLEST_SAMPLED_MULTIPLIER: Final = 0.02
-# With more than this too, again an upper bound: losses are then too small for the library's grid.
+# More noise than this is counted as this much (its losses are too small for the library's grid), or
+# as all of it on all records where that is the better bound; both are upper bounds.
 _LARGEST_SAMPLED_MULTIPLIER: Final = 1e6
 # The library drops at most this much tail mass, on the pessimistic side.
 _TAIL_MASS: Final = 1e-15
@@ -70,13 +70,15 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
 
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
+        PrivacyError: If what was computed cannot be true (:func:`dp.floor.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
-    if method == "rdp":
-        return rdp_epsilon(releases, delta=delta)
+    checks.one_of(("auto", "pld", "rdp"), method=method)
     left = simplified(releases)
     if not left:
         return 0.0
+    if method == "rdp":
+        return _rdp_epsilon(left, delta)
     if len(left) == 1 and isinstance(left[0], GaussianRelease) and left[0].count == 1:
         return gaussian_epsilon(delta=delta, noise_multiplier=left[0].noise_multiplier)
     if delta < SMALLEST_SAMPLED_DELTA:
@@ -85,7 +87,7 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
             f"from {SMALLEST_SAMPLED_DELTA} up; raise delta, or set the sampling rate to 1"
         )
     if method == "auto" and delta < SMALLEST_PLD_DELTA:
-        return rdp_epsilon(left, delta=delta)
+        return _rdp_epsilon(left, delta)
     return pld_epsilon(left, delta=delta)
 
 
@@ -96,29 +98,45 @@ def simplified(releases: Sequence[Release]) -> tuple[Release, ...]:
     for release in releases:
         if release.count == 0:
             continue
-        plain = _as_gaussian(release)
-        if plain is None:
-            sampled.append(release)
-        else:
+        plain = _as_plain(release)
+        if isinstance(plain, GaussianRelease):
             gaussian.append(plain.noise_multiplier / math.sqrt(plain.count))
+        else:
+            sampled.append(plain)
     merged: list[Release] = []
     if gaussian:
         merged.append(GaussianRelease(noise_multiplier=composed_multiplier(*gaussian)))
     return (*merged, *sampled)
 
 
-def _as_gaussian(release: Release) -> GaussianRelease | None:
+def _as_plain(release: Release) -> Release:
+    """Return a release that costs no less: without sampling, or with noise that can be computed."""
     if isinstance(release, GaussianRelease):
         return release
-    if release.sampling_rate < 1 and (
-        _SMALLEST_SAMPLED_MULTIPLIER <= release.noise_multiplier <= _LARGEST_SAMPLED_MULTIPLIER
-    ):
-        return None
-    z = release.noise_multiplier
+    z, rate = release.noise_multiplier, release.sampling_rate
+    if rate < 1 and z >= SMALLEST_SAMPLED_MULTIPLIER:
+        if z <= _LARGEST_SAMPLED_MULTIPLIER:
+            return release
+        # Many sampled releases act as one Gaussian of rate / z: which of the two is better.
+        if z * rate < _LARGEST_SAMPLED_MULTIPLIER:
+            return replace(release, noise_multiplier=_LARGEST_SAMPLED_MULTIPLIER)
     if isinstance(release, SampledRelease) and release.neighbouring is Neighbouring.REPLACE_ONE:
         # The old record's contribution goes and the new one's comes: twice the shift.
         z /= 2
     return GaussianRelease(noise_multiplier=z, count=release.count)
+
+
+@lru_cache(maxsize=256)
+def _rdp_epsilon(releases: tuple[Release, ...], delta: float) -> float:
+    epsilon = rdp_epsilon(releases, delta=delta)
+    # Sampling never costs; without it the curve is exact, which Renyi accounting is not.
+    all_records = composed_multiplier(
+        *(release.noise_multiplier / math.sqrt(release.count) for release in releases)
+    )
+    try:
+        return min(epsilon, gaussian_epsilon(delta=delta, noise_multiplier=all_records))
+    except ConfigError:  # beyond 1e12
+        return epsilon
 
 
 def pld_epsilon(releases: Sequence[Release], *, delta: float) -> float:
@@ -128,7 +146,9 @@ def pld_epsilon(releases: Sequence[Release], *, delta: float) -> float:
         [DGKKM22] "Connect the dots" (arXiv:2207.04380v1), through dp-accounting 0.6.
 
     Raises:
-        ConfigError: If ``delta`` is below what float64 can resolve for so many releases.
+        ConfigError: If ``delta`` is below what float64 can resolve for so many releases, or if the
+            noise is so small that no epsilon is finite.
+        PrivacyError: If what was computed cannot be true (:func:`dp.floor.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     return _pld_epsilon(simplified(releases), delta)
@@ -153,11 +173,7 @@ def _pld_epsilon(releases: tuple[Release, ...], delta: float) -> float:
         composed = _repeated(_single(release, step), release.count, points=points)
         total = composed if total is None else total.compose(composed, _TAIL_MASS)
     epsilon = float(total.get_epsilon_for_delta(delta - allowance))
-    if not math.isfinite(epsilon):
-        raise ConfigError(
-            f"no finite epsilon at delta = {delta!r}: the noise is too small to be accounted for"
-        )
-    return epsilon
+    return checked_epsilon(epsilon, releases=releases, delta=delta)
 
 
 def _single(release: Release, step: float) -> Any:

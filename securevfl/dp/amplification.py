@@ -58,11 +58,16 @@ def basic_composition(
     """Return epsilon of ``steps`` sampled releases by adding epsilons and deltas.
 
     The oldest rule ([DR14] Theorem 3.16), for comparison: true, and very loose for many steps.
+
+    Raises:
+        ConfigError: If an argument is out of range, or the sum is not finite.
     """
     checks.whole(steps=steps)
     checks.at_least(0, steps=steps)
     if steps == 0:
         return 0.0
-    return steps * sampled_gaussian_epsilon(
+    epsilon = steps * sampled_gaussian_epsilon(
         delta=delta / steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate
     )
+    checks.non_negative(epsilon=epsilon)
+    return epsilon

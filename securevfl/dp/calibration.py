@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import Method, epsilon_of, simplified
 from securevfl.dp.events import GaussianRelease, Release
 from securevfl.dp.gaussian import gaussian_noise_multiplier
@@ -40,6 +40,7 @@ def noise_multiplier_for(
 
     Raises:
         ConfigError: If a target is out of range, or no multiplier below 1e9 is enough.
+        PrivacyError: If a cost cannot be true.
     """
     checks.positive(epsilon=epsilon)
     checks.open_unit(delta=delta)
@@ -51,7 +52,10 @@ def noise_multiplier_for(
             return exact
 
     def cost(noise_multiplier: float) -> float:
-        return epsilon_of(releases_at(noise_multiplier), delta=delta, method=method)
+        value = epsilon_of(releases_at(noise_multiplier), delta=delta, method=method)
+        if not value >= 0:
+            raise PrivacyError(f"a cost of {value!r} at {noise_multiplier=} is impossible")
+        return value
 
     guess = _central_limit_guess(releases_at, epsilon=epsilon, delta=delta)
     return _search(cost, guess=guess, epsilon=epsilon, delta=delta)
@@ -69,16 +73,20 @@ def _if_gaussian(
         merged = simplified(releases_at(argument))
         if not (len(merged) == 1 and isinstance(merged[0], GaussianRelease)):
             return None
-        squares.append(merged[0].noise_multiplier ** -2)
+        squares.append(1 / merged[0].noise_multiplier / merged[0].noise_multiplier)
     moving = (squares[0] - squares[1]) * 4 / 3
     fixed = squares[0] - moving
     left = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** -2 - fixed
     if not (math.isclose(squares[2], fixed + moving / 16, rel_tol=1e-9) and left > 0 < moving):
         return None
     needed = math.sqrt(moving / left)
-    # Rounding must not leave the plan short of noise.
-    while epsilon_of(releases_at(needed), delta=delta) > epsilon:
-        needed *= 1 + 1e-12
+    # Rounding must not leave the plan short of noise; little is left of a nearly spent target.
+    more = 1e-12
+    while not epsilon_of(releases_at(needed), delta=delta) <= epsilon:
+        needed *= 1 + more
+        more *= 2
+        if needed > _LARGEST_MULTIPLIER:
+            raise ConfigError(f"no noise multiplier below 1e9 gives {epsilon=} at {delta=}")
     return needed
 
 
@@ -95,7 +103,7 @@ def _central_limit_guess(
         total = 0.0
         for release in releases_at(multiplier):
             rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
-            inverse = release.noise_multiplier**-2
+            inverse = 1 / release.noise_multiplier / release.noise_multiplier
             growth = math.expm1(min(inverse, 500.0)) if rate < 1 else inverse
             total += release.count * rate * rate * growth
         return math.sqrt(total)

@@ -56,6 +56,9 @@ def gaussian_delta(*, epsilon: float, noise_multiplier: float) -> float:
     second = -1 / (2 * z) - epsilon * z
     log_first = float(log_ndtr(first))
     log_second = epsilon + float(log_ndtr(second))
+    if log_first == -math.inf:
+        # Beyond float64's reach even in logarithms; delta is at most this first term.
+        return math.exp(_LOG_TINY)
     # A relative error r in an argument a moves log Phi(a) by about r a^2 where a is negative.
     slack = _LOG_ROUNDING * (1 + epsilon + abs(log_first) + second * second)
     gap = min(log_second - log_first, 0.0) - slack
@@ -132,7 +135,9 @@ def composed_multiplier(*noise_multipliers: float) -> float:
         checks.positive(noise_multiplier=noise_multiplier)
     if not noise_multipliers:
         raise ConfigError("composed_multiplier: needs at least one release")
-    return 1 / math.sqrt(math.fsum(z**-2 for z in noise_multipliers))
+    # Over the least of them: squares of very small or large multipliers leave float64's range.
+    least = min(noise_multipliers)
+    return least / math.sqrt(math.fsum((least / z) ** 2 for z in noise_multipliers))
 
 
 def smallest_enough(enough: Callable[[float], bool], *, start: float, what: str) -> float:

@@ -103,7 +103,17 @@ def _gaussian_sigma(inputs: Inputs) -> Results:
     return {"noise_std": z * inputs["sensitivity"]}
 
 
-def _sampled(inputs: Inputs, *, rate: str = "q", multiplier: str = "z") -> SampledRelease:
+def _sampled(
+    inputs: Inputs, *, rate: str = "q", multiplier: str = "z"
+) -> SampledRelease | EntitySampledRelease:
+    """Return Poisson-sampled releases, or an entity's at ``k`` parties where that is given."""
+    if "k" in inputs:
+        return EntitySampledRelease(
+            parties=inputs["k"],
+            sampling_rate=inputs[rate],
+            noise_multiplier=inputs[multiplier],
+            count=inputs["steps"],
+        )
     return SampledRelease(
         sampling_rate=inputs[rate],
         noise_multiplier=inputs[multiplier],
@@ -114,16 +124,6 @@ def _sampled(inputs: Inputs, *, rate: str = "q", multiplier: str = "z") -> Sampl
 
 def _poisson_pld(inputs: Inputs) -> Results:
     return {"eps": pld_epsilon([_sampled(inputs)], delta=inputs["delta"])}
-
-
-def _entity_mixture(inputs: Inputs) -> Results:
-    release = EntitySampledRelease(
-        parties=inputs["k"],
-        sampling_rate=inputs["q"],
-        noise_multiplier=inputs["z"],
-        count=inputs["steps"],
-    )
-    return {"eps": pld_epsilon([release], delta=inputs["delta"])}
 
 
 def _shared_epoch_sample(inputs: Inputs) -> Results:
@@ -375,7 +375,7 @@ GROUPS: Final[Mapping[str, Callable[[Inputs], Results]]] = {
     "gaussian_sigma": _gaussian_sigma,
     "poisson_pld": _poisson_pld,
     "poisson_pld_replace": _poisson_pld,
-    "entity_mog": _entity_mixture,
+    "entity_mog": _poisson_pld,
     "shared_epoch_sample": _shared_epoch_sample,
     "heterogeneous_pld": _phases,
     "linked_row_parallel": _linked_row_parallel,

@@ -7,7 +7,9 @@ release's privacy loss L under the distribution with the unit, and any c > 0,
 
 taken through the saddle point, where the integrand does not oscillate. Both the moments and the
 line integral are trapezoidal sums of analytic functions, whose error falls exponentially.
-Closed forms come from mpmath with 50 digits. Run: python tests/vectors/make_accounting.py
+Closed forms come from mpmath with 50 digits. For delta from 1e-8 to 1e-7 the result is
+taken between two deltas of the same integral in mpmath with 30 digits, and Renyi divergences come
+from mpmath's own quadrature. Run: python tests/vectors/make_accounting.py (about two minutes)
 """
 
 import json
@@ -161,7 +163,7 @@ def case_of(group: str, inputs: dict, **expect) -> dict:
     return {"group": group, "inputs": inputs, "expect": numbers}
 
 
-mpf, sqrt = mpmath.mpf, mpmath.sqrt
+mpf, sqrt, log = mpmath.mpf, mpmath.sqrt, mpmath.log
 TIGHT = {"rel_tol": 1e-9}
 UPWARD = {"rel_tol_low": 1e-12, "rel_tol_high": 1e-6}
 
@@ -269,6 +271,159 @@ def noise_of_parties():
         )
 
 
+def renyi(q: float, z: float, parties: int, order: float, direction: str) -> mpf:
+    """Return a sampled release's Renyi divergence, by mpmath's quadrature of short pieces."""
+    q, z, order = mpf(q), mpf(z), mpf(order)
+    weights = [
+        mpmath.binomial(parties, j) * q**j * (1 - q) ** (parties - j) for j in range(parties + 1)
+    ]
+    shifts = [mpf(j) / parties for j in range(parties + 1)]
+    power = order if direction == "remove" else 1 - order
+
+    def excess(x: mpf) -> mpf:
+        ratio = mpmath.fsum(
+            w * mpmath.exp(s * x / z - s * s / (2 * z * z))
+            for w, s in zip(weights, shifts, strict=True)
+        )
+        return mpmath.npdf(x) * (ratio**power - 1)
+
+    low, high = min(power, 0) / z - 16, max(power, 0) / z + 16
+    width = min(mpf(2), 3 * z)
+    edges = [low + width * i for i in range(int((high - low) / width) + 2)]
+    with mpmath.workdps(30):
+        return mpmath.log1p(mpmath.quad(excess, edges)) / (order - 1)
+
+
+def precise_delta(epsilon: mpf, q: float, z: float, steps: int, parties: int, way: str) -> mpf:
+    """Return delta(epsilon) by the contour integral above, all of it in mpmath with 30 digits."""
+    with mpmath.workdps(30):
+        q, z = mpf(q), mpf(z)
+        nodes = []
+        step = mpf(min(0.125, float(z) / 4))
+        for i in range(int(-16 / step), int((16 + 6 / z) / step)):
+            x = i * step
+            ratio = mpmath.fsum(
+                mpmath.binomial(parties, j)
+                * q**j
+                * (1 - q) ** (parties - j)
+                * mpmath.exp(mpf(j) / parties * x / z - (mpf(j) / parties / z) ** 2 / 2)
+                for j in range(parties + 1)
+            )
+            mass = mpmath.npdf(x) * step
+            nodes.append((log(ratio), mass * ratio) if way == "remove" else (-log(ratio), mass))
+
+        def cumulants(c: mpf) -> tuple[mpf, mpf, mpf]:
+            terms = [(loss, mass * mpmath.exp(c * loss)) for loss, mass in nodes]
+            total = mpmath.fsum(term for _, term in terms)
+            mean = mpmath.fsum(loss * term for loss, term in terms) / total
+            square = mpmath.fsum(loss * loss * term for loss, term in terms) / total
+            return log(total), mean, square - mean * mean
+
+        # The saddle point, where the exponent's derivative vanishes, by halving.
+        low, high = mpf("1e-3"), mpf("1e4")
+        for _ in range(40):
+            c = sqrt(low * high)
+            slope = steps * cumulants(c)[1] - epsilon - 1 / c - 1 / (c + 1)
+            low, high = (c, high) if slope < 0 else (low, c)
+        curvature = steps * cumulants(c)[2] + 1 / c**2 + 1 / (c + 1) ** 2
+        spacing = min(mpf("0.25") / sqrt(curvature), c / 8)
+        total, index = mpf(0), 0
+        while True:
+            at = mpmath.mpc(c, spacing * index)
+            moment = mpmath.fsum(mass * mpmath.exp(at * loss) for loss, mass in nodes)
+            term = (moment**steps * mpmath.exp(-at * epsilon) / (at * (at + 1))).real
+            total += term / 2 if index == 0 else term
+            index += 1
+            if index > 8 and abs(term) < mpf("1e-16") * abs(total):
+                return total * spacing / mpmath.pi
+
+
+def precise_epsilon(q: float, z: float, steps: int, parties: int, delta: float) -> float:
+    """Return epsilon at delta, right to one part in 1e8: between two that are not and that are."""
+    epsilon = epsilon_at(delta, [(q, z, steps, parties)])
+    below, above = (mpf(epsilon) * (1 + sign * mpf("1e-8")) for sign in (-1, 1))
+    args = (q, z, steps, parties)
+    assert max(precise_delta(below, *args, way) for way in ("remove", "add")) > delta
+    assert max(precise_delta(above, *args, way) for way in ("remove", "add")) < delta
+    return epsilon
+
+
+# The rates, multipliers and rounds that plans at so small a delta have, and orders at which one
+# release's moment is next to one while the loss is large far out.
+SMALL_DELTA = [
+    # q, z, steps, parties, delta
+    (0.003, 4.0, 1_000_000, 1, 5e-8),
+    (0.003, 8.0, 1_000_000, 1, 1e-8),
+    (0.003, 2.0, 100_000, 1, 2e-8),
+    (0.003, 10.0, 100_000, 1, 9e-8),
+    (0.003, 4.0, 10_000, 1, 5e-8),
+    (0.002, 1.0, 10_000, 1, 1e-8),
+    (0.001, 6.34, 100_000, 1, 5e-8),
+    (0.001, 4.58, 100_000, 1, 1e-8),
+    (0.001, 1.0, 1_000_000, 1, 9e-8),
+    (0.0003, 2.0, 1_000_000, 1, 2e-8),
+    (0.0001, 1.0, 1_000_000, 1, 5e-8),
+    (0.02, 8.0, 10_000, 2, 5e-8),
+    (0.003, 2.0, 100_000, 2, 2e-8),
+    (0.003, 4.0, 1_000_000, 4, 9e-8),
+    (0.001, 2.0, 1_000_000, 4, 1e-8),
+    (0.003, 1.0, 100_000, 8, 5e-8),
+    (0.001, 1.0, 1_000_000, 8, 2e-8),
+]
+ORDERS = [
+    # q, z, parties, order
+    (0.003, 4.0, 1, 90.3),
+    (0.003, 10.0, 1, 640.0),
+    (0.001, 8.0, 1, 700.5),
+    (1e-6, 20.0, 1, 4000.5),
+    (0.001, 0.05, 1, 1.25),
+    (0.9, 0.3, 1, 17.5),
+    (0.003, 2.0, 4, 37.5),
+    (0.001, 4.0, 16, 150.25),
+    (0.5, 1.5, 2, 9.5),
+]
+CALIBRATED = [(0.003, 10_000, 0.1, 5e-8), (0.001, 100_000, 0.2, 2e-8), (0.002, 20_000, 1.0, 1e-8)]
+
+
+def small_deltas() -> list[dict]:
+    """Return cases of Renyi accounting where it is all there is: delta from 1e-8 to 1e-7."""
+    made = []
+    for q, z, steps, parties, delta in SMALL_DELTA:
+        inputs = {"q": q, "noise_multiplier": z, "steps": steps, "delta": delta}
+        inputs |= {"k": parties} if parties > 1 else {}
+        # Renyi's epsilon lies a few per cent above the true one.
+        epsilon = precise_epsilon(q, z, steps, parties, delta)
+        made.append(case_of("rdp_eps", inputs, eps=epsilon, rel_tol_low=0.0, rel_tol_high=0.6))
+    for q, z, parties, order in ORDERS:
+        inputs = {"q": q, "noise_multiplier": z, "order": order}
+        inputs |= {"k": parties} if parties > 1 else {}
+        divergence = max(renyi(q, z, parties, order, way) for way in ("remove", "add"))
+        made.append(
+            case_of("rdp_value", inputs, rdp=divergence, rel_tol_low=0.0, rel_tol_high=1e-8)
+        )
+    for q, steps, epsilon, delta in CALIBRATED:
+        least = brentq(
+            lambda z, q=q, steps=steps, epsilon=epsilon, delta=delta: (
+                log_delta(epsilon, [(q, z, steps, 1)], "remove") - math.log(delta)
+            ),
+            1.0,
+            30.0,
+            xtol=1e-9,
+        )
+        assert precise_delta(mpf(epsilon), q, least * (1 - 1e-7), steps, 1, "remove") > delta
+        assert all(
+            precise_delta(mpf(epsilon), q, least * (1 + 1e-7), steps, 1, way) < delta
+            for way in ("remove", "add")
+        )
+        inputs = {"q": q, "steps": steps, "target_eps": epsilon, "delta": delta}
+        made.append(
+            case_of(
+                "calibrate_z", inputs, noise_multiplier=least, rel_tol_low=0.0, rel_tol_high=0.15
+            )
+        )
+    return made
+
+
 def cases() -> list[dict]:
     """Return all cases."""
     made = []
@@ -330,6 +485,7 @@ def cases() -> list[dict]:
             }
         )
     made += closed_forms()
+    made += small_deltas()
     for number, case in enumerate(made):
         case["id"] = f"own-{case['group']}-{number:02d}"
     return made
@@ -338,7 +494,8 @@ def cases() -> list[dict]:
 def main() -> None:
     """Write the file beside this script."""
     content = {
-        "source": "contour integration in float64 and closed forms in mpmath, 50 digits",
+        "source": "contour integration in float64; closed forms (50 digits), contour integration "
+        "below delta = 1e-7 (30 digits) and Renyi quadrature (30 digits) in mpmath",
         "made_by": "tests/vectors/make_accounting.py",
         "cases": cases(),
     }

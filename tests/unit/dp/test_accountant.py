@@ -1,19 +1,24 @@
 """Which accountant answers, and what it refuses."""
 
+import math
+from dataclasses import replace
+
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplified
+from securevfl.dp.amplification import sampled_gaussian_epsilon
 from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
     Neighbouring,
     SampledRelease,
 )
+from securevfl.dp.floor import checked_epsilon, least_epsilon
 from securevfl.dp.gaussian import gaussian_epsilon
-from securevfl.dp.rdp import rdp_epsilon, renyi_divergence
+from securevfl.dp.rdp import epsilon_of_divergence, rdp_epsilon, renyi_divergence
 
 
 def sampled(count: int = 100, **changes: float) -> SampledRelease:
@@ -131,3 +136,98 @@ def test_an_impossible_order_is_refused(order: float) -> None:
     """Renyi orders are above 1 and finite."""
     with pytest.raises(ConfigError, match="order must be"):
         renyi_divergence(sampled(), order=order)
+
+
+# True epsilons by contour integration (tests/vectors/make_accounting.py), at deltas below 1e-7.
+@pytest.mark.parametrize(
+    ("q", "z", "count", "parties", "delta", "true"),
+    [
+        (0.002, 1.0, 10_000, 1, 1e-08, 1.44186793),
+        (0.001, 1.0, 1_000_000, 1, 5e-08, 7.47614805),
+        (0.0003, 1.0, 100_000, 1, 9e-08, 0.574450454),
+        (0.001, 4.0, 1_000_000, 1, 5e-08, 1.23735609),
+        (0.002, 2.0, 1_000_000, 1, 5e-08, 5.89575472),
+        (0.0003, 0.6, 100_000, 1, 9e-08, 2.97245318),
+        (0.001, 2.0, 100_000, 1, 9e-08, 0.783818436),
+        (0.002, 2.0, 10_000, 1, 9e-08, 0.487077493),
+        (0.0003, 8.0, 1_000_000, 1, 5e-08, 0.165052929),
+        (0.002, 1.0, 100_000, 1, 1e-08, 4.76912775),
+        (0.0003, 1.0, 100_000, 1, 1.5e-08, 0.620067122),
+        (0.002, 1.0, 100_000, 1, 9e-08, 4.41901628),
+        (0.003, 8.0, 100_000, 8, 5e-08, 0.552192842),
+        (0.003, 8.0, 10_000, 4, 5e-08, 0.164487734),
+        (0.0001, 4.0, 1_000_000, 4, 9e-08, 0.104211867),
+        (0.0003, 1.0, 1_000_000, 8, 9e-08, 1.44878661),
+        (0.001, 4.0, 100_000, 8, 1e-08, 0.385500857),
+        (0.001, 4.0, 1_000_000, 8, 2e-08, 1.26063657),
+        (0.0003, 8.0, 1_000_000, 4, 9e-08, 0.159698838),
+        (0.0003, 1.0, 1_000_000, 2, 1.5e-08, 1.6568754),
+        (0.003, 1.0, 10_000, 8, 2e-08, 1.54103495),
+        (0.0003, 1.0, 10_000, 4, 1.5e-08, 0.140560783),
+        (0.0001, 1.0, 100_000, 8, 1e-08, 0.148519373),
+        (0.003, 8.0, 100_000, 2, 9e-08, 0.538741234),
+    ],
+)
+def test_plans_at_small_deltas_cost_at_least_the_truth(
+    q: float, z: float, count: int, parties: int, delta: float, true: float
+) -> None:
+    """Far out, the loss is so large that its power and its density are infinity and 0."""
+    release = EntitySampledRelease(
+        parties=parties, sampling_rate=q, noise_multiplier=z, count=count
+    )
+
+    assert true <= epsilon_of([release], delta=delta) <= 2 * true
+
+
+def test_an_epsilon_that_cannot_be_is_refused() -> None:
+    """Zero, negative, infinite and no number: none is ever an answer to what one release costs."""
+    release = sampled(1_000_000, sampling_rate=0.003, noise_multiplier=4.0)
+    alone = least_epsilon(release, delta=5e-8)
+
+    assert 0.004 < alone < pld_epsilon([sampled(1, sampling_rate=0.003)], delta=1e-7)
+    for wrong in (0.0, 0.99 * alone, -0.5, float("nan"), -math.inf):
+        with pytest.raises(PrivacyError, match="nothing may be released"):
+            checked_epsilon(wrong, releases=[release], delta=5e-8)
+    with pytest.raises(ConfigError, match="no finite epsilon"):
+        checked_epsilon(math.inf, releases=[release], delta=5e-8)
+    assert checked_epsilon(alone, releases=[release], delta=5e-8) == alone
+
+
+def test_zero_is_an_answer_where_it_is_proven() -> None:
+    """A unit that is sampled more rarely than delta allows cannot be told at all."""
+    rare = sampled(1, sampling_rate=1e-6)
+
+    assert checked_epsilon(-1e-6, releases=[rare], delta=1e-5) == 0.0
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1e-3])
+def test_an_impossible_divergence_is_refused(wrong: float) -> None:
+    """Divergences are at least zero; comparing with NaN must not let it through."""
+    with pytest.raises(PrivacyError, match="impossible"):
+        epsilon_of_divergence(divergence=wrong, order=2.0, delta=1e-5)
+
+
+def test_one_release_costs_at_least_what_its_odds_show() -> None:
+    """The floor is the exact curve of one release but for its grid, also for an exchange."""
+    exact = sampled_gaussian_epsilon(delta=1e-6, noise_multiplier=2.0, sampling_rate=0.1)
+    exchange = replace(sampled(), neighbouring=Neighbouring.REPLACE_ONE)
+
+    for release in (sampled(), exchange):
+        assert 0.9 * exact < least_epsilon(release, delta=1e-6) <= exact
+
+
+def test_more_noise_never_costs_more_beyond_what_grids_can_carry() -> None:
+    """Past z = 1e6 noise counts as 1e6, or in full on all records; epsilon does not jump up."""
+    costs = [
+        epsilon_of([sampled(10**9, sampling_rate=0.5, noise_multiplier=z)], delta=5e-8)
+        for z in (0.9e6, 1.1e6, 1.9e6, 2.1e6, 1e8)
+    ]
+
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] > 0
+
+
+def test_counts_beyond_float64_are_refused() -> None:
+    """One line, not an overflow."""
+    with pytest.raises(ConfigError, match="count must be below 1e308"):
+        sampled(10**400)

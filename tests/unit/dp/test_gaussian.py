@@ -65,3 +65,14 @@ def test_composing_nothing_is_refused() -> None:
     """There is no multiplier of no release."""
     with pytest.raises(ConfigError, match="at least one release"):
         composed_multiplier()
+
+
+def test_composition_reaches_every_size_of_noise() -> None:
+    """Squares that would leave float64's range do not."""
+    assert composed_multiplier(1e200, 1e200, 1e200, 1e200) == 5e199
+    assert composed_multiplier(1e-200, 1e200) == 1e-200
+
+
+def test_a_curve_beyond_float64_is_still_above_zero() -> None:
+    """Where even the logarithm of delta is infinite, the answer is the smallest number there is."""
+    assert 0 < gaussian_delta(epsilon=1e200, noise_multiplier=1e100) < 1e-300
