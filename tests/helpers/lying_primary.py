@@ -420,7 +420,7 @@ def _epsilon(events: Counter[Any]) -> float:
     sampled = {(kind, z): count for (kind, z), count in events.items() if kind != "plain"}
     if not sampled:
         return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, DELTA))
-    total = _plain(precision**-0.5) if precision else None
+    total: Any = _plain(precision**-0.5) if precision else None
     for (kind, z), count in sampled.items():
         composed = _sampled(kind, z).self_compose(count)
         total = composed if total is None else total.compose(composed)
