@@ -163,17 +163,17 @@ class RunProgress:
 
 def spending_in_words(event: SpendingPlanned) -> str:
     """Return what a run may spend, and what was spent on the table before it, in one line."""
-    before = f"this table has spent {_epsilon(event.total_before)} in {event.runs_before} earlier "
-    before += "run" if event.runs_before == 1 else "runs"
-    if not event.runs_before:
-        before = "nothing was spent on this table before"
+    before = "nothing was spent on this table before"
+    if event.runs_before:
+        runs = f"{event.runs_before} earlier {'run' if event.runs_before == 1 else 'runs'}"
+        before = f"this table has spent {_epsilon(event.total_before)} in {runs}, which makes "
+        before += f"{_epsilon(event.total)} together"
     limit = "no limit is set by its owner"
     if event.limit is not None:
         limit = f"limit {event.limit:g} at delta = {event.limit_delta:g}"
     return (
         f"{event.party}: this run may spend epsilon = {_epsilon(event.epsilon)} at delta = "
-        f"{event.delta:g} (unit {event.unit}); {before}, which makes {_epsilon(event.total)} "
-        f"together; {limit}"
+        f"{event.delta:g} (unit {event.unit}); {before}; {limit}"
     )
 
 

@@ -99,7 +99,7 @@ class Session:
             and self.fits + later.fits <= 1
         )
 
-    def releases(self) -> list[Release]:
+    def events(self) -> list[Release]:
         """Return what the session released, for an accountant."""
         # A release of a fitted encoder has its fitting behind it, whoever booked it.
         fitting = self.plan.fitting_releases() if self.spent else []
@@ -325,7 +325,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         else:
             parts.append(session)
     reserved = max((part.plan.reserved_delta for part in parts), default=0.0)
-    return epsilon_of([one for part in parts for one in part.releases()], delta=delta - reserved)
+    return epsilon_of([one for part in parts for one in part.events()], delta=delta - reserved)
 
 
 def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
