@@ -2,9 +2,8 @@
 
 One file a table, for all runs on it (:mod:`federation.ledger_place`), hash-chained
 (:mod:`federation.chained_file`). ``open`` lines hold a session's plan, ``charge`` lines one release
-each, a ``fit`` line the fitting of a frozen encoder, a ``release`` line what a frozen run's release
-is made with, and a ``limit`` line what the table's owner allows; together they are all that is
-needed to compute what was spent again (:mod:`federation.ledger_book`).
+each, a ``fit`` line the fitting of a frozen encoder, a ``release`` line what its release is made
+with, a ``limit`` line what the table's owner allows (:mod:`federation.ledger_book`).
 """
 
 import math
@@ -137,6 +136,11 @@ class Ledger:
     def updates(self) -> int:
         """Noised updates of dp-trained models charged, in all sessions of this run."""
         return sum(session.updates for session in self._sessions)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether this run's frozen encoder was fitted, in any of its sessions."""
+        return any(session.fits for session in self._sessions)
 
     @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
@@ -273,8 +277,7 @@ class Ledger:
     def require_same_release(self, digest: str) -> None:
         """Book what a frozen run makes its release with, and hold later sessions to the same.
 
-        Sessions of one run that name the same are parts of one fixed answer, and cost what that
-        costs. Sessions that name nothing add up.
+        Sessions of one run that name the same are one fixed answer; others add up.
 
         Args:
             digest: Of everything that the release is a function of beside its rows and its noise:

@@ -100,7 +100,11 @@ class Session:
         )
 
     def events(self) -> list[Release]:
-        """Return what the session released, for an accountant."""
+        """Return what the session released, for an accountant.
+
+        Reveals:
+            Nothing: it computes what was released before.
+        """
         # A release of a fitted encoder has its fitting behind it, whoever booked it.
         fitting = self.plan.fitting_releases() if self.spent else []
         if self.rounds == 0:
