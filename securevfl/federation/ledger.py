@@ -39,8 +39,7 @@ class Ledger:
     keep that epsilon. And all runs on the table together keep the limit of the table's owner, which
     no federation file can change.
 
-    The file stays with its party. It holds settings, round numbers, row counts and, for frozen
-    encoders, row ids; never a record, a key or a representation.
+    The file stays with its party. It never holds a record, a key or a representation.
     """
 
     def __init__(
@@ -63,8 +62,7 @@ class Ledger:
             plan: What this session will release.
             noise_share_std: ``tau``, the noise that this session really adds, as
                 :meth:`ReleasePlan.noise_share_std` returned it; 0 for the mechanism ``none``.
-            durable: Whether every charge must outlive a crash of the machine; a simulation
-                releases nothing to anyone.
+            durable: Whether every charge must outlive a crash of the machine.
             run: The run's id, which all its sessions have in common; None begins a run.
             federation: Its federation's name.
             settings: The digest of its federation file's settings.
@@ -95,7 +93,7 @@ class Ledger:
             self._file.close()
             raise
         self._book.sessions.append(self._own)
-        # Every charge keeps the plan: where the limit covers all of it, nobody needs to look again.
+        # Every charge keeps the plan: a limit that covers all of it need not be asked again.
         self._covered = self._limit_covers(self._whole)
 
     def _go_on(self) -> None:
