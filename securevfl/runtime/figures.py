@@ -16,7 +16,7 @@ class PrivacyFigures:
 
     mechanism: str
     epsilon: float | None
-    """Spent, by this run and those before it on the same ledger; None: no bound."""
+    """Spent by this run, in all its sessions; None: no bound."""
     epsilon_planned: float | None
     """Of everything that was planned; None: no bound."""
     epsilon_as_published: float | None
@@ -41,6 +41,11 @@ class PrivacyFigures:
     gradient_noise_std: float | None = None
     gradient_clip_norm: float | None = None
     updates: int | None = None
+    total_epsilon: float | None = None
+    """Spent by all runs on the primary's table, for the same unit and at the same delta; a
+    simulation has a ledger of its own. None: no bound."""
+    table_runs: int = 1
+    """So many runs are in it."""
     statement: str
     """What people sign, in words; the next four are its parts."""
     against: str | None
@@ -51,8 +56,6 @@ class PrivacyFigures:
     """e^epsilon of the statement; None: no bound, or more than a float holds."""
     warning: str | None
     """Why no decision should rest on the bound; None where one may."""
-    total_epsilon: float | None = None
-    """Of all runs on the table, this one included; None: not known, or no bound."""
     as_published_note: str
     channels: Sequence[Mapping[str, str]]
     """Every way in which a party learns something, and what covers it."""
@@ -86,8 +89,10 @@ class RunFigures:
     privacy: PrivacyFigures
     pretraining: Mapping[str, Any] | None = None
     """What pretraining came to, if there was any."""
-    ledger: str | None
-    """The primary's ledger, relative to the run folder if it lies there."""
+    run: str
+    """The run's id, by which ledgers know it."""
+    ledger: str
+    """The primary's ledger as it was at the end, relative to the run folder."""
     version: str
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None where nobody launched them."""
@@ -125,29 +130,28 @@ _NOT_OF_EVERY_RUN: Final = (
 )
 
 
-def privacy_figures(
-    plan: RunPlan, ledger: Ledger, *, total_epsilon: float | None = None
-) -> PrivacyFigures:
+def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     """Return what a run promised and spent.
 
     Args:
         plan: What was planned; the promise was made for all of it.
-        ledger: What was spent: by this session, and by those before it on the same ledger.
-        total_epsilon: Of all runs on the table, this one included; infinite if one of them added
-            no noise, None if that is not known.
+        ledger: What was spent: by this run, and by others on the same table.
     """
     config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
     trained_behind_noise = privacy.encoder == "dp-trained"
-    # Rounds that a resumed run repeats are paid for again. An infinite sum is of earlier runs, of
-    # which the total speaks: this one adds noise, or nothing is promised of it.
-    spent = _finite_or_none(ledger.spent)
-    said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total_epsilon)
+    # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
+    # which nothing is promised.
+    spent = finite_or_none(ledger.spent)
+    total = ledger.total if ledger.runs > 1 else None
+    said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
     return PrivacyFigures(
         mechanism=privacy.mechanism,
         epsilon=spent,
-        epsilon_planned=_finite_or_none(releases.epsilon(tau)),
-        epsilon_as_published=_finite_or_none(releases.epsilon_as_published(tau)),
+        total_epsilon=finite_or_none(ledger.total),
+        table_runs=ledger.runs,
+        epsilon_planned=finite_or_none(releases.epsilon(tau)),
+        epsilon_as_published=finite_or_none(releases.epsilon_as_published(tau)),
         delta=privacy.delta,
         unit=privacy.unit,
         encoder=privacy.encoder,
@@ -162,8 +166,8 @@ def privacy_figures(
         fitting_noise_multiplier=releases.fitting_multiplier(),
         sensitivity=releases.sensitivity(),
         clip_norm=privacy.clip_norm,
-        releases=ledger.all_rounds,
-        row_releases=ledger.all_row_releases,
+        releases=ledger.rounds,
+        row_releases=ledger.row_releases,
         secondaries=releases.parties,
         gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
         if trained_behind_noise
@@ -176,13 +180,12 @@ def privacy_figures(
         hides=said.hides,
         odds_factor=said.odds_factor,
         warning=said.warning,
-        total_epsilon=None if total_epsilon is None else _finite_or_none(total_epsilon),
         as_published_note=_AS_PUBLISHED_NOTE,
         channels=channels(config),
     )
 
 
-def _finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a figure that JSON can hold: None stands for "no bound"."""
     return value if math.isfinite(value) else None
 

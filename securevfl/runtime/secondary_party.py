@@ -39,20 +39,22 @@ def run_secondary(life: PartyLife) -> None:
     ) as star:
         files.log("connected")
         plan = plan_run(config, star.facts)
-        files.open_ledger(plan)
+        life.open_ledger(plan)
         star.transport.send(Ready().to_message())
         secondary = _linked(life, star, plan, table)
         try:
             _serve(life, star, plan, table, secondary)
         finally:
             secondary.close()
+    ledger = files.ledger
     files.log(
         "figures",
-        epsilon=secondary.epsilon_spent,
+        epsilon=ledger.spent,
+        total_epsilon=ledger.total,
         bytes_sent=sum(star.transport.bytes_sent.values()),
         bytes_received=sum(star.transport.bytes_received.values()),
     )
-    life.observe(PartyDone(epsilon=secondary.epsilon_spent))
+    life.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
 
 
 def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:

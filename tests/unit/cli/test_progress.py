@@ -1,10 +1,12 @@
 """What a run shows of its progress where stderr is no terminal."""
 
+from dataclasses import replace
+
 import pytest
 
 from securevfl.cli import progress
-from securevfl.cli.progress import RunProgress
-from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade
+from securevfl.cli.progress import RunProgress, spending_in_words
+from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
 
 
 def test_long_steps_of_linking_tell_the_time_left(
@@ -22,3 +24,22 @@ def test_long_steps_of_linking_tell_the_time_left(
         "linking bank 30/60: 0:01:01 left",
         "epoch 1/2: loss 0.5000  validation rmse 0.2500",
     ]
+
+
+def test_what_a_run_may_spend_is_one_line() -> None:
+    """With what was spent on the table before, and the limit of its owner; None is no bound."""
+    fresh = SpendingPlanned(
+        party="bank", unit="entity", delta=1e-5, runs_before=0, epsilon=8.0, total_before=0.0
+    )
+    third = replace(fresh, runs_before=2, total_before=3.2, total=8.8, limit=10.0, limit_delta=1e-6)
+    bare = replace(fresh, runs_before=1, epsilon=None, total_before=None, total=None)
+
+    start = "bank: this run may spend epsilon = 8 at delta = 1e-05 (unit entity); "
+    assert spending_in_words(fresh) == (
+        start + "nothing was spent on this table before; no limit is set by its owner"
+    )
+    assert spending_in_words(third) == (
+        start + "this table has spent 3.2 in 2 earlier runs, which makes 8.8 together; "
+        "limit 10 at delta = 1e-06"
+    )
+    assert "spent without bound in 1 earlier run, which" in spending_in_words(bare)

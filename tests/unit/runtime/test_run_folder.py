@@ -51,13 +51,13 @@ def test_federation_file_is_the_one_that_ran(tmp_path: Path) -> None:
     assert read_federation(tmp_path / "run" / "federation.toml").digest == config.digest
 
 
-def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
+def test_figures_count_every_session_of_the_run(tmp_path: Path) -> None:
     """What an interrupted session released stays spent in the figures of the one that finishes."""
     config = config_of(tmp_path, privacy=NOISED)
     plan = plan_run(config, FACTS)
     path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std
     for rounds in (3, 2):
-        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau)
+        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau, run="one")
         for number in range(1, rounds + 1):
             rows = np.arange(10 * number, 10 * number + 10)
             ledger.charge(round_number=number, rows=rows, purpose="train")
@@ -65,7 +65,8 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
         spent = ledger.spent
         ledger.close()
     assert (figures["releases"], figures["row_releases"]) == (5, 50)
-    assert figures["epsilon"] == spent
+    assert figures["epsilon"] == figures["total_epsilon"] == spent
+    assert figures["table_runs"] == 1
     assert figures["epsilon"] > plan.releases.epsilon_after(tau, rounds=3, row_releases=30)
     json.dumps(figures, allow_nan=False)
 
@@ -75,25 +76,23 @@ def test_what_a_resumed_run_repeats_is_in_its_statement(tmp_path: Path) -> None:
     config = config_of(tmp_path, privacy={**NOISED, "noise_multiplier": 100.0})
     plan = plan_run(config, FACTS)
     path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std
-    for _ in range(2):
-        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau)
+    for run in ("one", "one", "two"):
+        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau, run=run)
         for number in range(1, 4):
-            rows = np.arange(32 * number, 32 * number + 32)
+            rows = np.arange(32 * number, 32 * number + 32) % FACTS.rows
             ledger.charge(round_number=number, rows=rows, purpose="train")
-        figures = privacy_figures(plan, ledger, total_epsilon=9.5)
+        figures = privacy_figures(plan, ledger)
         ledger.close()
-    assert figures.epsilon is not None
-    assert figures.epsilon_planned is not None
-    assert figures.epsilon > figures.epsilon_planned
-    assert figures.odds_factor == math.exp(figures.epsilon)
-    assert figures.total_epsilon == 9.5
-    assert "all runs on this table together the factor is 13,360 (epsilon = 9.5)" in (
-        figures.statement
-    )
-    endless = privacy_figures(plan, ledger, total_epsilon=math.inf)
-    assert endless.total_epsilon is None
-    assert endless.warning is not None
-    json.dumps(endless.as_json(), allow_nan=False)
+        if run == "one":
+            once, repeated = figures if ledger.rounds == 3 else once, figures
+    assert None not in (repeated.epsilon, repeated.epsilon_planned, figures.total_epsilon)
+    assert repeated.epsilon > repeated.epsilon_planned
+    assert repeated.odds_factor == math.exp(repeated.epsilon)
+    assert "all runs on this table together" not in repeated.statement
+    assert (once.table_runs, figures.table_runs) == (1, 2)
+    assert figures.epsilon == once.epsilon
+    assert figures.total_epsilon > repeated.epsilon
+    assert "all runs on this table together the factor is" in figures.statement
 
 
 def test_figures_without_noise_promise_nothing(tmp_path: Path) -> None:
