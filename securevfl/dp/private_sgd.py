@@ -3,15 +3,15 @@
 from typing import Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from securevfl.core import checks
-from securevfl.core.errors import PrivacyError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 
-# With C = 1 and 16 bits, noise of 0.001 to 1,000 times C is within what the sampler draws.
-_BITS: Final = 16
+UNIT: Final = 2.0**-16
+"""What gradients are counted in: with C = 1, noise of 0.001 to 1,000 times C can be drawn."""
+
 # Keeps a clipped gradient inside the ball in spite of rounding.
 _INSIDE: Final = 1 - 1e-9
 
@@ -35,25 +35,28 @@ class NoisedGradientSum:
         self._noise = (
             None
             if noise_multiplier is None
-            else ExactDiscreteGaussian(noise_multiplier * clip_norm * 2.0**_BITS)
+            else ExactDiscreteGaussian(noise_multiplier * clip_norm / UNIT)
         )
 
     def __call__(
         self, gradients: Float[Tensor, "records parameters"]
     ) -> Float[Tensor, " parameters"]:
-        """Return the noised sum; of no records, the noise alone.
+        """Return the noised sum; of no records, the noise alone."""
+        total = self.units(gradients)
+        if self._noise is not None:
+            total = total + self._noise.sample(total.shape, device=total.device)
+        return (total * UNIT).to(gradients.dtype)
 
-        Raises:
-            PrivacyError: If a gradient is not finite.
+    def units(
+        self, gradients: Float[Tensor, "records parameters"]
+    ) -> Float64[Tensor, " parameters"]:
+        """Return the sum in whole units of ``UNIT``, without noise.
+
+        A gradient that is not finite counts as zero: an error would tell that its record is there.
         """
         exact = gradients.double()
         norm = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
         longest = self.clip_norm * _INSIDE
-        units = torch.trunc(exact * (longest * 2.0**_BITS / norm.clamp_min(longest)))
-        squares = units.square().sum(dim=1)
-        if not bool((squares <= (self.clip_norm * 2.0**_BITS) ** 2).all()):
-            raise PrivacyError("a record's gradient is not finite; fitting has diverged")
-        total = units.sum(dim=0)
-        if self._noise is not None:
-            total = total + self._noise.sample(total.shape, device=total.device)
-        return (total * 2.0**-_BITS).to(gradients.dtype)
+        units = torch.trunc(exact * (longest / UNIT / norm.clamp_min(longest)))
+        # Whole numbers below 2^53 add up exactly in float64, in whatever order.
+        return torch.where(norm.isfinite(), units, 0.0).sum(dim=0)

@@ -26,6 +26,10 @@ from securevfl.models.initial import initialise
 # Gradients of an error of values in [-1, 1] are mostly longer: every record has one vote.
 _CLIP_NORM: Final = 0.1
 _LEARNING_RATE: Final = 3e-3
+# Points of channel noise in a step, one half of them the other's mirror image.
+_POINTS: Final = 8
+# Records whose gradients are worked out at a time.
+_PIECE: Final = 1024
 
 
 def build_direction_bottom(
@@ -157,6 +161,14 @@ def pretrain(
     their sum and hands it to Adam, which does not ask for its scale: no step needs to know how many
     records there are.
 
+    A record's term of a step's sum is a function of that record, the step and the weights, and of
+    nothing else: the noise on the code is a few points that are the same for all records, and a
+    gradient is worked out in float64, where a record's place among the others is felt eleven digits
+    below a whole unit. So given the noised sums of the steps before, which decide the weights, one
+    record changes a step's sum by its own clipped gradient if it was sampled, and by nothing if it
+    was not. (Noise drawn record by record from one public generator would shift for all records
+    behind it.)
+
     Args:
         model: Initialised without data.
         records: Scaled features, each a function of that record alone.
@@ -164,10 +176,8 @@ def pretrain(
         sampling_rate: q of each step's sample, in (0, 1].
         noise_multiplier: Noise over the clip norm; None adds none.
         channel_std: Deviation of the noise on the code, in units of its length.
-        generator: Draws that noise, which protects nobody; privacy does not rest on it.
-
-    Raises:
-        PrivacyError: If training has diverged.
+        generator: Draws that noise, which protects nobody; privacy does not rest on it. Every step
+            takes equally much from it, whoever is sampled.
 
     Reveals:
         As much as ``steps`` sampled Gaussian releases with that multiplier, of the unit "one record
@@ -180,22 +190,21 @@ def pretrain(
     sampler = PoissonSampler(len(records), sampling_rate)
     weights = dict(model.named_parameters())
     optimizer = torch.optim.Adam(weights.values(), lr=_LEARNING_RATE)
-    of_each = vmap(grad(_loss_of(model)), in_dims=(None, 0, 0))
+    of_each = vmap(grad(_loss_of(model)), in_dims=(None, 0, None), chunk_size=_PIECE)
+    sizes = [weight.numel() for weight in weights.values()]
     for _ in range(steps):
-        chosen = records[torch.from_numpy(sampler.draw()).to(records.device)]
-        noise = channel_std * torch.randn(len(chosen), model.components, generator=generator)
+        noise = channel_std * torch.randn(_POINTS // 2, model.components, generator=generator)
+        chosen = records[torch.from_numpy(sampler.draw()).to(records.device)].double()
+        flat = chosen.new_zeros(0, sum(sizes))
         if len(chosen):
             gradients = of_each(
-                {name: weight.detach() for name, weight in weights.items()},
+                {name: weight.detach().double() for name, weight in weights.items()},
                 chosen,
-                noise.to(chosen),
+                torch.cat([noise, -noise]).to(chosen),
             )
             flat = torch.cat([gradients[name].flatten(1) for name in weights], dim=1)
-        else:
-            flat = chosen.new_zeros(0, sum(weight.numel() for weight in weights.values()))
-        parts = noised(flat).split([weight.numel() for weight in weights.values()])
-        for weight, part in zip(weights.values(), parts, strict=True):
-            weight.grad = part.view_as(weight)
+        for weight, part in zip(weights.values(), noised(flat).split(sizes), strict=True):
+            weight.grad = part.view_as(weight).to(weight)
         optimizer.step()
 
 

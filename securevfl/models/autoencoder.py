@@ -37,16 +37,17 @@ class ChannelAutoencoder(nn.Module):
     def forward(
         self,
         records: Float[Tensor, "*rows features"],
-        noise: Float[Tensor, "*rows components"],
+        noise: Float[Tensor, "points components"],
     ) -> Float[Tensor, "*rows"]:
-        """Return each record's mean squared error.
+        """Return each record's squared error, its mean over features and points of noise.
 
         Args:
             records: Scaled features.
-            noise: What a release would add, in units of the code's length.
+            noise: What releases might add, in units of the code's length: the same points for
+                every record, so that an error is a function of its own record alone.
         """
         scores = self.encoder(records)
         # Not the norm itself, which has no gradient at zero.
         norm = (scores.square().sum(dim=-1, keepdim=True) + _SHORTEST).sqrt()
-        error: Tensor = self.decoder(scores / norm + noise) - records
-        return error.square().mean(dim=-1)
+        error: Tensor = self.decoder((scores / norm).unsqueeze(-2) + noise) - records.unsqueeze(-2)
+        return error.square().mean(dim=(-2, -1))

@@ -37,7 +37,7 @@ def train(model: ChannelAutoencoder, records: torch.Tensor, **changes) -> float:
     }
     pretrain(model, records, **{**settings, **changes})
     with torch.no_grad():
-        return float(model(records, torch.zeros(len(records), 2)).mean())
+        return float(model(records, torch.zeros(1, 2)).mean())
 
 
 def test_it_learns_behind_noise_that_would_drown_one_record() -> None:
