@@ -137,7 +137,7 @@ def pretrain(
             build=lambda own: learning(party, own),
             save=nothing,
             observe=nothing,
-            start=None,
+            restore=None,
         )
 
     secondaries = [secondary(party) for party in range(1, len(prepared.views))]

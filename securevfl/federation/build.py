@@ -20,12 +20,14 @@ from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitting import Fitting, build_direction_bottom
+from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.release import Contribution
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary, SecondaryData
+from securevfl.federation.state_files import StateFolder
 from securevfl.federation.updates import GradientNoise, require_separate_rows
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, top_of
@@ -43,6 +45,7 @@ def build_secondary(
     ledger: Ledger,
     *,
     device: torch.device,
+    files: StateFolder | None = None,
 ) -> Secondary:
     """Initialise and protect one linked secondary.
 
@@ -53,6 +56,8 @@ def build_secondary(
         linked: Its links.
         ledger: Its own, open.
         device: Where it computes.
+        files: Keeps what a frozen encoder's release rests on; None keeps nothing, and then the run
+            cannot be resumed.
 
     Raises:
         ConfigError: If its bottom model is not what its family says.
@@ -68,27 +73,35 @@ def build_secondary(
     bottom = _build_bottom(plan, party, table)
     if _promised_row_by_row(config):
         require_separate_rows(bottom, encoder=config.privacy.encoder)
+    records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
+    bottom.to(device)
+    kept = None
+    if plan.frozen:
+        fit = None
+        if isinstance(bottom, DirectionBottom) and plan.releases.fitting:
+            fit = Fitting(plan, bottom, features, ledger, name=party.name)
+        kept = KeptRelease(
+            files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
+        )
     return Secondary(
         SecondaryData(
             name=party.name,
-            features=torch.from_numpy(features).to(device),
-            keys=torch.from_numpy(linked.keys).to(device),
-            links=linked.source,
+            features=records["features"].to(device),
+            keys=records["keys"].to(device),
+            links=kept or linked.source,
             primary_rows=linked.primary_rows,
         ),
-        bottom.to(device),
+        bottom,
         Contribution(
             plan.aggregation(),
             noise=_release_noise(plan),
-            ledger=ledger,
+            ledger=kept or ledger,
         ),
         allowance=Allowance(SessionLimits.of(plan, party=party.name)),
         dropout=DropoutStream(config.federation.seed, party.name, device=device),
         optimizer=None if plan.frozen else optimizer_of(config, bottom),
         gradient_noise=_gradient_noise(plan),
-        prepare=Fitting(plan, bottom, features, ledger, name=party.name)
-        if isinstance(bottom, DirectionBottom) and plan.releases.fitting
-        else None,
+        kept=kept,
     )
 
 

@@ -1,69 +1,129 @@
-"""A party's checkpoints: the last two epochs and the last two best ones, written atomically.
+"""A party's checkpoints: the last two epochs and the last two best ones, of one run.
 
 Two are kept because parties save one after another: after a crash some may hold epoch N and others
 N - 1, and the federation resumes from the newest epoch that all of them hold. What was the best
-epoch until then must still be there too, though some have seen a better one since.
+epoch until then must still be there too, though some have seen a better one since. And a file that
+is damaged leaves the one before it.
 """
 
-import io
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import torch
+from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core import files
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.secondary import Secondary
+from securevfl.federation.state_files import DamagedError, History, StateFolder
 
-_KEPT = 2
-
-
-@runtime_checkable
-class History(Protocol):
-    """A record of releases that can tell whether it was cut; :class:`federation.ledger.Ledger`."""
-
-    @property
-    def head(self) -> str:
-        """Hash of the last entry."""
-        ...
-
-    def require_history(self, head: str) -> None:
-        """Refuse if the entry of that hash is not in the record."""
-        ...
+_KEPT: Final = 2
+_RUN: Final = "run.pt"
 
 
 class Checkpoints:
     """The checkpoint files in one party's folder."""
 
     def __init__(self, folder: Path, *, settings_digest: str) -> None:
-        self.folder = folder
-        self.settings_digest = settings_digest
-        self._history: History | None = None
+        self.files = StateFolder(folder, settings_digest=settings_digest)
+        self.best: int | None = None
+        """The best epoch so far, if going on needs its weights from the disk."""
+        self._usable: dict[str, list[int]] = {"epoch": [], "best": [], "pretraining": []}
+        self._damaged: list[str] = []
 
-    def guard(self, history: History) -> None:
-        """Tie what is saved from now on, and what is read, to a ledger.
-
-        Weights were bought with releases. A resumed run whose ledger lacks some of them would
-        spend that privacy again and not know it.
-        """
-        self._history = history
-
-    def begin(self, run: str) -> None:
-        """Begin a fresh run in a folder that is unused."""
-        files.write_text(self.folder / "run.txt", run)
+    @property
+    def folder(self) -> Path:
+        """The party's own folder within the run folder."""
+        return self.files.path
 
     @property
     def run(self) -> str:
-        """Id of the run that goes on here; empty if none was begun."""
-        path = self.folder / "run.txt"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        """Id of the run that goes on here; empty until it is known."""
+        return self.files.run
+
+    def guard(self, history: History) -> None:
+        """Tie what is saved from now on, and what is read, to a ledger."""
+        self.files.guard(history)
+
+    def begin(self, run: str) -> None:
+        """Begin a fresh run in a folder that is unused: its files will carry its id."""
+        self.files.run = run
+        self.files.write(_RUN, {})
+
+    def resume(self) -> list[str]:
+        """Find out which run goes on here, and from where it can; call it before anybody is told.
+
+        What cannot be read whole is left out, and stays until something takes its place.
+
+        Returns:
+            What to warn of: every file that is damaged, and what is taken instead.
+
+        Raises:
+            ConfigError: If nothing of a run is here, or there is something of another run or of
+                other settings.
+        """
+        runs: dict[str, str] = {}
+        rests_on: dict[int, int | None] = {}
+        for name in self.files.names():
+            try:
+                run, _, state = self.files.examine(name)
+            except DamagedError:
+                self._damaged.append(name)
+                continue
+            runs[name] = run
+            kind, _, number = name.removesuffix(".pt").partition("-")
+            if number:
+                self._usable[kind].append(int(number))
+            if kind == "epoch":
+                rests_on[int(number)] = state.get("rests_on")
+        self.files.run = self._one_run(runs)
+        for numbers in self._usable.values():
+            numbers.sort()
+        self._usable["epoch"] = [
+            epoch
+            for epoch in self._usable["epoch"]
+            if rests_on[epoch] is None or rests_on[epoch] in self._usable["best"]
+        ]
+        return [self._warning(name) for name in self._damaged]
+
+    def _one_run(self, runs: Mapping[str, str]) -> str:
+        if not runs:
+            what = (
+                f"{self._damaged[0]} is damaged, and nothing else is here" if self._damaged else ""
+            )
+            raise ConfigError(
+                f"run folder {self.folder.parent.parent}: holds nothing that "
+                f"{self.folder.name!r} could go on with{what and f' ({what})'}. What was released "
+                f"stays released; start another run with another --out, which is charged too"
+            )
+        run = runs.get(_RUN) or next(iter(runs.values()))
+        others = [name for name, other in runs.items() if other != run]
+        if others:
+            raise ConfigError(
+                f"checkpoint {self.folder / others[0]}: belongs to another run than what lies "
+                f"beside it; move it out of the folder"
+            )
+        return run
+
+    def _warning(self, name: str) -> str:
+        kind, _, number = name.removesuffix(".pt").partition("-")
+        unit = "iteration" if kind == "pretraining" else "epoch"
+        usable = self._usable["pretraining" if kind == "pretraining" else "epoch"]
+        if number and usable:
+            instead = f"; {unit} {usable[-1]} is taken instead"
+        elif number:
+            instead = f", and no {unit} before it is whole"
+        else:
+            instead = ""
+        return f"checkpoint {self.folder / name}: is damaged{instead}"
 
     def epochs(self) -> list[int]:
         """Return the epochs that can be resumed, oldest first."""
-        return self._saved("epoch")
+        return list(self._usable["epoch"])
+
+    def pretrained(self) -> list[int]:
+        """Return after how many iterations pretraining can be resumed, fewest first."""
+        return list(self._usable["pretraining"])
 
     def require_unused(self) -> None:
         """Refuse a fresh run where another one has left its work.
@@ -71,94 +131,91 @@ class Checkpoints:
         Raises:
             ConfigError: If there are checkpoints in the folder.
         """
-        kinds = ("epoch", "best", "pretraining")
-        if any(self._saved(kind) for kind in kinds) or self._released.exists():
+        # A run that ended before it saved anything has left nothing but its id.
+        if set(self.files.names()) - {_RUN}:
             raise used_folder(self.folder)
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Save an epoch and drop the ones before the last."""
-        self._save("epoch", epoch, state)
-
-    def save_best(self, epoch: int, state: dict[str, Any]) -> None:
-        """Keep ``state`` as the weights that the finished model will have if none better come."""
-        self._save("best", epoch, state)
-
-    def load(self, epoch: int) -> dict[str, Any]:
-        """Return the state of a saved epoch and forget later ones.
+        """Save an epoch, then drop those before the last two.
 
         Raises:
-            ConfigError: If the file was written by a federation with other settings.
-            PrivacyError: If the ledger lacks releases that the file was made with.
+            ConfigError: If the disk takes no more; what was saved before is still there.
         """
-        state = self._read(self._path("epoch", epoch))
-        for kind in ("epoch", "best"):
-            for later in self._saved(kind):
-                if later > epoch:
-                    self._path(kind, later).unlink()
-        return state
+        self._save("epoch", epoch, {**state, "rests_on": self.best})
 
-    def load_best(self, epoch: int) -> dict[str, Any]:
-        """Return the weights of the epoch that was the best; see :meth:`load`."""
-        return self._read(self._path("best", epoch))
+    def save_best(self, epoch: int, weights: dict[str, Any]) -> None:
+        """Keep the weights that the finished model will have if none better come.
 
-    def pretrained(self) -> list[int]:
-        """Return after how many iterations pretraining can be resumed, fewest first."""
-        return self._saved("pretraining")
+        They are saved before their epoch is: an epoch on the disk has its best one there too.
+        """
+        self._save("best", epoch, weights)
 
     def save_pretraining(self, iterations: int, state: dict[str, Any]) -> None:
         """Save the state after so many iterations of pretraining."""
         self._save("pretraining", iterations, state)
 
-    def load_pretraining(self, iterations: int) -> dict[str, Any]:
-        """Return the state after so many iterations of pretraining; see :meth:`load`."""
-        return self._read(self._path("pretraining", iterations))
+    def load(self, epoch: int, into: Callable[[Any], object]) -> None:
+        """Go back to a saved epoch, then forget later ones.
 
-    def save_released(self, aggregates: torch.Tensor) -> None:
-        """Keep what a frozen run released: it can't be released again within its budget."""
-        files.write_bytes(self._released, self._dump({"aggregates": aggregates}))
+        Args:
+            epoch: One of :meth:`epochs`.
+            into: Takes the state.
 
-    def load_released(self) -> torch.Tensor | None:
-        """Return what was released before, or None if nothing was; see :meth:`load`."""
-        if not self._released.exists():
-            return None
-        aggregates: torch.Tensor = self._read(self._released)["aggregates"]
-        return aggregates
+        Raises:
+            ConfigError: If the file is not there, damaged, of another run or of other settings, or
+                does not fit what takes it.
+            PrivacyError: If the ledger lacks releases that the file was made with.
+        """
+        self.best = self._load("epoch", epoch, into).get("rests_on")
+        self.forget_after(epoch)
 
-    @property
-    def _released(self) -> Path:
-        return self.folder / "released.pt"
+    def load_best(self, epoch: int, into: Callable[[Any], object]) -> None:
+        """Go back to the weights of the epoch that was the best; see :meth:`load`."""
+        self._load("best", epoch, into)
 
-    def _path(self, kind: str, epoch: int) -> Path:
-        return self.folder / f"{kind}-{epoch}.pt"
+    def load_pretraining(self, iterations: int, into: Callable[[Any], object]) -> None:
+        """Go back to the state after so many iterations of pretraining; see :meth:`load`."""
+        self._load("pretraining", iterations, into)
+        self._forget("pretraining", after=iterations)
 
-    def _saved(self, kind: str) -> list[int]:
-        return sorted(int(path.stem.split("-")[1]) for path in self.folder.glob(f"{kind}-*.pt"))
+    def forget_after(self, epoch: int) -> None:
+        """Remove this run's epochs after one that all parties go on from.
 
-    def _save(self, kind: str, epoch: int, state: dict[str, Any]) -> None:
-        files.write_bytes(self._path(kind, epoch), self._dump(state))
-        for old in self._saved(kind)[:-_KEPT]:
-            self._path(kind, old).unlink()
+        Another party may lack them, and the next ones of that number come of other noise.
+        """
+        for kind in ("epoch", "best"):
+            self._forget(kind, after=epoch)
 
-    def _dump(self, state: dict[str, Any]) -> bytes:
-        buffer = io.BytesIO()
-        head = self._history.head if self._history else ""
-        content = {"settings_digest": self.settings_digest, "ledger_head": head, "state": state}
-        torch.save(content, buffer)
-        return buffer.getvalue()
+    def _forget(self, kind: str, *, after: int) -> None:
+        later = [number for number in self._usable[kind] if number > after]
+        for number in later:
+            self.files.remove(_name(kind, number))
+            self._usable[kind].remove(number)
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _save(self, kind: str, number: int, state: dict[str, Any]) -> None:
+        name, known = _name(kind, number), self._usable[kind]
+        self.files.write(name, state)
+        known[:] = sorted({*known, number})
+        # Whatever this one replaces goes only now that it is whole on the disk.
+        gone = [one for one in self._damaged if one.startswith(f"{kind}-")]
+        self._damaged = [one for one in self._damaged if one not in gone]
+        for old in {*gone, *(_name(kind, one) for one in known[:-_KEPT])} - {name}:
+            self.files.remove(old)
+        del known[:-_KEPT]
+
+    def _load(self, kind: str, number: int, into: Callable[[Any], object]) -> dict[str, Any]:
+        name = _name(kind, number)
+        path = self.folder / name
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            state = self.files.read(name)
         except FileNotFoundError:
             raise ConfigError(f"checkpoint {path}: does not exist; run without --resume") from None
-        if content["settings_digest"] != self.settings_digest:
-            raise ConfigError(
-                f"checkpoint {path}: was written under other settings; "
-                f"restore the federation file, or run without --resume"
-            )
-        if self._history is not None:
-            self._history.require_history(content["ledger_head"])
-        state: dict[str, Any] = content["state"]
+        except DamagedError as error:
+            raise DamagedError(
+                f"checkpoint {error}; go on with --resume from the one before it"
+            ) from None
+        with _must_fit(path):
+            into(state)
         return state
 
 
@@ -172,11 +229,12 @@ class EpochKeeper:
     def __call__(self, mark: EpochMark) -> None:
         """Do what the mark says."""
         if mark.restore_best:
-            self._secondary.bottom.load_state_dict(self._checkpoints.load_best(mark.epoch))
+            self._checkpoints.load_best(mark.epoch, self._secondary.bottom.load_state_dict)
             return
-        self._checkpoints.save(mark.epoch, self._secondary.state())
         if mark.best:
             self._checkpoints.save_best(mark.epoch, self._secondary.weights())
+            self._checkpoints.best = mark.epoch
+        self._checkpoints.save(mark.epoch, self._secondary.state())
 
 
 def used_folder(party_folder: Path) -> ConfigError:
@@ -195,16 +253,32 @@ def require_resumable(
     Args:
         config: The federation file.
         checkpoints: The primary's.
-        common: Epochs that every party whose model trains has saved.
+        common: Epochs that every party whose model trains can go on from.
 
     Raises:
         ConfigError: If there is not.
     """
-    if common or checkpoints.pretrained():
-        return
-    if config.privacy.encoder == "frozen" and checkpoints.load_released() is not None:
+    # A frozen run goes on row by row, from the first row if need be.
+    if common or checkpoints.pretrained() or config.privacy.encoder == "frozen":
         return
     raise ConfigError(
         f"run folder {checkpoints.folder.parent.parent}: there is nothing that every party has "
         f"saved; start afresh with another --out"
     )
+
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number}.pt"
+
+
+@contextmanager
+def _must_fit(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SecureVflError:
+        raise
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError):
+        raise ConfigError(
+            f"checkpoint {path}: does not fit this party's model, as if its table had other "
+            f"columns now; restore the table, or start afresh with another --out"
+        ) from None

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
-from securevfl.data.rows import consecutive_batches
+from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
 
 
@@ -68,37 +66,30 @@ class ReleasedRows:
 
 
 def release_once(
-    exchange: Exchange,
-    rows: npt.NDArray[np.int64],
-    *,
-    batch_size: int,
-    observe: Observer,
+    exchange: Exchange, kept: KeptRows, *, observe: Observer
 ) -> Float[Tensor, "rows positions width"]:
-    """Release every row exactly once and return the aggregates, in the order of row ids.
+    """Release every row that is not kept yet, and return all aggregates, in the order of row ids.
+
+    A round is announced when the one before it is kept, so that a crash loses one round at most.
 
     Args:
         exchange: Where the secondaries are.
-        rows: All row ids 0 to n - 1, training, validation and test alike.
-        batch_size: Rows a round.
+        kept: What was released before, of all rows 0 to n - 1: training, validation and test
+            alike.
         observe: Hears of every round.
 
     Reveals:
         To the primary: one noisy average for every row. To the secondaries: nothing new.
     """
-    parts = consecutive_batches(rows, batch_size=batch_size)
-    out: Tensor | None = None
-    for done, part in enumerate(parts, 1):
+    if not kept.parts:
+        raise ProtocolError("there are no rows to release")
+    for number in kept.missing():
         plan = RoundPlan(
             round_number=exchange.rounds.next(),
-            rows=part,
+            rows=kept.parts[number],
             active=exchange.ranks,
             purpose="release",
         )
-        aggregate = exchange.release(plan).cpu()
-        if out is None:
-            out = torch.empty((len(rows), *aggregate.shape[1:]), dtype=aggregate.dtype)
-        out[torch.as_tensor(part)] = aggregate
-        observe(RowsReleased(done=done, of=len(parts)))
-    if out is None:
-        raise ProtocolError("there are no rows to release")
-    return out
+        kept.keep(number, exchange.release(plan).cpu())
+        observe(RowsReleased(done=number + 1, of=len(kept.parts)))
+    return kept.all()

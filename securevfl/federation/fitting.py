@@ -91,16 +91,17 @@ class Fitting:
         self._name = name
 
     def __call__(self) -> None:
-        """Charge the ledger, then fit the encoder behind fresh noise.
+        """Charge the ledger, unless this run's fitting is booked; fit the encoder behind noise.
 
         Raises:
             BudgetExceededError: If the budget forbids it; nothing was computed then.
-            PrivacyError: If the encoder was fitted before, or the noise leaves nothing to fit to.
+            PrivacyError: If the noise leaves nothing to fit to.
 
         Reveals:
             To nobody anything by itself: what is fitted stays here, and speaks through releases.
         """
-        self._ledger.charge_fitting()
+        if not self._ledger.fitted:
+            self._ledger.charge_fitting()
         encode = self._bottom.encode
         if isinstance(encode, Projection):
             self._fit_projection(encode)

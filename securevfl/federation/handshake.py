@@ -1,12 +1,12 @@
 """How a session begins: same file, same people, fresh keys that the relay cannot swap."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
-from securevfl.core.errors import AuthenticationError
+from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import KeyOffer, SessionKey
@@ -28,6 +28,7 @@ def hello(
     key: SessionKey,
     epochs: Sequence[int],
     pretrained: Sequence[int] = (),
+    run: str = "",
 ) -> Hello:
     """Return a caller's first message.
 
@@ -37,10 +38,11 @@ def hello(
         key: Its fresh key of this session.
         epochs: Epochs that it could resume; none for a fresh start.
         pretrained: Iterations of pretraining that it could resume.
+        run: Id of the run that it goes on with; empty for a fresh start.
 
     Reveals:
-        To the primary: the federation file's hash, this session's public key, which epochs and
-        iterations this party could resume.
+        To the primary: the federation file's hash, this session's public key, which run, epochs
+        and iterations this party could resume.
     """
     return Hello(
         digest=config.digest,
@@ -48,6 +50,7 @@ def hello(
         signature=identity.sign(_signed_text(config, key.offer)),
         epochs=epochs,
         pretrained=pretrained,
+        run=run,
     )
 
 
@@ -59,6 +62,77 @@ def read_hello(config: FederationConfig, message: Message) -> Hello:
         ProtocolError: If it speaks another protocol, or the message is malformed.
     """
     return Hello.from_message(message, digest=config.digest, primary=config.primary.name)
+
+
+def require_one_run(config: FederationConfig, hellos: Mapping[str, Hello], *, run: str) -> None:
+    """Refuse secondaries that go on with another run than the primary, or start another way.
+
+    Args:
+        config: The federation file.
+        hellos: Every caller's, by name; one that only helps to link keeps nothing of a run.
+        run: The run that the primary goes on with; empty for a fresh start.
+
+    Raises:
+        ProtocolError: Naming the party and what to do.
+    """
+    for party in config.secondaries:
+        theirs = hellos[party.name].run
+        if theirs != run:
+            raise ProtocolError(_other_run(repr(config.primary.name), run, party.name, theirs))
+
+
+def require_own_run(
+    config: FederationConfig,
+    facts: RunFacts,
+    *,
+    run: str,
+    epochs: Collection[int],
+    pretrained: Collection[int],
+) -> None:
+    """Refuse a primary that wants a secondary to go on from what it does not have.
+
+    A secondary that believed it would mix two runs, or release a run's rows afresh.
+
+    Args:
+        config: The federation file.
+        facts: What the primary says.
+        run: The run that this party goes on with; empty for a fresh start.
+        epochs: Epochs that it could resume.
+        pretrained: Iterations of pretraining that it could resume.
+
+    Raises:
+        ProtocolError: Naming the primary and what to do.
+    """
+    primary = config.primary.name
+    goes_on = bool(facts.resume_epoch or facts.resume_pretraining)
+    if (run and facts.run != run) or (not run and goes_on):
+        theirs = facts.run if goes_on else ""
+        raise ProtocolError(_other_run("this party", run, primary, theirs))
+    if not run:
+        return
+    # Of a frozen run only the primary has epochs: encoders stay as they are.
+    frozen = config.privacy.encoder == "frozen"
+    wants = {} if frozen else {"epoch": (facts.resume_epoch, epochs)}
+    wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
+    for what, (number, own) in wants.items():
+        if number and number not in own:
+            raise ProtocolError(
+                f"{primary!r} wants to go on from {what} {number}, which this party does not have; "
+                f"start afresh with another --out"
+            )
+    if not frozen and not goes_on:
+        raise ProtocolError(
+            f"{primary!r} wants run {run} to start afresh, which released rows already; start "
+            f"another run with another --out"
+        )
+
+
+def _other_run(one: str, own: str, other: str, theirs: str) -> str:
+    does = [f"goes on with run {run}" if run else "starts afresh" for run in (own, theirs)]
+    return (
+        f"{one} {does[0]}, and {other!r} {does[1]}; start all parties with --resume in the folders "
+        f"of one run, or all without it"
+    )
 
 
 def welcome(hellos: Mapping[str, Hello], facts: RunFacts) -> Welcome:
@@ -124,6 +198,7 @@ def joined(
     *,
     epochs: list[int],
     pretrained: list[int],
+    run: str = "",
 ) -> Iterator[Joined]:
     """Join the session that the primary holds, and leave it in the end.
 
@@ -133,13 +208,16 @@ def joined(
         pinned: Every party's pinned public key.
         epochs: Epochs that this party could resume.
         pretrained: Iterations of pretraining that it could resume.
+        run: Id of the run that it goes on with; empty for a fresh start, and for a party that
+            keeps nothing of a run.
 
     Raises:
-        ProtocolError: If the primary cannot be reached, or is not who the file says.
+        ProtocolError: If the primary cannot be reached, is not who the file says, or goes on from
+            what this party does not have.
 
     Reveals:
-        To the primary: that this party takes part, the file's hash, its public key of the session
-        and the epochs. To the other callers: that public key.
+        To the primary: that this party takes part, the file's hash, its public key of the session,
+        the run and the epochs. To the other callers: that public key.
     """
     assert config.primary.address is not None, "checked with the federation file"
     transport = SecondaryTransport(
@@ -155,13 +233,15 @@ def joined(
         key = SessionKey(session=transport.session, rank=rank, name=identity.name)
         transport.send(
             hello(
-                config, identity=identity, key=key, epochs=epochs, pretrained=pretrained
+                config, identity=identity, key=key, epochs=epochs, pretrained=pretrained, run=run
             ).to_message()
         )
         message = transport.receive(
             RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
         )
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
+        if not config.party(identity.name).is_helper:
+            require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
         yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)
 
 

@@ -40,8 +40,8 @@ class RoundKind(MessageKind):
 class Hello(TypedMessage):
     """The protocol's version, the federation file's digest, and a signed key of the session.
 
-    The key is the caller's public one. With it come the epochs and the iterations of pretraining
-    that the caller could resume.
+    The key is the caller's public one. With it come the id of the run that the caller goes on with,
+    if it does, and the epochs and the iterations of pretraining that it could resume.
     """
 
     KIND: ClassVar = RoundKind.HELLO
@@ -52,6 +52,8 @@ class Hello(TypedMessage):
     signature: bytes
     epochs: Sequence[int]
     pretrained: Sequence[int]
+    run: str = ""
+    """Id of the run that the caller goes on with; empty for a fresh start."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
@@ -62,6 +64,7 @@ class Hello(TypedMessage):
                 "protocol": PROTOCOL_VERSION,
                 "epochs": list(self.epochs),
                 "pretrained": list(self.pretrained),
+                "run": self.run,
             },
             tensors={"public": _array(self.public), "signature": _array(self.signature)},
         )
@@ -95,10 +98,14 @@ class Hello(TypedMessage):
         for name, values in saved.items():
             if not all(isinstance(value, int) for value in values):
                 raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
+        run = message.figure("run", str)
+        if run and not _RUN_ID.fullmatch(run):
+            raise ProtocolError(f"party {message.sender!r} sent an id of its run that is none")
         return cls(
             digest=theirs,
             public=_bytes(message, "public", PUBLIC_BYTES),
             signature=_bytes(message, "signature", _SIGNATURE_BYTES),
+            run=run,
             **saved,
         )
 

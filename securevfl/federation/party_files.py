@@ -119,7 +119,6 @@ class PartyFiles:
                 row_releases=plan.releases.row_releases,
                 passes=plan.releases.releases_per_row,
             )
-            self.checkpoints.begin(plan.facts.run)
         self.checkpoints.guard(ledger)
         return ledger.outlook()
 

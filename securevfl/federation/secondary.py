@@ -1,6 +1,6 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.allowance import Allowance
 from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.updates import (
@@ -58,7 +59,7 @@ class Secondary:
         dropout: DropoutStream,
         optimizer: torch.optim.Optimizer | None,
         gradient_noise: GradientNoise | None = None,
-        prepare: Callable[[], None] | None = None,
+        kept: KeptRelease | None = None,
     ) -> None:
         """Make it.
 
@@ -70,7 +71,7 @@ class Secondary:
             dropout: Its own stream of dropped units.
             optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
             gradient_noise: What protects each update, if the encoder is dp-trained.
-            prepare: Called once, before the first release: fits an encoder, for example.
+            kept: What a frozen encoder's release rests on, and the last answer of it.
         """
         self.data = data
         self.bottom = bottom
@@ -80,7 +81,8 @@ class Secondary:
         self.optimizer = optimizer
         self.gradient_noise = gradient_noise
         self._pending: tuple[RoundPlan, Lesson] | None = None
-        self._prepare = prepare
+        self._kept = kept
+        self._settled = False
         self.epsilon_spent = 0.0
 
     @property
@@ -112,10 +114,15 @@ class Secondary:
         """
         self.allowance.admit_round(plan)
         admitted()
-        if self._prepare is not None:
-            # Here and not before: a resumed run may ask for no release, and then fits nothing.
-            self._prepare()
-            self._prepare = None
+        if self._kept is not None:
+            words = self._kept.again(plan.rows)
+            if words is not None:
+                self.epsilon_spent = self._kept.spent
+                return words
+            if not self._settled:
+                # Here and not before: a resumed run may ask for no release, and then fits nothing.
+                self._kept.settle()
+                self._settled = True
         training = plan.wants_gradient and self.optimizer is not None
         self.bottom.train(training)
         private: list[PrivateLesson] = []
@@ -130,6 +137,8 @@ class Secondary:
         released = self.contribution.release(
             plan, represent, learns=training and self.gradient_noise is None
         )
+        if self._kept is not None:
+            self._kept.answered(plan.rows, released.words)
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:

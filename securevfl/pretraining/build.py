@@ -1,5 +1,7 @@
 """Build each party's part of pretraining from the federation file."""
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -91,7 +93,7 @@ def build_pretraining_secondary(
         build=build,
         save=checkpoints.save_pretraining,
         observe=observe,
-        start=checkpoints.load_pretraining(start) if start else None,
+        restore=partial(checkpoints.load_pretraining, start) if start else None,
     )
 
 
@@ -141,5 +143,5 @@ def build_run(
         observe=observe,
     )
     if start:
-        run.load_state(files.checkpoints.load_pretraining(start))
+        files.checkpoints.load_pretraining(start, run.load_state)
     return run

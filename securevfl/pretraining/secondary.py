@@ -1,6 +1,6 @@
 """A secondary in pretraining, the same in a simulation and in a process of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class PretrainingSecondary:
         build: BuildLearner,
         save: Callable[[int, dict[str, Any]], None],
         observe: Observer,
-        start: Mapping[str, Any] | None,
+        restore: Callable[[Callable[[Any], object]], None] | None,
     ) -> None:
         """Prepare a secondary.
 
@@ -38,12 +38,12 @@ class PretrainingSecondary:
             build: Builds its learner with the records that it may learn from.
             save: Keeps a checkpoint's state after so many iterations.
             observe: Hears of warnings.
-            start: State of a checkpoint to go on from.
+            restore: Gives the state of a checkpoint to go on from to what it is handed.
         """
         self.data = data
         self._build = build
         self._save = save
-        self._start = start
+        self._restore = restore
         self._learning: LearnerWithRecords | None = None
         self._watch = CollapseWatch(data.name, observe)
 
@@ -58,8 +58,8 @@ class PretrainingSecondary:
         """Get ready; the first time, leave out the records of rows that are held out."""
         if self._learning is None:
             self._learning = self._build(self._own_records(self._checked(held_out)))
-            if self._start is not None:
-                self._learning.learner.load_state(self._start)
+            if self._restore is not None:
+                self._restore(self._learning.learner.load_state)
         self._learning.begin_iteration(iteration)
 
     def project(

@@ -96,6 +96,20 @@ class PartyLife:
             )
         )
 
+    def go_on(self) -> str:
+        """Find out which run goes on in this party's folder, and tell of damaged files.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            ConfigError: If there is none to go on with.
+        """
+        for text in self.files.checkpoints.resume():
+            self.files.log("warning", text=text)
+            self.observe(Warned(text=f"{self.job.name}: {text}"))
+        return self.files.checkpoints.run
+
     def place(self, table: PartyTable) -> OwnPlace:
         """Return what this party brings to linking."""
         spec = link_spec(self.config)

@@ -40,7 +40,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     table = life.read_table()
     split, facts = run_facts(config, table)
     if job.resume:
-        facts = replace(facts, run=life.files.checkpoints.run or facts.run)
+        facts = replace(facts, run=life.go_on())
     plan = plan_run(config, facts)
     life.open_ledger(plan)
     with _listening(life) as transport:
@@ -127,6 +127,7 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         if config.privacy.encoder != "frozen":
             common &= set(theirs.epochs)
         pretrained &= set(theirs.pretrained)
+    handshake.require_one_run(config, hellos, run=facts.run if resume else "")
     if resume:
         require_resumable(config, checkpoints, common)
     facts = replace(
@@ -140,6 +141,8 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s
     ):
         pass
+    if not resume:
+        checkpoints.begin(facts.run)
     return facts
 
 

@@ -1,5 +1,6 @@
 """The primary's run from the first release to the last figure, over any exchange."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core import files as core_files
-from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
     Observer,
@@ -20,9 +22,11 @@ from securevfl.core.progress import (
     RowsReleased,
     Stage,
 )
+from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_primary
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
+from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import PrimaryData
@@ -41,6 +45,9 @@ class ChargedExchange:
         self.inner = inner
         self.ledger = ledger
         self.heard = heard
+        self.booked_before: Int64[np.ndarray, " batch"] | None = None
+        """Rows that were booked and asked for when the run was cut, and that are asked for once
+        more: what comes back is the same release."""
 
     @property
     def rounds(self) -> RoundCounter:
@@ -58,6 +65,9 @@ class ChargedExchange:
         Reveals:
             What the inner exchange reveals.
         """
+        if self.booked_before is not None and np.array_equal(plan.rows, self.booked_before):
+            self.booked_before = None
+            return self.inner.release(plan)
         epsilon = self.ledger.charge(
             round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
         )
@@ -154,31 +164,26 @@ class PrimaryRun:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
         """
         if self.plan.facts.resume_epoch:
-            self.primary.load_state(self.checkpoints.load(self.plan.facts.resume_epoch))
+            self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
+        else:
+            self.checkpoints.forget_after(0)
         if self.plan.frozen:
             self._train_on_one_release()
         else:
             self._train_by_rounds()
 
     def _train_on_one_release(self) -> None:
-        aggregates = self.checkpoints.load_released()
-        if aggregates is None:
+        rows = np.arange(len(self.data.targets), dtype=np.int64)
+        parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
+        kept = KeptRows(self.checkpoints.files, parts)
+        self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
+        if kept.missing():
             self._tell(Stage(text="releasing rows", of=self.plan.releases.rounds))
-            if self.plan.releases.fitting:
+            if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
-            aggregates = release_once(
-                self.exchange,
-                np.arange(len(self.data.targets), dtype=np.int64),
-                batch_size=self.plan.config.training.batch_size,
-                observe=self._tell,
-            )
-            self.checkpoints.save_released(aggregates)
-        if len(aggregates) != len(self.data.targets):
-            raise ConfigError(
-                f"{self.checkpoints.folder}: {len(aggregates)} rows were released, and the table "
-                f"has {len(self.data.targets)} now; restore the table, or choose another --out"
-            )
+            self.ledger.require_same_release(self._release_digest(rows))
+        aggregates = release_once(self.exchange, kept, observe=self._tell)
         cache = ReleasedRows(aggregates, self.exchange, device=self.data.features.device)
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
@@ -187,6 +192,12 @@ class PrimaryRun:
             self.test_metric = self.primary.evaluate(self.data.split.test, "test")
         finally:
             self.primary.exchange = secondaries
+
+    def _release_digest(self, rows: Int64[np.ndarray, " rows"]) -> str:
+        """Return the hash of what the primary knows of a release; secondaries know the rest."""
+        made = hashlib.sha256(self.plan.config.settings_digest.encode())
+        made.update(rows.tobytes())
+        return made.hexdigest()
 
     def _train_by_rounds(self) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
@@ -213,9 +224,9 @@ class PrimaryRun:
 
     def _save(self, mark: EpochMark) -> None:
         self.primary.history[-1].update(self._figures())
-        self.checkpoints.save(mark.epoch, self.primary.state())
         if mark.best:
             self.checkpoints.save_best(mark.epoch, self.primary.best_weights)
+        self.checkpoints.save(mark.epoch, self.primary.state())
 
     def finish(
         self,

@@ -1,12 +1,16 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
+from functools import partial
+
 from securevfl.config.rules import require_enough_records
+from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import PartyDone
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.handshake import Joined, joined
 from securevfl.federation.messages import Ready
+from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
@@ -29,17 +33,21 @@ def run_secondary(life: PartyLife) -> None:
     life.require_no_listen()
     table = life.read_table()
     require_enough_records(config, table)
-    resumable = files.checkpoints if life.job.resume else None
+    # Before anybody is told from where this party can go on: only what reads whole counts.
+    run = life.go_on() if life.job.resume else ""
     with joined(
         config,
         life.identity,
         life.pinned,
-        epochs=resumable.epochs() if resumable else [],
-        pretrained=resumable.pretrained() if resumable else [],
+        epochs=files.checkpoints.epochs(),
+        pretrained=files.checkpoints.pretrained(),
+        run=run,
     ) as star:
         files.log("connected")
         plan = plan_run(config, star.facts)
         life.open_ledger(plan)
+        if not run:
+            _begin(files, star.facts.run)
         star.transport.send(Ready().to_message())
         secondary = _linked(life, star, plan, table)
         try:
@@ -80,12 +88,26 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
         table,
         linked,
         life.files.ledger,
+        files=life.files.checkpoints.files,
         device=life.job.device,
     )
     if plan.facts.resume_epoch and not plan.frozen:
         epoch = plan.facts.resume_epoch
-        secondary.resume(epoch, life.files.checkpoints.load(epoch))
+        life.files.checkpoints.load(epoch, partial(secondary.resume, epoch))
+    elif life.job.resume:
+        life.files.checkpoints.forget_after(0)
     return secondary
+
+
+def _begin(files: PartyFiles, run: str) -> None:
+    """Begin a fresh run under the id that the primary has drawn.
+
+    Raises:
+        ProtocolError: If it is the id of an earlier run, whose rows would be released afresh.
+    """
+    if len(files.ledger.released_rows):
+        raise ProtocolError("the primary calls this run by the id of an earlier one of this party")
+    files.checkpoints.begin(run)
 
 
 def _serve(

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, primary_data
-from securevfl.federation.checkpoint import Checkpoints, EpochKeeper, require_resumable
+from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.ledger_book import lines_of_run
 from securevfl.federation.party_files import PartyFiles
@@ -83,19 +85,19 @@ def simulate_federation(
         for text in table_warnings(config, party, tables[party.name]):
             observe(Warned(text=text))
     split, facts = run_facts(config, tables[config.primary.name])
-    if resume:
-        folder = run_folder / "parties" / config.primary.name
-        went = Checkpoints(folder, settings_digest=config.settings_digest).run
-        facts = replace(facts, run=went or facts.run)
-    plan = plan_run(config, facts)
     with contextlib.ExitStack() as open_files:
 
         def files_of(party: PartySettings) -> PartyFiles:
             folder = run_folder / "parties" / party.name
             own = PartyFiles(folder, config, party=party.name, resume=resume, simulated=True)
-            open_files.enter_context(own).open_ledger(plan)
-            return own
+            return open_files.enter_context(own)
 
+        kept = {party.name: files_of(party) for party in config.table_parties}
+        if resume:
+            facts = replace(facts, run=_go_on(config, kept, observe))
+        plan = plan_run(config, facts)
+        for own in kept.values():
+            own.open_ledger(plan)
         observe(Stage(text="linking", of=len(config.secondaries)))
         spec = link_spec(config)
         link = Linker(
@@ -105,16 +107,27 @@ def simulate_federation(
         )
         parties = {}
         for party in config.secondaries:
-            own = files_of(party)
+            own = kept[party.name]
             table = tables[party.name]
             require_enough_records(config, table)
             linked = link(keys_of(spec.keys, table))
-            secondary = build_secondary(plan, party, table, linked, own.ledger, device=device)
+            secondary = build_secondary(
+                plan,
+                party,
+                table,
+                linked,
+                own.ledger,
+                files=own.checkpoints.files,
+                device=device,
+            )
             open_files.callback(secondary.close)
             parties[party.name] = SimulatedParty(secondary, own)
-        own = files_of(config.primary)
+        own = kept[config.primary.name]
         epoch = _resume_epoch(plan, own, parties) if resume else 0
         plan = replace(plan, facts=replace(facts, resume_epoch=epoch))
+        if not resume:
+            for one in kept.values():
+                one.checkpoints.begin(facts.run)
         write_federation(run_folder, config)
         run = PrimaryRun(
             plan,
@@ -156,6 +169,21 @@ def _keep_all(parties: Mapping[str, SimulatedParty]) -> Callable[[EpochMark], No
     return end_epoch
 
 
+def _go_on(config: FederationConfig, kept: Mapping[str, PartyFiles], observe: Observer) -> str:
+    """Return the id of the run that goes on in all parties' folders."""
+    for name, own in kept.items():
+        for text in own.checkpoints.resume():
+            observe(Warned(text=f"{name}: {text}"))
+    run = kept[config.primary.name].checkpoints.run
+    others = [name for name, own in kept.items() if own.checkpoints.run != run]
+    if others:
+        raise ConfigError(
+            f"{kept[others[0]].folder}: belongs to another run than the primary's folder; restore "
+            f"it, or start afresh with another --out"
+        )
+    return run
+
+
 def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, SimulatedParty]) -> int:
     """Return the last epoch that every party whose model trains has saved, 0 for none.
 
@@ -169,5 +197,7 @@ def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, Simu
     epoch = max(common, default=0)
     for party in trained:
         if epoch:
-            party.secondary.resume(epoch, party.files.checkpoints.load(epoch))
+            party.files.checkpoints.load(epoch, partial(party.secondary.resume, epoch))
+        else:
+            party.files.checkpoints.forget_after(0)
     return epoch

@@ -1,17 +1,23 @@
 """Rows released once: every row in exactly one release, and every later use from the cache."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from helpers.damage import damage
 from helpers.secondaries import make_secondary
 from torch import Tensor
 
-from securevfl.core.errors import ProtocolError
+from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
+from securevfl.data.rows import consecutive_batches
 from securevfl.federation.cut import Cut
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
+from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.rounds import EpochMark, RoundPlan, active_parties
+from securevfl.federation.state_files import StateFolder
 from securevfl.mpc.ring_format import RingFormat
 
 CUT = Cut(
@@ -35,16 +41,18 @@ class Recorded(ReleasedRows):
         return super().release(plan)
 
 
-def test_every_row_is_released_exactly_once() -> None:
+def store(folder: Path, rows: int, *, batch_size: int = 4) -> KeptRows:
+    files = StateFolder(folder, settings_digest="abc")
+    files.run = "1" * 32
+    parts = consecutive_batches(np.arange(rows, dtype=np.int64), batch_size=batch_size)
+    return KeptRows(files, parts)
+
+
+def test_every_row_is_released_exactly_once(tmp_path: Path) -> None:
     """Batches cover the rows without overlap, each in a round of its own, by all secondaries."""
     exchange = Recorded(10)
     events: list[ProgressEvent] = []
-    out = release_once(
-        exchange,
-        np.arange(10, dtype=np.int64),
-        batch_size=4,
-        observe=events.append,
-    )
+    out = release_once(exchange, store(tmp_path, 10), observe=events.append)
     assert torch.equal(out, exchange.values)
     assert np.concatenate([plan.rows for plan in exchange.plans]).tolist() == list(range(10))
     assert [plan.round_number for plan in exchange.plans] == [1, 2, 3]
@@ -68,15 +76,64 @@ def test_cache_answers_by_row_id() -> None:
         cache.average_positions({})
 
 
-def test_no_rows() -> None:
+def test_no_rows(tmp_path: Path) -> None:
     """Nothing to release is an error, not an empty model."""
     with pytest.raises(ProtocolError, match="no rows"):
-        release_once(
-            Recorded(1),
-            np.empty(0, dtype=np.int64),
-            batch_size=4,
-            observe=unheard,
-        )
+        release_once(Recorded(1), store(tmp_path, 0), observe=unheard)
+
+
+class CutError(Exception):
+    """The simulated crash."""
+
+
+class CutBefore(Recorded):
+    """A cut before the primary has the average of its last round."""
+
+    def __init__(self, rows: int, *, rounds: int) -> None:
+        super().__init__(rows)
+        self.left = rounds
+
+    def release(self, plan: RoundPlan) -> Tensor:
+        average = super().release(plan)
+        self.left -= 1
+        if self.left < 0:
+            raise CutError
+        return average
+
+
+def test_a_cut_pass_goes_on_behind_the_last_round_that_is_kept(tmp_path: Path) -> None:
+    """Rounds that are on the disk are not asked for again, and owners alone can read them."""
+    with pytest.raises(CutError):
+        release_once(CutBefore(10, rounds=1), store(tmp_path, 10), observe=unheard)
+    assert [path.name for path in (tmp_path / "released").iterdir()] == ["1.pt"]
+    assert (tmp_path / "released" / "1.pt").stat().st_mode & 0o777 == 0o600
+    again = Recorded(10)
+    kept = store(tmp_path, 10)
+    assert kept.asked_again(np.arange(8)).tolist() == [4, 5, 6, 7]
+    out = release_once(again, kept, observe=unheard)
+    assert [plan.rows.tolist() for plan in again.plans] == [[4, 5, 6, 7], [8, 9]]
+    assert torch.equal(out, again.values)
+    whole = Recorded(10)
+    assert torch.equal(release_once(whole, store(tmp_path, 10), observe=unheard), out)
+    assert whole.plans == []
+
+
+@pytest.mark.parametrize("harm", ["truncated", "deleted", "flipped"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_rows_that_were_lost_are_not_asked_for(tmp_path: Path, harm: str, number: int) -> None:
+    """Only the last round's rows can be had again: what lies before it is refused, by name."""
+    release_once(Recorded(10), store(tmp_path, 10), observe=unheard)
+    damage(tmp_path / "released" / f"{number}.pt", harm)
+    with pytest.raises(PrivacyError, match=rf"released/{number}\.pt: is missing or damaged.*copy"):
+        store(tmp_path, 10).asked_again(np.arange(10))
+
+
+def test_other_rows_than_the_table_has_are_refused(tmp_path: Path) -> None:
+    """A table that grew, shrank or is cut into other batches is not the one that was released."""
+    release_once(Recorded(10), store(tmp_path, 10), observe=unheard)
+    for rows, batch_size in ((9, 4), (8, 4), (12, 4), (10, 5)):
+        with pytest.raises(ConfigError, match=r"other rows were released.*restore the table"):
+            store(tmp_path, rows, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(

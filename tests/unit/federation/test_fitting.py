@@ -25,6 +25,9 @@ FITTED = {"method": "principal", "share": 0.1}
 SHORT = {"rows": 90, "training": {"epochs": 2, "batch_size": 32}}
 
 
+SPENDING = ("fit", "charge")
+
+
 def write_fitted(folder: Path, **sections) -> Path:
     """Write a federation with fitted encoders and declared bounds."""
     settings = {"model": MODEL, "encoder": FITTED, "privacy": FROZEN, **SHORT, **sections}
@@ -61,7 +64,7 @@ def test_every_party_books_the_fitting_before_the_first_release(tmp_path: Path) 
 
     for party in ("agency", "bank-1", "bank-2"):
         kinds = [line["kind"] for line in booked(tmp_path / "run", party)]
-        assert kinds == ["open", "fit", "charge", "charge", "charge"]
+        assert [kind for kind in kinds if kind in SPENDING] == ["fit", "charge", "charge", "charge"]
         fit, *_, last = booked(tmp_path / "run", party)[1:]
         assert 0 < fit["epsilon"] < last["epsilon"] <= 50.0
     privacy = result.metrics["privacy"]
@@ -173,7 +176,7 @@ def test_an_autoencoder_is_trained_within_the_same_budget(tmp_path: Path) -> Non
     privacy = result.metrics["privacy"]
     assert 49.5 < privacy["epsilon"] <= 50.0
     kinds = [line["kind"] for line in booked(tmp_path / "run", "bank-1")]
-    assert kinds == ["open", "fit", "charge", "charge", "charge"]
+    assert [kind for kind in kinds if kind in SPENDING] == ["fit", "charge", "charge", "charge"]
 
 
 def test_a_random_projection_costs_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A run that was cut off goes on as if it had not been: same draws, same weights, same best."""
 
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -99,6 +100,7 @@ def test_best_epoch_is_the_one_that_all_agreed_on(tmp_path: Path) -> None:
     """A best epoch that only this party saw before a crash does not replace the common one."""
     secondary = make_secondary()
     checkpoints = Checkpoints(tmp_path, settings_digest="abc")
+    checkpoints.begin("1" * 32)
     keeper = EpochKeeper(secondary, checkpoints)
 
     def end(epoch: int, *, best: bool) -> None:
@@ -116,7 +118,7 @@ def test_best_epoch_is_the_one_that_all_agreed_on(tmp_path: Path) -> None:
     end(3, best=True)
     assert restored(3) == 3.0
     # The primary never saved epoch 3, and goes on from epoch 2 with epoch 1 as its best.
-    secondary.resume(2, checkpoints.load(2))
+    checkpoints.load(2, partial(secondary.resume, 2))
     end(3, best=False)
     assert restored(1) == 1.0
     with pytest.raises(ConfigError, match=r"best-3\.pt: does not exist"):

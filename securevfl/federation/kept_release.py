@@ -1,0 +1,197 @@
+"""What a secondary of a frozen run keeps, so that a run that was cut makes one release and not two.
+
+Two files lie in its folder. ``release.pt`` holds what all its rows are a function of: the encoder,
+fitted or not, and the links within the secret sample; it is there before the first row is charged.
+``answer.pt`` holds the rows of the last round that was asked for, from before they are charged, and
+the noised words that answered it, from before they are sent. So whenever a crash comes:
+
+- rows that are not booked were never released: they are charged and released;
+- the last round's rows, booked and without words, were charged and never sent: they are released
+  now, and paid for already;
+- the last round's rows with their words may have been sent: the same words are sent once more. The
+  sum that the primary gets is the one that it may have already, under fresh masks: nothing is
+  released by it that was not released before;
+- any other row that is booked is refused, and so is everything once one of the files is lost.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from securevfl.core.errors import PrivacyError
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.state_files import DamagedError, StateFolder
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.sources import FixedLinks, LinkSource, PickedLinks
+
+_RELEASE: Final = "release.pt"
+_ANSWER: Final = "answer.pt"
+
+
+class KeptRelease:
+    """One secondary's release in parts: its links, its charges, and its last answer."""
+
+    def __init__(
+        self,
+        files: StateFolder | None,
+        ledger: Ledger,
+        *,
+        bottom: nn.Module,
+        links: LinkSource,
+        records: Mapping[str, Tensor],
+        fit: Callable[[], None] | None,
+    ) -> None:
+        """Take up what the run has left, if it has left anything.
+
+        Args:
+            files: The secondary's; they name the run. None keeps nothing.
+            ledger: Its own, open.
+            bottom: Its encoder.
+            links: Its links as they were just found.
+            records: Its table as the encoder reads it, by name.
+            fit: Charges for the encoder and fits it; None if it is not fitted.
+        """
+        self._files = files
+        self._settings = files.settings_digest if files else ""
+        self._ledger = ledger
+        self._bottom = bottom
+        self._links = links
+        self._records = records
+        self._fit = fit
+        self._booked = ledger.released_rows
+        self._last = self._read(_ANSWER)
+        self._paid: Int64[np.ndarray, " batch"] | None = None
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of what is booked."""
+        return self._ledger.spent
+
+    def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
+        """Return the links of the given primary rows, the same in every session of the run."""
+        return self._links.link(rows)
+
+    def again(self, rows: Int64[np.ndarray, " batch"]) -> Int64[Tensor, " words"] | None:
+        """Return what these rows were answered with before; None if they still have to be released.
+
+        Only a resumed session's first round can be one that was asked for before.
+
+        Raises:
+            PrivacyError: If a row of them was released, and not with the last answer.
+        """
+        last, self._last = self._last, None
+        known = np.isin(rows, self._booked)
+        if not known.any():
+            return None
+        if last is None or not np.array_equal(last["rows"].numpy(), rows) or not known.all():
+            raise PrivacyError(
+                f"{int(known.sum())} of the rows that the primary asks for were released before in "
+                f"this run, {_NOT_AGAIN}"
+            )
+        words: Tensor | None = last["words"]
+        if words is None:
+            self._paid = rows
+        return words
+
+    def settle(self) -> None:
+        """Fix what the release rests on before its first row, or go back to what was fixed.
+
+        A fitting that was booked, and lost before a row was, is made once more without a charge:
+        nobody has learned anything of it.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover the fitting.
+            PrivacyError: If rows were released and what they rest on is lost, or the table changed.
+        """
+        state = self._read(_RELEASE)
+        if state is None:
+            if len(self._booked):
+                raise PrivacyError(
+                    f"rows of this run were released, and {_RELEASE}, which says with what, is "
+                    f"missing or damaged; {_NOT_AGAIN}"
+                )
+            if self._fit is not None:
+                self._fit()
+            state = {"encoder": self._bottom.state_dict(), "links": _state_of(self._links)}
+            state["digest"] = self._digest(state)
+            self._write(_RELEASE, state)
+        elif self._digest(state) != state["digest"]:
+            raise PrivacyError(
+                f"the table or its keys are others than those that rows of this run were released "
+                f"from; restore them, or {_ANOTHER}"
+            )
+        else:
+            self._bottom.load_state_dict(state["encoder"])
+            self._links = _links_from(state["links"])
+        self._ledger.require_same_release(state["digest"])
+
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
+        """Note what is asked for, then book it; see :meth:`Ledger.charge`.
+
+        Rows that were booked when a crash came, and never answered, are not booked again.
+        """
+        if self._paid is not None and np.array_equal(self._paid, rows):
+            self._paid = None
+            return self._ledger.spent
+        self._write(_ANSWER, {"rows": torch.from_numpy(rows), "words": None})
+        return self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+
+    def answered(self, rows: Int64[np.ndarray, " batch"], words: Int64[Tensor, " words"]) -> None:
+        """Keep an answer; it is on the disk when this returns, and may be sent then."""
+        self._write(_ANSWER, {"rows": torch.from_numpy(rows), "words": words.cpu()})
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        if self._files is None:
+            return None
+        try:
+            return self._files.read(name)
+        except (FileNotFoundError, DamagedError):
+            return None
+
+    def _write(self, name: str, state: Mapping[str, Any]) -> None:
+        if self._files is not None:
+            self._files.write(name, state)
+
+    def _digest(self, state: Mapping[str, Any]) -> str:
+        """Return the hash of all that a row's release is a function of, but for its noise."""
+        made = hashlib.sha256(self._settings.encode())
+        for part in (self._records, state["encoder"], state["links"]):
+            for name, value in sorted(part.items()):
+                array = value.detach().cpu().contiguous().numpy()
+                made.update(f"{name} {array.dtype} {array.shape}\n".encode())
+                made.update(array.tobytes())
+        return made.hexdigest()
+
+
+_ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
+_NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"
+
+
+def _state_of(links: LinkSource) -> dict[str, Tensor]:
+    if isinstance(links, PickedLinks):
+        arrays = {
+            "starts": links.pairs.starts,
+            "records": links.pairs.records,
+            "distances": links.pairs.distances,
+            "sample": links.sample,
+        }
+    else:
+        assert isinstance(links, FixedLinks), "a frozen run samples once"
+        arrays = {"indices": links.table.indices, "distances": links.table.distances}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def _links_from(state: Mapping[str, Tensor]) -> LinkSource:
+    arrays = {name: value.numpy() for name, value in state.items()}
+    if "sample" in arrays:
+        sample = arrays.pop("sample")
+        return PickedLinks(pairs=EligiblePairs(**arrays), sample=sample)
+    return FixedLinks(table=LinkTable(**arrays))
