@@ -139,7 +139,7 @@ class Checkpoints:
         """Save an epoch, then drop those before the last two.
 
         Raises:
-            ConfigError: If the disk takes no more; what was saved before is still there.
+            StorageError: If the disk takes no more; what was saved before is still there.
         """
         self._save("epoch", epoch, {**state, "rests_on": self.best})
 

@@ -49,7 +49,7 @@ class KeptRows:
         """Keep a round's rows; they are on the disk when this returns.
 
         Raises:
-            ConfigError: If the disk takes no more.
+            StorageError: If the disk takes no more.
         """
         rows = torch.from_numpy(self.parts[number])
         self._files.write(_name(number), {"rows": rows, "aggregate": aggregate})

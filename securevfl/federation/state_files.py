@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 
 from securevfl.core import files
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, StorageError
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _KINDS: Final = ("run", "epoch-*", "best-*", "pretraining-*", "release", "answer")
@@ -46,7 +46,7 @@ def write_state(path: Path, content: Mapping[str, Any]) -> None:
         content: Tensors, numbers, text, and lists and mappings of them.
 
     Raises:
-        ConfigError: If the disk takes no more; what was there before is still there.
+        StorageError: If the disk takes no more; what was there before is still there.
     """
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
@@ -56,7 +56,7 @@ def write_state(path: Path, content: Mapping[str, Any]) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None
+        raise StorageError.of(path, error) from None
     finally:
         os.close(folder)
 
@@ -123,7 +123,8 @@ class StateFolder:
         """Write one file; see :func:`write_state`.
 
         Raises:
-            ConfigError: If the disk takes no more, or a file of that name belongs to another run.
+            ConfigError: If a file of that name belongs to another run.
+            StorageError: If the disk takes no more.
         """
         if name not in self._own:
             self._require_free(name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.damage import HARMS, damage
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, StorageError
 from securevfl.federation.checkpoint import Checkpoints
 
 RUN, OTHER = "1" * 32, "2" * 32
@@ -99,7 +99,7 @@ def test_full_disk_leaves_what_was_saved(store: Checkpoints, calls: int) -> None
         if done == calls:
             raise OSError(28, "No space left on device")
 
-    with patch.object(os, "fsync", full), pytest.raises(ConfigError, match="No space left"):
+    with patch.object(os, "fsync", full), pytest.raises(StorageError, match="No space left"):
         store.save(3, state(3))
     again = opened(store.folder)
     assert again.resume() == []

@@ -149,3 +149,85 @@ def test_a_public_key_of_another_size_is_refused(config, people) -> None:
 
     with pytest.raises(ProtocolError, match="public must have shape"):
         handshake.read_hello(config, dataclasses.replace(sent, tensors=tensors))
+
+
+RUN, OTHER = "1" * 32, "2" * 32
+
+
+def facts_of(**changes: object) -> RunFacts:
+    return dataclasses.replace(FACTS, **{"run": RUN, **changes})
+
+
+def own(**changes: object) -> dict[str, object]:
+    return {"run": RUN, "epochs": [3, 4], "pretrained": [2], **changes}
+
+
+FRESH = {"run": "", "epochs": [], "pretrained": []}
+
+
+@pytest.mark.parametrize(
+    ("facts", "mine"),
+    [
+        (facts_of(), FRESH),
+        (facts_of(resume_epoch=4), own()),
+        (facts_of(resume_epoch=3, resume_pretraining=2), own()),
+        (facts_of(resume_pretraining=2), own(epochs=[])),
+    ],
+)
+def test_what_a_secondary_goes_on_with(config, facts: RunFacts, mine) -> None:
+    """All start afresh, or all go on with one run, from what this party has."""
+    handshake.require_own_run(config, facts, **mine)
+
+
+@pytest.mark.parametrize(
+    ("facts", "mine", "said"),
+    [
+        (facts_of(run=OTHER, resume_epoch=4), own(), f"run {RUN}, and 'agency' goes on.*{OTHER}"),
+        (facts_of(run=OTHER), own(), f"goes on with run {RUN}, and 'agency' starts afresh; start"),
+        (facts_of(resume_epoch=4), FRESH, "this party starts afresh, and 'agency' goes on"),
+        (facts_of(resume_pretraining=2), FRESH, "this party starts afresh, and 'agency' goes on"),
+        (facts_of(resume_epoch=5), own(), "from epoch 5, which this party does not have"),
+        (facts_of(resume_epoch=4, resume_pretraining=1), own(), "from iteration of pretraining 1"),
+        (facts_of(), own(), f"wants run {RUN} to start afresh, which released rows already"),
+    ],
+)
+def test_a_secondary_does_not_believe_where_the_primary_goes_on(config, facts, mine, said) -> None:
+    """Another run, a fresh start, or an epoch that it does not have: refused by itself."""
+    with pytest.raises(ProtocolError, match=said):
+        handshake.require_own_run(config, facts, **mine)
+
+
+@pytest.mark.parametrize(
+    ("run", "theirs", "said"),
+    [
+        ("", RUN, f"'agency' starts afresh, and 'bank-2' goes on with run {RUN}; start all"),
+        (RUN, "", f"'agency' goes on with run {RUN}, and 'bank-2' starts afresh; start all"),
+        (RUN, OTHER, f"with run {RUN}, and 'bank-2' goes on with run {OTHER}; start all"),
+    ],
+)
+def test_a_primary_names_who_is_of_another_run(config, people, run, theirs, said) -> None:
+    """One secondary that differs is enough; what to do stands in the same line."""
+    hellos = {
+        name: handshake.hello(
+            config,
+            identity=people[name],
+            key=key,
+            epochs=[],
+            run=theirs if name == "bank-2" else run,
+        )
+        for name, key in keys_of(config).items()
+    }
+    with pytest.raises(ProtocolError, match=said):
+        handshake.require_one_run(config, hellos, run=run)
+    hellos["bank-2"] = dataclasses.replace(hellos["bank-2"], run=run)
+    handshake.require_one_run(config, hellos, run=run)
+
+
+@pytest.mark.parametrize("run", ["1" * 31, "g" * 32, "../x", 7])
+def test_an_id_that_is_none_is_refused(config, people, run) -> None:
+    """An id becomes part of what is shown and compared: only hexadecimal digits are one."""
+    key = keys_of(config)["bank-1"]
+    sent = handshake.hello(config, identity=people["bank-1"], key=key, epochs=[]).to_message()
+    message = dataclasses.replace(sent, sender="bank-1", meta={**sent.meta, "run": run})
+    with pytest.raises(ProtocolError, match="run"):
+        handshake.read_hello(config, message)

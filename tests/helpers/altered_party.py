@@ -1,0 +1,50 @@
+"""One party of a real run, altered: it is killed at one place of its code, or it lies.
+
+Run as ``python altered_party.py ALTERATION party FED.toml ...``: what follows the alteration goes
+to the ``securevfl`` command. ``kill:KeptRows.keep:2:before`` is SIGKILL as the second call of that
+method begins, ``...:after`` as it returns; ``trusting`` is a primary that takes any secondary.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from securevfl.cli.main import main
+from securevfl.federation import handshake
+from securevfl.federation.kept_release import KeptRelease
+from securevfl.federation.kept_rows import KeptRows
+
+KINDS = {kind.__name__: kind for kind in (KeptRelease, KeptRows)}
+
+
+def kill_at(place: str) -> None:
+    """Let this process be killed at a place, written as above."""
+    name, call, when = place.split(":")
+    kind, method = name.split(".")
+    whole: Callable[..., Any] = getattr(KINDS[kind], method)
+    calls = 0
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = whole(*args, **kwargs) if calls < int(call) or when == "after" else None
+        if calls == int(call):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(KINDS[kind], method, killed)
+
+
+def trust(*_args: Any, **_kwargs: Any) -> None:
+    """Refuse nobody."""
+
+
+if __name__ == "__main__":
+    alteration = sys.argv.pop(1)
+    if alteration == "trusting":
+        handshake.require_one_run = trust
+    elif alteration != "none":
+        kill_at(alteration.removeprefix("kill:"))
+    main()

@@ -1,0 +1,191 @@
+"""Frozen runs between processes, a party of which is killed within the releases; and strangers."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import altered_party
+from helpers.federations import FROZEN, save, write_federation
+from helpers.patience import PATIENCE_S
+
+from securevfl.config.reading import read_federation
+from securevfl.federation.state_files import read_state
+from securevfl.launch.ports import free_port
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+from securevfl.transport.provision import provision
+
+pytestmark = pytest.mark.multiprocess
+
+NAMES = ("agency", "bank-1", "bank-2")
+ROWS, BATCH, ROUNDS = 60, 16, 4
+NOISY = {**FROZEN, "links_per_record": 1}
+PLAIN = {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}
+
+
+def federation(folder: Path, privacy: Mapping[str, Any]) -> Path:
+    path = write_federation(
+        folder,
+        rows=ROWS,
+        model={"release": "pooled", "top": "additive", "hidden": 4},
+        encoder={"method": "principal"},
+        training={"epochs": 1, "batch_size": BATCH},
+        privacy=dict(privacy),
+    )
+    source = tomllib.loads(path.read_text())
+    pinned = provision(NAMES, folder / "ids")
+    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    for party in source["party"]:
+        party["identity"] = pinned[party["name"]]
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    return save(folder, source)
+
+
+def ended(
+    path: Path,
+    outs: Mapping[str, Path],
+    *,
+    altered: Mapping[str, str] | None = None,
+    resume: tuple[str, ...] = (),
+) -> dict[str, tuple[int, str]]:
+    """Run the three parties; return how each ended: its exit code, and the last line it said."""
+    processes = {}
+    for name in NAMES:
+        arguments = [
+            *(sys.executable, altered_party.__file__, (altered or {}).get(name, "none")),
+            *("party", path, "--name", name, "--identity", path.parent / "ids" / name),
+            *("--out", outs[name], *(["--resume"] if name in resume else [])),
+        ]
+        processes[name] = subprocess.Popen(
+            [str(argument) for argument in arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    found = {}
+    try:
+        for name, process in processes.items():
+            _, said = process.communicate(timeout=PATIENCE_S)
+            assert "Traceback" not in said, f"{name}: {said}"
+            found[name] = (process.returncode, said.strip().splitlines()[-1] if said else "")
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    return found
+
+
+def codes(found: Mapping[str, tuple[int, str]]) -> dict[str, int]:
+    return {name: code for name, (code, _) in found.items()}
+
+
+def undisturbed(path: Path, out: Path) -> RunResult:
+    config = read_federation(path)
+    tables = read_tables(config, path.parent)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return simulate_federation(config, tables, out, device=torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def released(out: Path) -> torch.Tensor:
+    folder = out / "parties" / "agency" / "released"
+    parts = [read_state(folder / f"{number}.pt")["state"] for number in range(1, ROUNDS + 1)]
+    return torch.cat([part["aggregate"] for part in parts])
+
+
+def charged(out: Path, name: str) -> list[dict[str, Any]]:
+    text = (out / "parties" / name / "ledger.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [line for line in lines if line["kind"] == "charge"]
+
+
+POINTS = {
+    "the primary, with an average that it has not kept": ("agency", "KeptRows.keep:2:before"),
+    "a secondary, between its charge and its answer": ("bank-1", "KeptRelease.answered:2:before"),
+    "a secondary, between its answer and its sending": ("bank-2", "KeptRelease.answered:2:after"),
+}
+
+
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_killed_party_costs_no_second_release(point: str, tmp_path: Path) -> None:
+    """Without noise the resumed run is the uncut one, bit for bit."""
+    killed, place = POINTS[point]
+    path = federation(tmp_path, PLAIN)
+    outs = dict.fromkeys(NAMES, tmp_path / "run")
+    found = ended(path, outs, altered={killed: f"kill:{place}"})
+    assert codes(found) == {name: -9 if name == killed else 3 for name in NAMES}
+    for name in set(NAMES) - {killed}:
+        assert killed in found[name][1]
+
+    found = ended(path, outs, resume=NAMES)
+    assert codes(found) == dict.fromkeys(NAMES, 0), found
+    whole = undisturbed(path, tmp_path / "whole")
+    assert torch.equal(released(tmp_path / "run"), released(tmp_path / "whole"))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    for figure in ("train", "validation", "test", "epochs", "best_epoch"):
+        assert metrics[figure] == whole.metrics[figure]
+
+
+def test_a_killed_primary_spends_no_more_than_an_uncut_run(tmp_path: Path) -> None:
+    """With noise: every row is booked once by everybody, and epsilon is that of one release."""
+    path = federation(tmp_path, NOISY)
+    outs = dict.fromkeys(NAMES, tmp_path / "run")
+    ended(path, outs, altered={"agency": "kill:KeptRows.keep:3:before"})
+    found = ended(path, outs, resume=NAMES)
+    assert codes(found) == dict.fromkeys(NAMES, 0), found
+    whole = undisturbed(path, tmp_path / "whole")
+    for name in NAMES:
+        lines = charged(tmp_path / "run", name)
+        assert [line["rows"] for line in lines] == [16, 16, 16, 12]
+        assert lines[-1]["epsilon"] == whole.metrics["privacy"]["epsilon"]
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["privacy"]["epsilon"] == whole.metrics["privacy"]["epsilon"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pt")}
+
+
+def test_parties_of_two_runs_do_not_go_on_together(tmp_path: Path) -> None:
+    """Fresh with resumed, either way: one line at each that names the party and what to do.
+
+    Nothing that was kept is touched, and afterwards the run goes on.
+    """
+    path = federation(tmp_path, PLAIN)
+    outs = {name: tmp_path / name for name in NAMES}
+    ended(path, outs, altered={"agency": "kill:KeptRows.keep:2:after"})
+    before = contents(tmp_path)
+    fresh = {name: tmp_path / f"fresh-{name}" for name in NAMES}
+
+    # A fresh primary, secondaries that go on.
+    found = ended(path, {**outs, "agency": fresh["agency"]}, resume=NAMES[1:])
+    assert codes(found) == dict.fromkeys(NAMES, 3)
+    for _, said in found.values():
+        assert "'agency' starts afresh, and 'bank-1' goes on with run" in said
+        assert "start all parties with --resume in the folders of one run" in said
+    # A primary that goes on, and a secondary that starts afresh.
+    found = ended(path, {**outs, "bank-2": fresh["bank-2"]}, resume=NAMES[:2])
+    assert codes(found) == dict.fromkeys(NAMES, 3)
+    for _, said in found.values():
+        assert "'agency' goes on with run" in said
+        assert "'bank-2' starts afresh" in said
+    # The same primaries do not look: each secondary looks for itself.
+    lying = {**outs, "agency": tmp_path / "lying"}
+    found = ended(path, lying, resume=NAMES[1:], altered={"agency": "trusting"})
+    assert codes(found) == dict.fromkeys(NAMES, 3)
+    assert any("this party goes on with run" in said for _, said in found.values())
+    assert contents(tmp_path) == before
+
+    assert codes(ended(path, outs, resume=NAMES)) == dict.fromkeys(NAMES, 0)
