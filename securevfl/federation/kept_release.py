@@ -64,7 +64,8 @@ class KeptRelease:
         self._links = links
         self._records = records
         self._fit = fit
-        self._booked = ledger.released_rows
+        self._booked = set(ledger.released_rows.tolist())
+        """Rows of this run that were charged, in earlier sessions and in this one."""
         self._last = self._read(_ANSWER)
         self._paid: Int64[np.ndarray, " batch"] | None = None
 
@@ -86,14 +87,11 @@ class KeptRelease:
             PrivacyError: If a row of them was released, and not with the last answer.
         """
         last, self._last = self._last, None
-        known = np.isin(rows, self._booked)
-        if not known.any():
+        known = self._booked.intersection(rows.tolist())
+        if not known:
             return None
-        if last is None or not np.array_equal(last["rows"].numpy(), rows) or not known.all():
-            raise PrivacyError(
-                f"{int(known.sum())} of the rows that the primary asks for were released before in "
-                f"this run, {_NOT_AGAIN}"
-            )
+        if last is None or not np.array_equal(last["rows"].numpy(), rows) or len(known) < len(rows):
+            raise _released_before(len(known))
         words: Tensor | None = last["words"]
         if words is None:
             self._paid = rows
@@ -111,7 +109,7 @@ class KeptRelease:
         """
         state = self._read(_RELEASE)
         if state is None:
-            if len(self._booked):
+            if self._booked:
                 raise PrivacyError(
                     f"rows of this run were released, and {_RELEASE}, which says with what, is "
                     f"missing or damaged; {_NOT_AGAIN}"
@@ -137,12 +135,20 @@ class KeptRelease:
         """Note what is asked for, then book it; see :meth:`Ledger.charge`.
 
         Rows that were booked when a crash came, and never answered, are not booked again.
+
+        Raises:
+            PrivacyError: If a row of them was released; the last answer stays as it is then.
         """
         if self._paid is not None and np.array_equal(self._paid, rows):
             self._paid = None
             return self._ledger.spent
+        asked = set(rows.tolist())
+        if not self._booked.isdisjoint(asked):
+            raise _released_before(len(self._booked & asked))
         self._write(_ANSWER, {"rows": torch.from_numpy(rows), "words": None})
-        return self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+        epsilon = self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+        self._booked |= asked
+        return epsilon
 
     def answered(self, rows: Int64[np.ndarray, " batch"], words: Int64[Tensor, " words"]) -> None:
         """Keep an answer; it is on the disk when this returns, and may be sent then."""
@@ -173,6 +179,13 @@ class KeptRelease:
 
 _ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
 _NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"
+
+
+def _released_before(rows: int) -> PrivacyError:
+    return PrivacyError(
+        f"{rows} of the rows that the primary asks for were released before in this run, "
+        f"{_NOT_AGAIN}"
+    )
 
 
 def _state_of(links: LinkSource) -> dict[str, Tensor]:
