@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError, StorageError
+from securevfl.core.files import make_folder
 
 _GENESIS: Final = "0" * 64
 _OWNER_ONLY: Final = 0o600
@@ -65,16 +66,21 @@ class ChainedFile:
 
         Raises:
             PrivacyError: If the file is closed.
+            StorageError: If the line cannot be written; the file is closed then.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
         line = json.dumps({**entry, "previous": self._head}, allow_nan=False)
         if self._handle is not None:
             data = memoryview(f"{line}\n".encode())
-            while data:
-                data = data[os.write(self._handle, data) :]
-            if self._durable:
-                os.fsync(self._handle)
+            try:
+                while data:
+                    data = data[os.write(self._handle, data) :]
+                if self._durable:
+                    os.fsync(self._handle)
+            except OSError as error:
+                self.close()  # half a line may be there, and nothing may follow it
+                raise StorageError.of(f"ledger {self.path}", error) from None
         self._chain(line)
 
     def close(self) -> None:
@@ -115,7 +121,7 @@ class ChainedFile:
 
 def _open_locked(path: Path) -> int:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
     except OSError as error:
         raise ConfigError(f"ledger {path}: cannot be opened ({error.strerror})") from None

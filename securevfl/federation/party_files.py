@@ -2,12 +2,15 @@
 
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.events import EventLog
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
+
+LOG_FILE: Final = "log.jsonl"
 
 
 class PartyFiles:
@@ -41,7 +44,7 @@ class PartyFiles:
         self.resume = resume
         self.checkpoints = Checkpoints(folder, settings_digest=config.settings_digest)
         self._simulated = simulated
-        self._log = None if simulated else EventLog(folder / "log.jsonl", party=party)
+        self._log = None if simulated else EventLog(folder / LOG_FILE, party=party)
         self._ledger: Ledger | None = None
 
     @property

@@ -47,7 +47,7 @@ def write_report(run: Path) -> Path:
         federation=(run / "federation.toml").read_text(encoding="utf-8"),
     )
     path = run / "report.html"
-    files.write_text(path, page)
+    files.write_text(path, page, for_others=True)
     return path
 
 
