@@ -98,7 +98,7 @@ class StorageError(SecureVflError):
             error: What the system said.
         """
         return cls(
-            f"{os.fspath(path)}: cannot be written ({error.strerror or type(error).__name__}); "
+            f"{os.fspath(path)}: cannot be written ({error.strerror or error}); "
             f"nothing that was there before is lost. Make room or give access, and run again"
         )
 

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, StorageError
 
@@ -56,6 +56,23 @@ def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
     """Write ``value`` as indented JSON atomically; NaN and infinity are refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     write_text(path, text, for_others=for_others)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_json` has written of a mapping.
+
+    Raises:
+        ConfigError: If the file cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: is not JSON; it was cut or changed") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no figures")
+    return content
 
 
 def open_to_append(path: Path) -> int:

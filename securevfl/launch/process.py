@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, StorageError
 from securevfl.core.files import open_to_append
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import (
@@ -67,6 +67,10 @@ class PartyProcess:
         self._told_memory: int | None = None
         self._started = time.monotonic()
         self._pending = b""
+        try:
+            log = open_to_append(command.log_path)
+        except OSError as error:
+            raise StorageError.of(command.log_path, error) from None
         self.events_fd, events_write = os.pipe()
         os.set_blocking(self.events_fd, False)
         environment = {
@@ -77,7 +81,6 @@ class PartyProcess:
         }
         try:
             with contextlib.ExitStack() as ours:
-                log = open_to_append(command.log_path)
                 ours.callback(os.close, log)
                 handed = {
                     name: ours.enter_context(_nameless(content)).fileno()

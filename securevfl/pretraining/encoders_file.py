@@ -36,4 +36,9 @@ def load_encoders(run_folder: Path, party: str) -> dict[str, dict[str, Tensor]]:
             f"pretraining.checkpoint: {path}: {error.strerror}; name the run folder of a finished "
             f"securevfl pretrain"
         ) from None
+    except Exception as error:  # noqa: BLE001 - whatever torch meets in a damaged file
+        raise ConfigError(
+            f"pretraining.checkpoint: {path}: is damaged, or holds no encoders "
+            f"({type(error).__name__}); restore it from a copy, or pretrain again"
+        ) from None
     return encoders

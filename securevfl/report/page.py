@@ -81,17 +81,9 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(
-            f"run folder {path.parent}: has no {path.name}; is it a finished run?"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds no figures of a run")
-    return content
+    if not path.exists():
+        raise ConfigError(f"run folder {path.parent}: has no {path.name}; is it a finished run?")
+    return files.read_json(path)
 
 
 def _read_ledger(path: Path) -> tuple[list[int], list[float]]:

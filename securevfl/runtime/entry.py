@@ -135,8 +135,7 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
             f"run folder {folder}: holds a finished run of other settings; restore the federation "
             f"file, or choose another --out"
         )
-    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return metrics
+    return files.read_json(path)
 
 
 def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:

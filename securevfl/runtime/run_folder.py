@@ -41,6 +41,8 @@ def read_history(run_folder: Path) -> list[dict[str, Any]]:
             ]
     except OSError:
         raise ConfigError(f"run folder {run_folder}: has no {path.name}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: was cut or changed ({error})") from None
 
 
 def _number(name: str, text: str) -> float | int:

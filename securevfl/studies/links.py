@@ -1,7 +1,6 @@
 """Linkage alone: every secondary's links, how good they are, and what each party would learn."""
 
 import io
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +159,7 @@ def _link(
         return Candidates(ranked=_in_parts(metric, spec.choice.neighbours, own.name, observe))
 
     kept = cache.get(key, lambda: keep(spec, find))
-    comparing = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    comparing = files.read_json(told) if told.exists() else {}
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
 

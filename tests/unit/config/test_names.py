@@ -63,3 +63,11 @@ def test_a_trusted_certificate_goes_nowhere_else(tmp_path):
     provision(["agency"], tmp_path)
     with pytest.raises(ConfigError, match="name: must be a plain file name"):
         trust(tmp_path / "agency", "../agency", tmp_path / "agency" / "identity.pem")
+
+
+def test_a_file_that_is_nested_too_deeply_is_one_line(tmp_path):
+    """Brackets without end are no settings, and no traceback."""
+    path = tmp_path / "fed.toml"
+    path.write_text("x = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_federation(path)

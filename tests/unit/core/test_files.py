@@ -125,3 +125,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         files.write_text(tmp_path / "run" / "metrics.json", "{}")
     with pytest.raises(ConfigError, match="choose another with --out"):
         files.require_writable_folder(tmp_path / "run" / "parties")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1'])
+def test_damaged_figures_are_one_line(tmp_path, content):
+    """What a run folder holds is read by later commands: cut, deep or foreign, it is named."""
+    path = tmp_path / "metrics.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"metrics\.json: (is not JSON|holds no figures)"):
+        files.read_json(path)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, StorageError
 from securevfl.federation.checkpoint import Checkpoints
 
 
@@ -50,7 +50,8 @@ def test_going_back_forgets_what_came_later(store: Checkpoints) -> None:
 def test_crash_while_writing_leaves_the_old_file(store: Checkpoints) -> None:
     """A write that fails before its end changes nothing and leaves nothing behind."""
     store.save(1, state(1))
-    with patch.object(os, "fsync", side_effect=OSError("disk full")), pytest.raises(OSError):  # noqa: PT011
+    full = patch.object(os, "fsync", side_effect=OSError("disk full"))
+    with full, pytest.raises(StorageError, match=r"epoch-1\.pt: cannot be written \(disk full\)"):
         store.save(1, state(2))
     assert names(store.folder) == {"epoch-1.pt"}
     assert torch.equal(store.load(1)["weights"], torch.ones(3))
