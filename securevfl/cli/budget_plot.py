@@ -21,7 +21,8 @@ def draw(budget: Budget, *, path: Path, around: float) -> None:
     """Write an SVG file with one curve a method, the noise multiplier on the horizontal axis.
 
     Raises:
-        ConfigError: If the file's name does not end in ``.svg``, or it cannot be written.
+        ConfigError: If the file's name does not end in ``.svg``.
+        StorageError: If it cannot be written.
     """
     if path.suffix != ".svg":
         raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")
@@ -50,7 +51,4 @@ def draw(budget: Budget, *, path: Path, around: float) -> None:
     # A fixed salt and no date: the same plan gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": "securevfl", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    try:
-        write_bytes(path, buffer.getvalue())
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: cannot be written ({error.strerror})") from None
+    write_bytes(path, buffer.getvalue(), for_others=True)

@@ -79,7 +79,9 @@ def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
 
     values = {name: method["seeds"] for name, method in figures["methods"].items()}
     title = f"{figures['federation']}: test {figures['metric']}"
-    files.write_text(folder / "comparison.svg", comparison_plot(values, title=title))
+    files.write_text(
+        folder / "comparison.svg", comparison_plot(values, title=title), for_others=True
+    )
 
 
 def _print_table(figures: Mapping[str, Any], folder: Path) -> None:

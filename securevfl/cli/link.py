@@ -34,7 +34,7 @@ def run_link(
     # Loaded here: plots take most of a second to load.
     from securevfl.report.plots import similarities_plot
 
-    files.write_text(folder / "similarities.svg", similarities_plot(study.curves))
+    files.write_text(folder / "similarities.svg", similarities_plot(study.curves), for_others=True)
     if as_json:
         print(json.dumps(study.figures))
     else:

@@ -6,7 +6,7 @@ Commands import what they need when they run: ``securevfl budget`` must not wait
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -14,7 +14,7 @@ from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
 from securevfl.cli.ledger import app as ledger_app
-from securevfl.core.errors import SecureVflError
+from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.version import __version__
 
 app = typer.Typer(
@@ -302,16 +302,35 @@ def main() -> None:
     try:
         app()
     except SecureVflError as error:
-        print(f"securevfl: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        _say(" ".join(str(error).splitlines()))
         sys.exit(error.exit_code)
     except SystemExit as end:
         # Typer turns Ctrl-C into this code and says nothing.
         if end.code == _INTERRUPTED:
-            print("securevfl: interrupted", file=sys.stderr)
+            _say("interrupted")
         raise
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
+    except OSError as error:
+        # A table of figures that was written by another library, or what we print itself.
+        if not StorageError.stands_behind(error):
+            raise
+        _say(str(StorageError.of(error.filename or "standard output", error)))
+        _silence(sys.stdout)
+        sys.exit(StorageError.exit_code)
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"securevfl: {text}", file=sys.stderr)
+    except OSError:
+        # A log on a full disk takes no line; the exit code still says what happened.
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

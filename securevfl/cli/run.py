@@ -15,7 +15,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, told
-from securevfl.launch.child import end_with_launcher, is_launched, report_failure
+from securevfl.launch.child import end_with_launcher, is_launched, report_failure, report_memory
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.device import device_named
@@ -176,6 +176,7 @@ def run_party(
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
         raise
     finally:
+        report_memory()
         # Python's last collection would walk all of torch: a second of CPU in which a party that
         # has failed is still there.
         gc.freeze()

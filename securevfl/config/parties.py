@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 
@@ -56,6 +57,7 @@ class PartySettings:
             raise ConfigError(
                 f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
             )
+        checks.file_name(name=self.name)  # on some systems "con" is none
         if self.is_helper:
             self._check_helper()
         else:

@@ -44,6 +44,8 @@ def read_federation(path: str | Path, *, only_linkage: bool = False) -> Federati
         raise ConfigError(f"federation file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"federation file {path}: is nested too deeply to be settings") from None
     return parse_federation(source, file=str(path), only_linkage=only_linkage)
 
 

@@ -13,7 +13,8 @@ class FederationSettings:
     """The ``[federation]`` table."""
 
     name: str
-    """What the federation is called in reports and logs."""
+    """What the federation is called in reports and logs, and its run folders by default: a plain
+    file name."""
 
     task: Task
     """What the label is: a number, one of two classes, or one of several."""
@@ -22,6 +23,7 @@ class FederationSettings:
     """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
 
     def __post_init__(self) -> None:
+        checks.file_name(name=self.name)
         checks.at_least(0, seed=self.seed)
 
 

@@ -6,8 +6,16 @@ Comparisons are written so that NaN fails.
 import math
 from collections.abc import Iterable
 from numbers import Real
+from typing import Final
 
 from securevfl.core.errors import ConfigError
+
+_LONGEST_FILE_NAME: Final = 100
+_NOT_IN_FILE_NAMES: Final = frozenset('/\\:*?<>|"')
+_DEVICES: Final = frozenset(
+    ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"]
+    + [f"{port}{number}" for port in ("COM", "LPT") for number in "0123456789\u00b9\u00b2\u00b3"]
+)
 
 
 def _number(**values: object) -> None:
@@ -73,6 +81,28 @@ def fraction(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:
             raise ConfigError(f"{name} must lie in [0, 1), got {value!r}")
+
+
+def file_name(**values: str) -> None:
+    """Check that every named value can be the name of a file or folder on any system.
+
+    It has 1 to 100 printable characters, is no path, starts with no dot, ends with no dot or
+    space, and is none of the names that Windows keeps for devices.
+    """
+    for name, value in values.items():
+        device = value.partition(".")[0].rstrip().upper()
+        if (
+            not 1 <= len(value) <= _LONGEST_FILE_NAME
+            or not value.isprintable()
+            or set(value) & _NOT_IN_FILE_NAMES
+            or value[0] in ". "
+            or value[-1] in ". "
+            or device in _DEVICES
+        ):
+            raise ConfigError(
+                f"{name}: must be a plain file name of at most {_LONGEST_FILE_NAME} characters, "
+                f"with none of / \\ : * ? < > | and quotes, and no dot in front; got {value!r}"
+            )
 
 
 def one_of(allowed: Iterable[str], **values: object) -> None:

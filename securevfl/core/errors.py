@@ -4,17 +4,35 @@ SecureVflError                            exit code 1
 +-- ConfigError (ValueError)              2   a setting is impossible: fix the file or the argument
 +-- DataError (ValueError)                2   a table is not what it should be: fix the table
 +-- EncodingRangeError (ValueError)       2   a value does not fit the fixed-point ring
++-- StorageError                          2   a file cannot be written: make room, and go on
 +-- PrivacyError                          4   the guarantee asked for does not hold
 |   +-- BudgetExceededError               4   a release would spend more than was granted
 +-- ProtocolError (RuntimeError)          3   the parties disagree: the run must stop
     +-- AuthenticationError               3   a party is not who the federation file says
     +-- PartyFailedError                  3   a party raised or died
     +-- PartyTimeoutError                 3   a party was silent past its deadline
+
+An error's text is for the party that it happens to. What the others are told is
+:meth:`SecureVflError.for_others`.
 """
 
+import errno
+import os
+import re
 import traceback
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_SEE_LOG: Final = "its own log says more"
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# A text that names a file or a folder of this machine: a path of any system, a file by its ending,
+# or what our own messages call a file's name by. Public keys may hold a slash and are no paths.
+_PUBLIC_KEY: Final = re.compile(r"ed25519:[A-Za-z0-9+/=]+")
+_LOCAL: Final = re.compile(
+    r"[/\\]"
+    r"|\.(csv|gz|jsonl?|key|log|npz?|parquet|pem|pt|py|toml)\b"
+    r"|\b(folder|ledger|checkpoint|links|table|file|--out|--data-root|--identity) [^ ]+[:,]"
+)
 
 
 class SecureVflError(Exception):
@@ -22,11 +40,30 @@ class SecureVflError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    TOLD: ClassVar[str | None] = ""
+    """What other parties are told instead of the text; None tells the text if it names nothing of
+    this machine."""
+
+    def for_others(self) -> str:
+        """Return what other organisations may read about this error.
+
+        Reveals:
+            To whoever is told: the kind of error, and for settings, for promises and for the
+            protocol the text, unless it names a file. Never a record, a path, or what was spent.
+        """
+        text = self.TOLD
+        if text is None:
+            said = str(self)
+            text = "" if _LOCAL.search(_PUBLIC_KEY.sub("", said)) else said
+        name = type(self).__name__
+        return f"{name}: {text}" if text else f"{name} ({_SEE_LOG})"
+
 
 class ConfigError(SecureVflError, ValueError):
     """A setting is impossible."""
 
     exit_code: ClassVar[int] = 2
+    TOLD: ClassVar[str | None] = None
 
 
 class DataError(SecureVflError, ValueError):
@@ -41,20 +78,49 @@ class EncodingRangeError(SecureVflError, ValueError):
     exit_code: ClassVar[int] = 2
 
 
+class StorageError(SecureVflError):
+    """A file of this party's own cannot be written; what was there before is still there."""
+
+    exit_code: ClassVar[int] = 2
+    TOLD: ClassVar[str | None] = "it cannot write to its own disk"
+
+    @staticmethod
+    def stands_behind(error: BaseException) -> bool:
+        """Return whether an error says that a disk is full, at its end or read-only."""
+        return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], error: OSError) -> "StorageError":
+        """Return the error that names the file, the system's reason and what to do.
+
+        Args:
+            path: What could not be written.
+            error: What the system said.
+        """
+        return cls(
+            f"{os.fspath(path)}: cannot be written ({error.strerror or error}); "
+            f"nothing that was there before is lost. Make room or give access, and run again"
+        )
+
+
 class PrivacyError(SecureVflError):
     """The guarantee that was asked for does not hold for what would run."""
 
     exit_code: ClassVar[int] = 4
+    TOLD: ClassVar[str | None] = None
 
 
 class BudgetExceededError(PrivacyError):
     """A release would spend more privacy than was granted; nothing was released."""
+
+    TOLD: ClassVar[str | None] = "its privacy budget does not cover this run"
 
 
 class ProtocolError(SecureVflError, RuntimeError):
     """The parties disagree about what happens next."""
 
     exit_code: ClassVar[int] = 3
+    TOLD: ClassVar[str | None] = None
 
     party: str | None = None
     """The party where it began, once that is known."""

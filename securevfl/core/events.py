@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from securevfl.core.errors import SecureVflError
+from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core.files import open_to_append
 
 # A log line holds figures about a run, not data: longer lists are data in disguise.
 _MAX_LIST = 64
@@ -33,26 +35,41 @@ def plain(value: Any, *, where: str = "event") -> Any:
 
 
 class EventLog:
-    """Append JSON lines to a file; every line carries seconds since the log was opened."""
+    """Append JSON lines to a private file; every line carries seconds since the log was opened."""
 
     def __init__(self, path: Path, *, party: str) -> None:
         self.path = path
         self.party = party
         self._start = time.monotonic()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        try:
+            self._handle: int | None = open_to_append(path)
+        except OSError as error:
+            raise StorageError.of(path, error) from None
 
     def write(self, event: str, **fields: object) -> None:
         """Write one event.
 
         Raises:
             SecureVflError: If a field is anything but plain figures and words.
+            StorageError: If the file cannot be written, or is closed.
         """
         line = {"seconds": round(time.monotonic() - self._start, 3), "party": self.party}
         line["event"] = event
         line.update(plain(fields))
-        self._file.write(json.dumps(line) + "\n")
+        rest = f"{json.dumps(line)}\n".encode()
+        try:
+            while rest:
+                rest = rest[os.write(self._open(), rest) :]
+        except OSError as error:
+            raise StorageError.of(self.path, error) from None
 
     def close(self) -> None:
         """Close the file; later writes raise."""
-        self._file.close()
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise StorageError(f"{self.path}: is closed")
+        return self._handle

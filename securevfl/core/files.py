@@ -1,38 +1,99 @@
-"""Atomic file writes: a reader or a crash never sees half a file."""
+"""Atomic file writes, for this user alone: a reader or a crash never sees half a file.
+
+Everything that a party keeps is private (mode 0600, in folders of mode 0700) unless its writer says
+that it is for others: the federation file, certificates, figures and reports of a run. Those get
+the mode that the user's umask gives new files.
+"""
 
 import json
 import os
-import tempfile
+import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, StorageError
+
+_PRIVATE: Final = 0o600
+_FOR_OTHERS: Final = 0o666  # less the user's umask
+_FOLDER: Final = 0o700
+_SUFFIX_BYTES: Final = 8
 
 
-def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write ``content`` to ``path`` through a synced temporary file in the same folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+def write_bytes(path: Path, content: bytes, *, for_others: bool = False) -> None:
+    """Write ``content`` to ``path`` through a synced temporary file in the same folder.
+
+    Args:
+        path: The file. Folders that are missing are made, for this user alone.
+        content: All of it.
+        for_others: Whether other users may read the file, as far as the umask lets them.
+
+    Raises:
+        StorageError: If it cannot be written; what was there before is untouched.
+    """
+    temporary = _beside(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(mode)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        make_folder(path.parent)
+        try:
+            with open(temporary, "xb", opener=_opener(for_others=for_others)) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError.of(path, error) from None
 
 
-def write_text(path: Path, content: str) -> None:
-    """Write UTF-8 text atomically."""
-    write_bytes(path, content.encode())
+def write_text(path: Path, content: str, *, for_others: bool = False) -> None:
+    """Write UTF-8 text atomically; see :func:`write_bytes`."""
+    write_bytes(path, content.encode(), for_others=for_others)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
     """Write ``value`` as indented JSON atomically; NaN and infinity are refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_text(path, text, for_others=for_others)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_json` has written of a mapping.
+
+    Raises:
+        ConfigError: If the file cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: is not JSON; it was cut or changed") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no figures")
+    return content
+
+
+def open_to_append(path: Path) -> int:
+    """Open a private file to append to, made if it is missing; return its descriptor.
+
+    Raises:
+        OSError: As the system says it.
+    """
+    make_folder(path.parent)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone.
+
+    Raises:
+        OSError: As the system says it.
+    """
+    for folder in reversed([path, *path.parents]):
+        if not folder.exists():
+            folder.mkdir(mode=_FOLDER, exist_ok=True)
 
 
 def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
@@ -41,12 +102,21 @@ def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
     Raises:
         ConfigError: Naming the folder and the system's reason.
     """
+    probe = _beside(path / "write-test")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path, prefix=".write-test.")
-        os.close(handle)
-        Path(name).unlink()
+        make_folder(path)
+        probe.touch(mode=_PRIVATE)
+        probe.unlink()
     except OSError as error:
         raise ConfigError(
             f"{what} {path}: cannot be written ({error.strerror}); choose another with --out"
         ) from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(_SUFFIX_BYTES)}")
+
+
+def _opener(*, for_others: bool) -> Callable[[str, int], int]:
+    mode = _FOR_OTHERS if for_others else _PRIVATE
+    return lambda name, flags: os.open(name, flags, mode)

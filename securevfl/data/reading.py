@@ -5,7 +5,7 @@ import warnings
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,9 @@ from securevfl.core.task import Task
 from securevfl.data.feature_columns import MAX_CATEGORIES, feature_columns, first_word
 from securevfl.data.labels import encode_labels, encode_some_labels
 from securevfl.data.tables import Labels, PartyTable, require_finite
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # From 2^53 on, float64 does not hold every integer, and different keys could become equal.
 _LARGEST_EXACT_INTEGER: Final = 2**53
@@ -159,15 +162,31 @@ def _read_csv(path: Path, as_text: Collection[str]) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    except (pa.ArrowException, ValueError) as error:
-        raise OSError(str(error)) from None
+        table = pq.read_table(path)
+        frame: pd.DataFrame = table.to_pandas()
+    except Exception as error:  # noqa: BLE001 - pandas believes what a file says of itself
+        raise OSError(f"{type(error).__name__}: {error}") from None
     frame.columns = pd.Index([str(column) for column in frame.columns])
+    for field in table.schema:
+        if field.name in frame.columns and _is_binary(field.type):
+            frame[field.name] = frame[field.name].map(_text, na_action="ignore")
     return frame
+
+
+def _is_binary(kind: "pa.DataType") -> bool:
+    import pyarrow.types as kinds
+
+    return bool(
+        kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind)
+    )
+
+
+def _text(cell: bytes | str) -> str:
+    # Some programs write texts so; what is no text is at least shown and compared as one.
+    return cell if isinstance(cell, str) else cell.decode("utf-8", errors="backslashreplace")
 
 
 def require_columns(frame: pd.DataFrame, columns: Sequence[str], *, where: str) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError, StorageError
+from securevfl.core.files import make_folder
 
 _GENESIS: Final = "0" * 64
 _OWNER_ONLY: Final = 0o600
@@ -72,8 +73,8 @@ class ChainedFile:
         """Write one line; if the file is durable, it is on the disk when this returns.
 
         Raises:
-            ConfigError: If the disk takes no more. The line is not in the file then.
             PrivacyError: If the file is closed.
+            StorageError: If the line cannot be written; it is not in the file then.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
@@ -107,10 +108,7 @@ class ChainedFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, self._size)
-            raise ConfigError(
-                f"ledger {self.path}: cannot be written ({error.strerror}); nothing is released "
-                f"that is not booked. Make room, and go on"
-            ) from None
+            raise StorageError.of(f"ledger {self.path}", error) from None
         self._size += len(whole)
         self._unended = False
 
@@ -190,7 +188,7 @@ def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool]:
 def _opened(path: Path, *, read_only: bool) -> tuple[int, bool]:
     if read_only:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY), True

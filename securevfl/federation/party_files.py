@@ -3,15 +3,19 @@
 import contextlib
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
+from securevfl.core.errors import StorageError
 from securevfl.core.events import EventLog
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.ledger_book import Outlook
 from securevfl.federation.ledger_place import Book, ledger_of_table
 from securevfl.federation.run_plan import RunPlan
+
+LOG_FILE: Final = "log.jsonl"
 
 
 class PartyFiles:
@@ -50,7 +54,7 @@ class PartyFiles:
         self._config = config
         self._table = table
         self._simulated = simulated
-        self._log = None if simulated else EventLog(folder / "log.jsonl", party=party)
+        self._log = None if simulated else EventLog(folder / LOG_FILE, party=party)
         self._ledger: Ledger | None = None
 
     @property
@@ -133,8 +137,8 @@ class PartyFiles:
             self._ledger.close()
             if kept is not None and kept != self.run_ledger:
                 # The ledger itself is whole, whatever becomes of the copy.
-                with contextlib.suppress(OSError):
-                    files.write_bytes(self.run_ledger, kept.read_bytes(), mode=0o600)
+                with contextlib.suppress(OSError, StorageError):
+                    files.write_bytes(self.run_ledger, kept.read_bytes())
         if self._log is not None:
             self._log.close()
 

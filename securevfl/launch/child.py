@@ -13,10 +13,12 @@ from types import FrameType
 from typing import Any, Final
 
 from securevfl.core.events import plain
+from securevfl.core.memory import peak_memory_bytes
 
 EVENTS_VARIABLE: Final = "SECUREVFL_EVENTS_FD"
 LIFELINE_VARIABLE: Final = "SECUREVFL_LIFELINE"
 FAILURE_EVENT: Final = "failure"
+MEMORY_EVENT: Final = "memory"
 
 # How long a party may take to say farewell when the launcher has gone, before it is ended hard.
 _FAREWELL_S: Final = 5.0
@@ -55,6 +57,15 @@ def report_failure(*, party: str, reason: str, exit_code: int) -> None:
         To whoever started this process: the arguments.
     """
     report(FAILURE_EVENT, party=party, reason=reason, exit_code=exit_code)
+
+
+def report_memory() -> None:
+    """Tell the launcher this process's largest resident memory; call it last of all.
+
+    Reveals:
+        To whoever started this process: that figure.
+    """
+    report(MEMORY_EVENT, peak_memory_bytes=peak_memory_bytes())
 
 
 def is_launched() -> bool:

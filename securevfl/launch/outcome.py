@@ -29,7 +29,8 @@ class PartyExit:
     """Seconds from its start to its end."""
 
     peak_memory_bytes: int
-    """Largest resident memory."""
+    """Largest resident memory: as the process itself reported it, or else what the system knows of
+    it, which may be what its launcher held when it started the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,17 +1,26 @@
 """One party's process: started with its log, its pipe of reports and its lifeline."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from securevfl.core.errors import ConfigError
-from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE
+from securevfl.core.errors import ConfigError, StorageError
+from securevfl.core.files import open_to_append
+from securevfl.core.memory import RSS_UNIT
+from securevfl.launch.child import (
+    EVENTS_VARIABLE,
+    FAILURE_EVENT,
+    LIFELINE_VARIABLE,
+    MEMORY_EVENT,
+)
 from securevfl.launch.outcome import PartyExit, PartyFailure
 
 # One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
@@ -19,8 +28,6 @@ _MAX_LINE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
 # Enough of a log's end to hold the last line of a traceback.
 _TAIL_BYTES: Final = 4096
-# ru_maxrss counts KiB on Linux.
-_RSS_UNIT: Final = 1024
 _LOST: Final = 3
 
 
@@ -40,21 +47,30 @@ class PartyCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of the launcher's own."""
 
+    handed: Mapping[str, bytes] = field(default_factory=dict)
+    """Contents that the process alone may read, by the argument in whose place their path stands.
+    They never have a name in the file system: what is secret is gone with the processes, however
+    these end."""
+
 
 class PartyProcess:
     """A started party. Its reports are read from :attr:`events_fd` as they come."""
 
     def __init__(self, command: PartyCommand) -> None:
         self.name = command.name
-        self.exit: PartyExit | None = None
+        self._exit: PartyExit | None = None
         self.told_failure: PartyFailure | None = None
         """What the process itself reported before it ended."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
         self._log_path = command.log_path
+        self._told_memory: int | None = None
         self._started = time.monotonic()
         self._pending = b""
-        command.log_path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            log = open_to_append(command.log_path)
+        except OSError as error:
+            raise StorageError.of(command.log_path, error) from None
         self.events_fd, events_write = os.pipe()
         os.set_blocking(self.events_fd, False)
         environment = {
@@ -64,14 +80,22 @@ class PartyProcess:
             LIFELINE_VARIABLE: "stdin",
         }
         try:
-            with command.log_path.open("ab") as log:
+            with contextlib.ExitStack() as ours:
+                ours.callback(os.close, log)
+                handed = {
+                    name: ours.enter_context(_nameless(content)).fileno()
+                    for name, content in command.handed.items()
+                }
                 self._process = subprocess.Popen(
-                    list(command.arguments),
+                    [
+                        f"/dev/fd/{handed[argument]}" if argument in handed else argument
+                        for argument in command.arguments
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
-                    pass_fds=(events_write,),
+                    pass_fds=(events_write, *handed.values()),
                     # Ctrl-C is the launcher's to handle: it ends the parties in order.
                     process_group=0,
                 )
@@ -84,12 +108,22 @@ class PartyProcess:
             os.close(events_write)
 
     @property
+    def exit(self) -> PartyExit | None:
+        """How the process ended, with its own figure of memory if it reported one; None before."""
+        if self._exit is None or self._told_memory is None:
+            return self._exit
+        return replace(self._exit, peak_memory_bytes=self._told_memory)
+
+    @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the reports that have come in; failures are kept in :attr:`told_failure`."""
+        """Return the reports that have come in; failures are kept in :attr:`told_failure`.
+
+        What the process says of its own memory goes to :attr:`exit`.
+        """
         lines = self._read_lines()
         events = [event for line in lines if isinstance(event := _parse(line), dict)]
         for event in events:
@@ -101,7 +135,9 @@ class PartyProcess:
                     reason=reason.removeprefix(f"{party}: "),
                     exit_code=int(event.get("exit_code", _LOST)),
                 )
-        return events
+            elif event.get("event") == MEMORY_EVENT:
+                self._told_memory = int(event["peak_memory_bytes"])
+        return [event for event in events if event.get("event") != MEMORY_EVENT]
 
     def poll(self) -> PartyExit | None:
         """Return how the process ended, or None while it runs."""
@@ -145,13 +181,13 @@ class PartyProcess:
         reason = f"exited with {code}: {self._last_words()}; its log is {self._log_path}"
         return PartyFailure(party=self.name, reason=reason, exit_code=code)
 
-    def _note_exit(self, code: int, peak_kib: int) -> None:
+    def _note_exit(self, code: int, peak: int) -> None:
         self._process.returncode = code  # so that Popen does not wait for it again
-        self.exit = PartyExit(
+        self._exit = PartyExit(
             name=self.name,
             exit_code=code,
             seconds=time.monotonic() - self._started,
-            peak_memory_bytes=peak_kib * _RSS_UNIT,
+            peak_memory_bytes=peak * RSS_UNIT,
         )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -186,6 +222,20 @@ def _parse(line: bytes) -> object:
         return json.loads(line)
     except ValueError:
         return None  # a line cut short by the end of its process
+
+
+def _nameless(content: bytes) -> IO[bytes]:
+    """Return an open file that has no name: in memory where the system can, else unlinked."""
+    file: IO[bytes]
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("securevfl"), "w+b")
+        os.fchmod(file.fileno(), 0o600)
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(content)
+    file.flush()
+    file.seek(0)
+    return file
 
 
 def _signal_name(number: int) -> str:

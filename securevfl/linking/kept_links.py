@@ -195,7 +195,7 @@ def _save(path: Path, kept: KeptLinks, key: str) -> None:
 
 def _load(path: Path, key: str) -> KeptLinks:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             figures = json.loads(archive["figures"].tobytes())
             if figures["key"] != key:
                 raise DataError(f"links {path}: belong to other keys; remove the file")
@@ -217,7 +217,11 @@ def _load(path: Path, key: str) -> KeptLinks:
                 links=LinkTable(indices=archive["indices"], distances=archive["distances"]),
                 similar=similar,
             )
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"links {path}: can't be read ({error}); remove the file") from None
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever numpy and zipfile meet in such a file
+        raise DataError(
+            f"links {path}: is damaged, or no file of links ({type(error).__name__}); restore it "
+            f"from a copy. If there is none, remove it: links are then made anew, and similarities "
+            f"get fresh noise, which tells more to who saw the old ones"
+        ) from None

@@ -1,6 +1,5 @@
 """Pretraining as a stage of a run: where it starts, what it keeps, what fine-tuning starts from."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +73,7 @@ def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
     path = run_folder / _NAME
     if not path.exists():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = files.read_json(path)
     return {key: value for key, value in content.items() if key not in ("history", "bytes")}
 
 
@@ -91,7 +90,7 @@ def write_pretraining(
     if figures is None:
         raise nothing_to_pretrain()
     path = run_folder / _NAME
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = files.read_json(path)
     content.setdefault("bytes", {name: dict(row) for name, row in traffic.items()})
     files.write_json(path, content)
     return {key: value for key, value in content.items() if key != "history"}

@@ -1,6 +1,5 @@
 """A run's report: one HTML file with everything in it, made from the run folder alone."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def write_report(run: Path) -> Path:
         federation=(run / "federation.toml").read_text(encoding="utf-8"),
     )
     path = run / "report.html"
-    files.write_text(path, page)
+    files.write_text(path, page, for_others=True)
     return path
 
 
@@ -85,17 +84,9 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(
-            f"run folder {path.parent}: has no {path.name}; is it a finished run?"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds no figures of a run")
-    return content
+    if not path.exists():
+        raise ConfigError(f"run folder {path.parent}: has no {path.name}; is it a finished run?")
+    return files.read_json(path)
 
 
 def _spending(path: Path, run: str) -> list[float]:

@@ -1,6 +1,5 @@
 """Where a run of a whole federation starts, from Python and from the command line alike."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -136,8 +135,7 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
             f"run folder {folder}: holds a finished run of other settings; restore the federation "
             f"file, or choose another --out"
         )
-    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return metrics
+    return files.read_json(path)
 
 
 def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:

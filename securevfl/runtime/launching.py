@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,17 @@ from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.run_folder import write_figures
-from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
+from securevfl.transport.provision import fleeting
 
 # Longer than any run on one machine: real deadlines are those of [runtime].
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
 # Events of any party that the user sees; of others, the primary's alone.
 _OF_ALL = (Warned, SpendingPlanned, CiphertextsMade)
+
+# What stands among a party's arguments for what it is handed.
+_FEDERATION: Final = "FED.toml"
+_IDENTITY: Final = "IDENTITY"
 
 OUTCOME_EVENT: Final = "outcome"
 """What a launched primary tells last: the run's figures, or those of pretraining."""
@@ -128,42 +131,42 @@ def _run_parties(
     names = [party.name for party in config.parties]
     primary = config.primary.name
     outcome: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="securevfl-identities-") as identities:
-        pinned = provision(names, Path(identities), valid_days=SHORT_LIVED_DAYS)
-        # Not in the run folder: what lies there belongs to a run that has begun.
-        federation = Path(identities) / "federation.toml"
-        pinned_config = _pin(config, pinned)
-        files.write_text(federation, tomli_w.dumps(dict(pinned_config.source)))
-        # Parties share the cores; more threads than cores fight for them. A number that the user
-        # has set stands: with it, a simulation adds float32 numbers in the same order.
-        shared = str(max(1, (os.cpu_count() or 1) // len(names)))
-        threads = os.environ.get("OMP_NUM_THREADS", shared)
-        commands = [
-            PartyCommand(
-                name=name,
-                arguments=[
-                    *(sys.executable, "-m", "securevfl.cli.main", "party", str(federation)),
-                    *("--name", name, "--identity", str(Path(identities) / name)),
-                    *("--out", str(run_folder), "--data-root", str(data_root)),
-                    *("--device", device),
-                    *(["--resume"] if resume else []),
-                    *(more if name == primary else []),
-                ],
-                log_path=run_folder / "parties" / name / "output.log",
-                environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-            )
-            for name in names
-        ]
+    identities = fleeting(names)
+    pinned = _pin(config, {name: own.public_text for name, own in identities.items()})
+    # Handed over and written nowhere: not even a launcher that is killed leaves a key behind, and
+    # what lies in the run folder belongs to a run that has begun.
+    federation = tomli_w.dumps(dict(pinned.source)).encode()
+    # Parties share the cores; more threads than cores fight for them. A number that the user
+    # has set stands: with it, a simulation adds float32 numbers in the same order.
+    shared = str(max(1, (os.cpu_count() or 1) // len(names)))
+    threads = os.environ.get("OMP_NUM_THREADS", shared)
+    commands = [
+        PartyCommand(
+            name=name,
+            arguments=[
+                *(sys.executable, "-m", "securevfl.cli.main", "party", _FEDERATION),
+                *("--name", name, "--identity", _IDENTITY),
+                *("--out", str(run_folder), "--data-root", str(data_root)),
+                *("--device", device),
+                *(["--resume"] if resume else []),
+                *(more if name == primary else []),
+            ],
+            log_path=run_folder / "parties" / name / "output.log",
+            environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            handed={_FEDERATION: federation, _IDENTITY: identities[name].bundle()},
+        )
+        for name in names
+    ]
 
-        def on_event(name: str, report: Mapping[str, Any]) -> None:
-            figures = {key: value for key, value in report.items() if key != "event"}
-            if name == primary and report.get("event") == OUTCOME_EVENT:
-                outcome.update(figures)
-            event = event_of(str(report.get("event")), figures)
-            if event is not None and (name == primary or isinstance(event, _OF_ALL)):
-                observe(event)
+    def on_event(name: str, report: Mapping[str, Any]) -> None:
+        figures = {key: value for key, value in report.items() if key != "event"}
+        if name == primary and report.get("event") == OUTCOME_EVENT:
+            outcome.update(figures)
+        event = event_of(str(report.get("event")), figures)
+        if event is not None and (name == primary or isinstance(event, _OF_ALL)):
+            observe(event)
 
-        exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
+    exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
     return outcome, exits
 
 

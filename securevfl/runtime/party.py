@@ -1,19 +1,25 @@
 """One party's life, from its job to its last line in the log. Every party's process runs this."""
 
-from typing import Any
+import contextlib
+import traceback
+from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError, StorageError
 from securevfl.core.progress import Observer
-from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.linkage_helper import run_linkage_helper
 from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.primary_party import run_primary
 from securevfl.runtime.secondary_party import run_secondary
 from securevfl.transport.identity import Identity
+
+# What a log keeps of an error: its text, and the innermost frames of its traceback.
+_REASON: Final = 500
+_FRAMES: Final = 40
 
 _LIVES = {
     "primary": run_primary,
@@ -51,9 +57,30 @@ def run_party(job: PartyJob, observe: Observer) -> RunFigures | dict[str, Any] |
             figures = _LIVES[party.role](life)
             own.log("done")
             return figures
-        except BaseException as error:
-            own.log("failed", error=type(error).__name__, reason=str(error)[:500])
+        except (SecureVflError, KeyboardInterrupt) as error:
+            _log_failure(own, error)
             raise
+        except Exception as error:  # noqa: BLE001 - the last resort
+            raise _last_resort(job, own, error) from None
+
+
+def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> SecureVflError:
+    """Return one line for an error that nobody foresaw; its traceback goes to the party's log."""
+    if StorageError.stands_behind(error):
+        assert isinstance(error, OSError)
+        _log_failure(own, error)
+        return StorageError.of(error.filename or job.folder, error)
+    _log_failure(own, error, trace=traceback.format_tb(error.__traceback__)[-_FRAMES:])
+    return SecureVflError(
+        f"stopped by an unexpected {type(error).__name__}, which is a mistake of this program; "
+        f"where it happened is in {job.folder / LOG_FILE}"
+    )
+
+
+def _log_failure(own: PartyFiles, error: BaseException, **more: object) -> None:
+    # A log on a full disk must not hide why the party failed.
+    with contextlib.suppress(StorageError):
+        own.log("failed", error=type(error).__name__, reason=str(error)[:_REASON], **more)
 
 
 def pinned_identities(config: FederationConfig) -> dict[str, str]:

@@ -253,7 +253,7 @@ class PrimaryRun:
         write_history(run_folder, primary.history)
         explanation = primary.explanation()
         if explanation:
-            core_files.write_json(run_folder / "explanation.json", explanation)
+            core_files.write_json(run_folder / "explanation.json", explanation, for_others=True)
         return RunFigures(
             federation=config.federation.name,
             task=config.federation.task,

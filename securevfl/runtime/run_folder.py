@@ -23,7 +23,7 @@ def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> Non
     writer = csv.DictWriter(buffer, HISTORY_FIELDS, lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: row.get(name, "") for name in HISTORY_FIELDS} for row in history)
-    files.write_text(run_folder / "history.csv", buffer.getvalue())
+    files.write_text(run_folder / "history.csv", buffer.getvalue(), for_others=True)
 
 
 def read_history(run_folder: Path) -> list[dict[str, Any]]:
@@ -41,6 +41,8 @@ def read_history(run_folder: Path) -> list[dict[str, Any]]:
             ]
     except OSError:
         raise ConfigError(f"run folder {run_folder}: has no {path.name}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: was cut or changed ({error})") from None
 
 
 def _number(name: str, text: str) -> float | int:
@@ -49,9 +51,11 @@ def _number(name: str, text: str) -> float | int:
 
 def write_federation(run_folder: Path, config: FederationConfig) -> None:
     """Write ``federation.toml``: the settings that this run was made with."""
-    files.write_text(run_folder / "federation.toml", tomli_w.dumps(dict(config.source)))
+    files.write_text(
+        run_folder / "federation.toml", tomli_w.dumps(dict(config.source)), for_others=True
+    )
 
 
 def write_figures(run_folder: Path, figures: RunFigures) -> None:
     """Write ``metrics.json``: the last of a run's files, since it says that the run is finished."""
-    files.write_json(run_folder / "metrics.json", figures.as_json())
+    files.write_json(run_folder / "metrics.json", figures.as_json(), for_others=True)

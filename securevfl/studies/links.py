@@ -1,8 +1,6 @@
 """Linkage alone: every secondary's links, how good they are, and what each party would learn."""
 
 import io
-import json
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
 from securevfl.core import files
+from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
@@ -114,7 +113,7 @@ def study_links(
             role: reveals_of(spec, role) for role in ("primary", "secondary", *protection.helpers)
         },
         "secondaries": secondaries,
-        "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_memory_bytes": peak_memory_bytes(),
     }
     files.write_json(folder / "links.json", figures)
     return LinkStudy(figures=figures, curves=curves)
@@ -160,7 +159,7 @@ def _link(
         return Candidates(ranked=_in_parts(metric, spec.choice.neighbours, own.name, observe))
 
     kept = cache.get(key, lambda: keep(spec, find))
-    comparing = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    comparing = files.read_json(told) if told.exists() else {}
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
 
@@ -182,7 +181,6 @@ def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTa
 def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
     links = kept.links if kept.similar is None else kept.similar.links
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
@@ -190,7 +188,6 @@ def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
 
 
 def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     similarities = stacked(values)
     if similarities is not None:
         _write_arrays(folder / "similarities.npz", {"values": similarities})

@@ -1,5 +1,12 @@
-"""The primary's open door: who calls must prove a pinned key before a byte of it is read."""
+"""The primary's open door: who calls must prove a pinned key before a byte of it is read.
 
+The port is open for the whole run, to everybody. So nothing that a caller does may raise here, and
+no address may hold so many places that others find none: the oldest caller of the address that
+holds the most goes when there is no room, and who says nothing goes before who says too little.
+"""
+
+import errno
+import ipaddress
 import selectors
 import socket
 import ssl
@@ -14,13 +21,19 @@ from securevfl.transport.failure import Failure
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import SessionStart
 from securevfl.transport.socket_loop import StarLoop
-from securevfl.transport.tls import peer_public_text, refusal
+from securevfl.transport.tls import in_plain_words, peer_public_text
 
-# Callers that may prove who they are at the same time; more wait in the system's queue.
+# Callers that may prove who they are at the same time, and those of one address among them. Many
+# parties may call from one address at once; who is sent away for want of room calls again.
 _MAX_CALLERS: Final = 64
+_MAX_CALLERS_OF_ADDRESS: Final = 16
 _BACKLOG: Final = 128
+# A party's first bytes follow its call at once; the rest of the handshake takes its computing.
+_FIRST_BYTES_S: Final = 3.0
 # Refusals that are kept for the message about a party that never came.
 _MAX_REFUSALS: Final = 8
+# Who has an IPv6 address has all of its network.
+_IPV6_NETWORK: Final = 64
 # How long a refused caller is listened to, so that it can read why it was refused.
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 1 << 16
@@ -48,11 +61,27 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
 class _Caller:
     """Somebody who has called and not yet proved anything, or who was refused."""
 
-    def __init__(self, connection: socket.socket, *, address: str, deadline: float) -> None:
+    def __init__(self, connection: socket.socket, *, address: str, now: float) -> None:
         self.socket = connection
         self.address = address
-        self.deadline = deadline
+        self.called = now
+        self.deadline = now
+        """When this phase of the call must be over."""
+        self.has_spoken = False
         self.refused = False
+
+
+def _origin(address: str) -> str:
+    """Return what counts as one caller's address."""
+    try:
+        place = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(place, ipaddress.IPv6Address):
+        mapped = place.ipv4_mapped
+        network = ipaddress.ip_network((place, _IPV6_NETWORK), strict=False)
+        return str(mapped or network)
+    return str(place)
 
 
 class Doorkeeper:
@@ -77,16 +106,23 @@ class Doorkeeper:
         ranks: Mapping[str, int],
         session: bytes,
     ) -> None:
-        self.refusals: list[str] = []
-        """Who was refused and why, the first few."""
+        self._refusals: dict[tuple[str, str], int] = {}
         self._loop = loop
         self._listener = listener
         self._context = context
         self._names = names
         self._ranks = ranks
         self._session = session
-        self._callers: set[_Caller] = set()
+        self._callers: dict[_Caller, None] = {}  # in the order of their calls
         loop.selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def refusals(self) -> list[str]:
+        """Who was refused, why and how often: the last few."""
+        return [
+            f"{address}: {reason}" + (f" ({count} times)" if count > 1 else "")
+            for (address, reason), count in self._refusals.items()
+        ]
 
     def tick(self, now: float) -> None:
         """Send those away whose time is over."""
@@ -106,29 +142,52 @@ class Doorkeeper:
     def _accept(self) -> None:
         try:
             raw, address = self._listener.accept()
-        except OSError:
-            return  # the caller hung up between the notice and the call
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._callers:
+                self._dismiss(next(iter(self._callers)))  # no handle is left for a new caller
+            return  # or the caller hung up between the notice and the call
         place = str(address[0])
-        if len(self._callers) >= _MAX_CALLERS:
-            self._note(place, "too many calls at once")
+        try:
+            raw.setblocking(False)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
             raw.close()
             return
-        raw.setblocking(False)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
-        deadline = time.monotonic() + self._loop.limits.handshake_timeout_s
-        caller = _Caller(connection, address=place, deadline=deadline)
-        self._callers.add(caller)
-        self._loop.selector.register(
-            connection, selectors.EVENT_READ, lambda: self._shake_hands(caller)
-        )
-        self._shake_hands(caller)
+        caller = _Caller(raw, address=place, now=time.monotonic())
+        caller.deadline += min(self._loop.limits.handshake_timeout_s, _FIRST_BYTES_S)
+        self._make_room(place)
+        self._callers[caller] = None
+        self._loop.selector.register(raw, selectors.EVENT_READ, lambda: self._hear(caller))
 
-    def _shake_hands(self, caller: _Caller) -> None:
-        connection = caller.socket
+    def _make_room(self, place: str) -> None:
+        """Send the oldest caller away of the address that holds too much, if one does."""
+        held: dict[str, list[_Caller]] = {}
+        for caller in self._callers:
+            held.setdefault(_origin(caller.address), []).append(caller)
+        own = held.get(_origin(place), [])
+        if len(own) >= _MAX_CALLERS_OF_ADDRESS:
+            crowd = own
+        elif len(self._callers) >= _MAX_CALLERS:
+            crowd = max(held.values(), key=len)
+        else:
+            return
+        # Who was refused has heard why; who has said nothing is no party, or a slow one.
+        first = min(
+            crowd, key=lambda caller: (not caller.refused, caller.has_spoken, caller.called)
+        )
+        if not first.refused:
+            self._note(first.address, "was sent away for want of room: too many calls at once")
+        self._dismiss(first)
+
+    def _hear(self, caller: _Caller) -> None:
+        if caller not in self._callers:
+            return  # sent away since the system told of its bytes
         if caller.refused:
             self._linger(caller)
             return
+        if not caller.has_spoken and not self._begin_tls(caller):
+            return
+        connection = caller.socket
         assert isinstance(connection, ssl.SSLSocket)
         try:
             connection.do_handshake()
@@ -136,9 +195,39 @@ class Doorkeeper:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError as error:
-            self._refuse(caller, refusal(error))
-        except SecureVflError as error:
+            self._refuse(caller, in_plain_words(error))
+        except (SecureVflError, ValueError) as error:
             self._refuse(caller, str(error))
+
+    def _begin_tls(self, caller: _Caller) -> bool:
+        """Give a caller that has spoken a TLS connection; return whether it has one now."""
+        raw = caller.socket
+        try:
+            spoken = raw.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            spoken = b""
+        # Unknown to the selector before Python's TLS takes its handle over, or closes it.
+        self._loop.selector.unregister(raw)
+        try:
+            if not spoken:
+                raise ConnectionResetError
+            # Raises too, if the caller has hung up since.
+            caller.socket = self._context.wrap_socket(
+                raw, server_side=True, do_handshake_on_connect=False
+            )
+        except (OSError, ValueError):
+            raw.close()
+            del self._callers[caller]
+            self._note(caller.address, "hung up at once")
+            return False
+        caller.has_spoken = True
+        caller.deadline = caller.called + self._loop.limits.handshake_timeout_s
+        self._loop.selector.register(
+            caller.socket, selectors.EVENT_READ, lambda: self._hear(caller)
+        )
+        return True
 
     def _admit(self, caller: _Caller, connection: ssl.SSLSocket) -> None:
         name = self._names.get(peer_public_text(connection))
@@ -148,7 +237,7 @@ class Doorkeeper:
         if name in self._loop.connections:
             self._turn_away_twin(caller, connection, name)
             return
-        self._callers.discard(caller)
+        del self._callers[caller]
         self._loop.selector.unregister(connection)
         admitted = Connection(
             peer=name,
@@ -189,7 +278,7 @@ class Doorkeeper:
         caller.socket = raw
         caller.refused = True
         caller.deadline = time.monotonic() + _LINGER_S
-        self._loop.selector.register(raw, selectors.EVENT_READ, lambda: self._linger(caller))
+        self._loop.selector.register(raw, selectors.EVENT_READ, lambda: self._hear(caller))
         try:
             raw.shutdown(socket.SHUT_WR)
         except OSError:
@@ -205,10 +294,13 @@ class Doorkeeper:
             self._dismiss(caller)
 
     def _dismiss(self, caller: _Caller) -> None:
-        self._callers.discard(caller)
+        del self._callers[caller]
         self._loop.selector.unregister(caller.socket)
         caller.socket.close()
 
     def _note(self, address: str, reason: str) -> None:
-        if len(self.refusals) < _MAX_REFUSALS:
-            self.refusals.append(f"{address}: {reason}")
+        """Count a refusal; the one that was noted longest ago makes room."""
+        key = (address, reason)
+        self._refusals[key] = self._refusals.pop(key, 0) + 1
+        if len(self._refusals) > _MAX_REFUSALS:
+            del self._refusals[next(iter(self._refusals))]

@@ -1,4 +1,4 @@
-"""A secondary's call to the primary: dial until it answers, prove identities, learn the session."""
+"""A secondary's calls to the primary: until one succeeds, both ends prove who they are."""
 
 import contextlib
 import socket
@@ -8,8 +8,6 @@ from typing import Final
 
 from securevfl.core.errors import (
     AuthenticationError,
-    ConfigError,
-    PartyFailedError,
     PartyTimeoutError,
     ProtocolError,
 )
@@ -18,10 +16,27 @@ from securevfl.transport.connection import Connection, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, FrameReader
 from securevfl.transport.message import Message, StarKind
-from securevfl.transport.tls import peer_public_text, refusal
+from securevfl.transport.tls import in_plain_words, own_certificate_refused, peer_public_text
 
-# Pause between calls while the primary is not there yet.
+# Pause between calls while nobody answers, and the longest one between calls that are answered
+# and come to nothing: these cost the other end a handshake each.
 _REDIAL_S: Final = 0.1
+_LONGEST_REDIAL_S: Final = 1.0
+
+
+class _CallFailedError(Exception):
+    """A call came to nothing, and another one may not.
+
+    Attributes:
+        text: Why, in plain words.
+        telling: How much it says about the true cause: 0 if nobody answered, 1 if somebody did, 2
+            if an identity was not accepted.
+    """
+
+    def __init__(self, text: str, *, telling: int) -> None:
+        super().__init__(text)
+        self.text = text
+        self.telling = telling
 
 
 def dial(
@@ -34,7 +49,11 @@ def dial(
     deadline_s: float,
     limits: TransportLimits,
 ) -> Connection:
-    """Return an authenticated connection to the primary.
+    """Return an authenticated connection to the primary, calling until there is one.
+
+    Whatever ends a call, the next one may find the primary there: it may have yet to start, a
+    tunnel may answer before the service behind it is up, somebody else may hold the port, a name
+    may not be known yet. Only what the authenticated primary itself says ends this before its time.
 
     Args:
         address: The primary's host and port.
@@ -46,24 +65,84 @@ def dial(
         limits: Deadlines and sizes.
 
     Raises:
-        PartyTimeoutError: If it did not answer in time.
-        AuthenticationError: If either end does not accept the other's identity.
+        PartyTimeoutError: If it did not let this party in in time; says what ended the calls.
+        AuthenticationError: If time was over and an end had not accepted the other's identity.
+        ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
         PartyFailedError: If the primary turns this party away.
-        ConfigError: If the host name is unknown.
 
     Reveals:
         To the primary, and on the wire to anybody: that this party takes part.
     """
     deadline = time.monotonic() + deadline_s
     place = f"{peer} ({address[0]}:{address[1]})"
-    raw = _call(address, place=place, deadline=deadline, deadline_s=deadline_s)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    raw.settimeout(min(limits.handshake_timeout_s, max(_REDIAL_S, deadline - time.monotonic())))
+    calls, pause_s = 0, _REDIAL_S
+    best: _CallFailedError | None = None
+    while True:
+        calls += 1
+        try:
+            return _call(
+                address,
+                context=context,
+                peer=peer,
+                pinned=pinned,
+                rank=rank,
+                patience_s=max(_REDIAL_S, deadline - time.monotonic()),
+                limits=limits,
+            )
+        except _CallFailedError as last:
+            if best is None or last.telling >= best.telling:
+                best = last
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _gave_up(place, best, last, calls=calls, deadline_s=deadline_s) from None
+            time.sleep(min(pause_s, left))
+            pause_s = min(2 * pause_s, _LONGEST_REDIAL_S) if last.telling else _REDIAL_S
+
+
+def _gave_up(
+    place: str, best: _CallFailedError, last: _CallFailedError, *, calls: int, deadline_s: float
+) -> ProtocolError:
+    """Return the error that names what said most, and what came last if that is another thing."""
+    at_last = f"; the last of {calls} calls: {last.text}" if last.text != best.text else ""
+    if best.telling == 0:
+        return PartyTimeoutError(
+            f"{place}: did not answer within {deadline_s:g} s ({best.text}); is the primary "
+            f"running, and its port reachable from here?"
+        )
+    within = f"did not let this party in within {deadline_s:g} s and {calls} calls: {best.text}"
+    if best.telling == 1:
+        return PartyTimeoutError(
+            f"{place}: {within}{at_last}; is the primary up behind this address, or does another "
+            f"service answer there?"
+        )
+    return AuthenticationError(f"{place}: {within}{at_last}")
+
+
+def _call(
+    address: tuple[str, int],
+    *,
+    context: ssl.SSLContext,
+    peer: str,
+    pinned: str,
+    rank: int,
+    patience_s: float,
+    limits: TransportLimits,
+) -> Connection:
+    """Call once; raise :class:`_CallFailedError` if a later call may succeed."""
+    place = f"{peer} ({address[0]}:{address[1]})"
+    patience_s = min(limits.handshake_timeout_s, patience_s)
+    try:
+        raw = socket.create_connection(address, timeout=patience_s)
+    except OSError as error:
+        text = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise _CallFailedError(text, telling=0) from None
     secured: ssl.SSLSocket | None = None
     try:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secured = context.wrap_socket(raw)
-        if peer_public_text(secured) != pinned:
-            raise AuthenticationError(f"{place}: holds another key than the pinned {pinned}")
+        found = peer_public_text(secured)
+        if found != pinned:
+            raise _CallFailedError(f"it holds the key {found}, not the pinned {pinned}", telling=2)
         reader = FrameReader(
             peer=peer,
             sender_rank=PRIMARY_RANK,
@@ -71,22 +150,13 @@ def dial(
             max_body_bytes=limits.max_message_bytes,
         )
         _greet(secured, reader, rank=rank, place=place)
-    except TimeoutError:
+        secured.setblocking(False)
+    except BaseException as error:
         _hang_up(secured or raw)
-        raise PartyTimeoutError(f"{place}: answered the call and then said nothing") from None
-    except ssl.SSLCertVerificationError as error:
-        _hang_up(secured or raw)
-        raise AuthenticationError(f"{place}: {refusal(error)}") from None
-    except OSError as error:
-        _hang_up(secured or raw)
-        raise AuthenticationError(
-            f"{place}: did not accept this party: {refusal(error)}; does its trust folder hold "
-            f"this party's certificate, and the federation file its identity?"
-        ) from None
-    except BaseException:
-        _hang_up(secured or raw)
-        raise
-    secured.setblocking(False)
+        failed = _as_failed_call(error)
+        if failed is None:
+            raise
+        raise failed from None
     session = reader.session or bytes(SESSION_BYTES)
     connection = Connection(
         peer=peer,
@@ -100,28 +170,27 @@ def dial(
     return connection
 
 
-def _call(
-    address: tuple[str, int], *, place: str, deadline: float, deadline_s: float
-) -> socket.socket:
-    problem = "no answer"
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise PartyTimeoutError(
-                f"{place}: did not answer within {deadline_s:g} s ({problem}); is the primary "
-                f"running, and its port reachable from here?"
-            )
-        try:
-            return socket.create_connection(address, timeout=left)
-        except socket.gaierror as error:
-            raise ConfigError(f"address {address[0]}:{address[1]}: {error.strerror}") from None
-        except OSError as error:
-            problem = error.strerror or str(error)
-            time.sleep(min(_REDIAL_S, left))
+def _as_failed_call(error: BaseException) -> _CallFailedError | None:
+    """Return what ended a call, or None if it ends the joining."""
+    if isinstance(error, TimeoutError):
+        return _CallFailedError("it answered the call and then said nothing", telling=1)
+    if isinstance(error, AuthenticationError | ssl.SSLCertVerificationError):
+        text = in_plain_words(error) if isinstance(error, OSError) else str(error)
+        return _CallFailedError(text, telling=2)
+    if isinstance(error, OSError) and own_certificate_refused(error):
+        return _CallFailedError(
+            f"it did not accept this party: {in_plain_words(error)}; does its trust folder hold "
+            f"this party's certificate, and the federation file its identity?",
+            telling=2,
+        )
+    if isinstance(error, OSError):
+        text = f"it answered the call, and then {in_plain_words(error)}"
+        return _CallFailedError(text, telling=1)
+    return error if isinstance(error, _CallFailedError) else None
 
 
 def _greet(connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, place: str) -> None:
-    greeting = _next_message(connection, reader, place=place)
+    greeting = _next_message(connection, reader)
     found = greeting.figure("rank", int)
     if found != rank:
         raise ProtocolError(
@@ -130,11 +199,11 @@ def _greet(connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, place: 
         )
 
 
-def _next_message(connection: ssl.SSLSocket, reader: FrameReader, *, place: str) -> Message:
+def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:
     while True:
         count = connection.recv_into(reader.target())
         if count == 0:
-            raise PartyFailedError(f"{place}: hung up before it named the session")
+            raise _CallFailedError("it hung up before it named the session", telling=1)
         message = reader.advance(count)
         if message is not None and message.kind is StarKind.ABORT:
             raise Failure.from_message(message, relayed=True).error()

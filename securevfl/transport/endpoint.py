@@ -138,7 +138,7 @@ class Transport:
             while waiting := [pair for pair in items if not pair[1].sent]:
                 self.check()
                 for connection, item in waiting:
-                    if connection.ended:
+                    if connection.ended and connection.peer_left:
                         due = item.encoded.kind.name
                         self._fail(connection.peer, f"left before it took {due}", "failed")
                 self._loop.changed.wait(LONGEST_NAP_S)
@@ -164,7 +164,8 @@ class Transport:
                         message = connection.incoming.popleft()
                         self._expect(message, wanted, round_number)
                         return message
-                    if connection.peer_left or connection.ended:
+                    # One that broke is named by the loop, with the reason, in a moment.
+                    if connection.peer_left:
                         self._fail(connection.peer, f"left before it sent {due}", "failed")
                 left = deadline - time.monotonic()
                 if left <= 0:

@@ -5,10 +5,8 @@ from typing import ClassVar, Final, Literal, get_args
 
 from securevfl.core.errors import (
     AuthenticationError,
-    ConfigError,
     PartyFailedError,
     PartyTimeoutError,
-    PrivacyError,
     ProtocolError,
     SecureVflError,
 )
@@ -87,14 +85,10 @@ def printable(text: str) -> str:
 def public_reason(error: BaseException) -> str:
     """Return what other organisations may read about an error of this party.
 
-    Texts about settings, the protocol and the privacy budget hold nothing private. Any other
-    text may quote a table, so only the kind of error is told; the party's own log has the rest.
+    An error that was not raised on purpose may quote a table in its text, so only its kind is told.
     """
-    name = type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "was interrupted by its operator"
-    if isinstance(error, ConfigError | PrivacyError | ProtocolError):
-        return f"{name}: {error}"
     if isinstance(error, SecureVflError):
-        return f"{name} (its own log says more)"
-    return f"stopped by an unexpected {name} (its own log says more)"
+        return error.for_others()
+    return f"stopped by an unexpected {type(error).__name__} (its own log says more)"

@@ -9,7 +9,6 @@ import base64
 import datetime
 import ipaddress
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,13 +89,15 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "Identity":
-        """Read a party's identity from its own folder.
+        """Read a party's identity from its own folder, or from one file of :meth:`bundle`.
 
         Raises:
             ConfigError: If a file is missing or unreadable, belongs to another party, or the
                 private key can be read by others.
         """
-        key = _read_key(folder / KEY_FILE)
+        if folder.exists() and not folder.is_dir():
+            return cls._unbundle(folder, name)
+        key = _parse_key(_read_private(folder / KEY_FILE), folder / KEY_FILE)
         certificate = read_certificate(folder / CERTIFICATE_FILE, name=name)
         if public_text(certificate) != _text_of(key.public_key()):
             raise ConfigError(
@@ -127,11 +128,30 @@ class Identity:
         path = folder / KEY_FILE
         if path.exists():
             raise ConfigError(f"{path}: exists already, and a key is never overwritten; move it")
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_secret(path, self.key_pem())
-        write_bytes(folder / CERTIFICATE_FILE, certificate_pem(self.certificate))
+        write_bytes(path, self.key_pem())
+        write_bytes(folder / CERTIFICATE_FILE, certificate_pem(self.certificate), for_others=True)
         for name, certificate in self.trusted.items():
-            write_bytes(folder / TRUST_FOLDER / f"{name}.pem", certificate_pem(certificate))
+            path = folder / TRUST_FOLDER / f"{name}.pem"
+            write_bytes(path, certificate_pem(certificate), for_others=True)
+
+    def bundle(self) -> bytes:
+        """Return all of it as one PEM text: the key, then this certificate and the trusted ones."""
+        others = [theirs for name, theirs in self.trusted.items() if name != self.name]
+        return self.key_pem() + b"".join(map(certificate_pem, [self.certificate, *others]))
+
+    @classmethod
+    def _unbundle(cls, path: Path, name: str) -> "Identity":
+        text = _read_private(path)  # once: an inherited descriptor may be read no second time
+        key = _parse_key(text, path)
+        try:
+            certificates = x509.load_pem_x509_certificates(text)
+        except ValueError:
+            raise ConfigError(f"{path}: holds no PEM certificates beside its key") from None
+        held = {_common_name(certificate): certificate for certificate in certificates}
+        own = held.get(name)
+        if own is None or public_text(own) != _text_of(key.public_key()):
+            raise ConfigError(f"{path}: its key and certificate are not those of {name!r}")
+        return cls(name=name, certificate=own, trusted=held, _key=key)
 
     def sign(self, message: bytes) -> bytes:
         """Return this party's signature of ``message``, 64 bytes."""
@@ -213,11 +233,15 @@ def read_certificate(path: Path, *, name: str) -> x509.Certificate:
         ) from None
     except ValueError:
         raise ConfigError(f"{path}: is not a PEM certificate") from None
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    found = str(names[0].value) if names else ""
+    found = _common_name(certificate)
     if found != name:
         raise ConfigError(f"{path}: is the certificate of {found!r}, not of {name!r}")
     return certificate
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
 
 
 def _host_name(host: str) -> x509.GeneralName:
@@ -231,32 +255,25 @@ def _text_of(key: Ed25519PublicKey) -> str:
     return _PREFIX + base64.b64encode(key.public_bytes_raw()).decode()
 
 
-def _read_key(path: Path) -> Ed25519PrivateKey:
+def _read_private(path: Path) -> bytes:
+    """Read a file that its owner alone may read."""
     try:
         exposed = os.name == "posix" and path.stat().st_mode & _OTHERS
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; securevfl provision makes identities"
         ) from None
-    except (ValueError, TypeError):
-        raise ConfigError(f"{path}: is not an unencrypted PEM private key") from None
     if exposed:
         raise ConfigError(f"{path}: other users may read this private key; chmod 600 it")
+    return content
+
+
+def _parse_key(text: bytes, path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(text, password=None)
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: is not an unencrypted PEM private key") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path}: must hold an Ed25519 key, and holds another kind")
     return key
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    # mkstemp gives mode 0600 from the first byte on.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_bytes
 from securevfl.transport.identity import (
@@ -55,6 +56,13 @@ def provision(
     return {identity.name: identity.public_text for identity in identities}
 
 
+def fleeting(names: Sequence[str]) -> dict[str, Identity]:
+    """Make identities that trust one another and are never written down, for one run here."""
+    made = {name: Identity.create(name, valid_days=SHORT_LIVED_DAYS) for name in names}
+    certificates = {name: identity.certificate for name, identity in made.items()}
+    return {name: identity.trusting(certificates) for name, identity in made.items()}
+
+
 def provision_one(
     name: str,
     out: Path,
@@ -84,6 +92,7 @@ def trust(folder: Path, name: str, certificate_file: Path) -> str:
     Raises:
         ConfigError: If the file is not that party's certificate, or another one is trusted.
     """
+    checks.file_name(name=name)  # it becomes one
     if not (folder / CERTIFICATE_FILE).exists():
         raise ConfigError(f"{folder}: holds no identity; run securevfl provision first")
     certificate = read_certificate(certificate_file, name=name)
@@ -92,5 +101,5 @@ def trust(folder: Path, name: str, certificate_file: Path) -> str:
         raise ConfigError(
             f"{target}: another certificate of {name!r} is trusted already; remove it first"
         )
-    write_bytes(target, certificate_pem(certificate))
+    write_bytes(target, certificate_pem(certificate), for_others=True)
     return public_text(certificate)

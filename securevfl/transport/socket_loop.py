@@ -17,6 +17,7 @@ from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
 from securevfl.transport.message import Leave, Message, Ping, StarKind
+from securevfl.transport.tls import in_plain_words
 
 # A heartbeat is sent four times within the silence that is tolerated: three may be late.
 _HEARTBEATS_PER_SILENCE: Final = 4
@@ -137,7 +138,7 @@ class StarLoop:
                 self._turn()
         except Exception as error:
             # A bug here must not leave the party's own thread waiting for ever.
-            text = f"its transport broke ({type(error).__name__}: {error})"
+            text = f"its transport broke by an unexpected {type(error).__name__}"
             self.fail(Failure(party=self._own_name, reason=text))
             raise
         finally:
@@ -233,7 +234,7 @@ class StarLoop:
             if self._farewell_deadline is None:
                 self._read(connection)
             if not connection.ended:
-                self._lost(connection, f"its connection broke ({error.strerror or error})")
+                self._lost(connection, f"its connection broke: {in_plain_words(error)}")
             return
         if connection.blocked != was_blocked:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)

@@ -242,10 +242,10 @@ class SecondaryTransport(Transport):
         """Dial until the primary answers, prove this party's identity and learn the session.
 
         Raises:
-            PartyTimeoutError: If the primary does not answer in time.
-            AuthenticationError: If either end does not accept the other's identity.
+            PartyTimeoutError: If the primary does not let this party in in time.
+            AuthenticationError: If time is over, and an end had not accepted the other's identity.
+            ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
             PartyFailedError: If the primary turns this party away.
-            ConfigError: If the primary's host name is unknown.
 
         Reveals:
             To the primary, and on the wire to anybody: that this party takes part.

@@ -13,18 +13,33 @@ from cryptography import x509
 from securevfl.core.errors import AuthenticationError, ConfigError
 from securevfl.transport.identity import Identity, certificate_pem, public_text
 
-# What OpenSSL says when one end does not accept the other's certificate, in our words.
-_REFUSALS: Final = (
+# What OpenSSL says of a broken handshake or connection, in our words: the first that fits.
+_IN_WORDS: Final = (
     ("CERTIFICATE_EXPIRED", "the certificate has expired"),
     ("UNKNOWN_CA", "the certificate is not one that the other end trusts"),
     ("BAD_CERTIFICATE", "the certificate is not acceptable"),
+    ("CERTIFICATE_UNKNOWN", "the certificate is not acceptable"),
     ("CERTIFICATE_REQUIRED", "no certificate was shown"),
     ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "no certificate was shown"),
     ("PROTOCOL_VERSION", "TLS 1.3 is required"),
     ("UNSUPPORTED_PROTOCOL", "TLS 1.3 is required"),
-    ("HTTP_REQUEST", "the caller does not speak TLS"),
-    ("WRONG_VERSION_NUMBER", "the caller does not speak TLS"),
+    ("HTTP_REQUEST", "the other end does not speak TLS"),
+    ("WRONG_VERSION_NUMBER", "the other end does not speak TLS"),
+    ("EOF", "the other end hung up"),
+    ("ZERORETURN", "the other end hung up"),
+    ("BAD_RECORD_MAC", "bytes were altered on the way"),
+    ("DECRYPTION_FAILED", "bytes were altered on the way"),
 )
+_REFUSED: Final = (
+    "CERTIFICATE_EXPIRED",
+    "UNKNOWN_CA",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_UNKNOWN",
+    "CERTIFICATE_REQUIRED",
+)
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h.
+_NOT_YET_VALID: Final = 9
+_HAS_EXPIRED: Final = 10
 
 
 def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[str]) -> None:
@@ -114,17 +129,26 @@ def peer_public_text(connection: ssl.SSLSocket) -> str:
     return public_text(x509.load_der_x509_certificate(raw))
 
 
-def refusal(error: OSError) -> str:
-    """Say in plain words why a handshake failed."""
+def in_plain_words(error: OSError) -> str:
+    """Say why a handshake or a connection failed, without what OpenSSL says of itself."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message})"
+        reasons = {_NOT_YET_VALID: " (not valid yet)", _HAS_EXPIRED: " (expired)"}
+        return f"its certificate is not trusted{reasons.get(error.verify_code, '')}"
     if isinstance(error, ssl.SSLError):
-        reason = error.reason or ""
-        for word, text in _REFUSALS:
+        reason = (getattr(error, "reason", None) or f"{type(error).__name__} {error}").upper()
+        for word, text in _IN_WORDS:
             if word in reason:
                 return text
-        return f"the TLS handshake failed ({reason or error})"
-    return f"the connection broke ({error.strerror or error})"
+        return "what came is not what TLS allows"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
+        return "the other end cut the connection"
+    return error.strerror or type(error).__name__
+
+
+def own_certificate_refused(error: OSError) -> bool:
+    """Return whether the other end says that it does not accept this party's certificate."""
+    reason = getattr(error, "reason", None) or ""
+    return "ALERT" in reason and any(word in reason for word in _REFUSED)
 
 
 def _show_identity(context: ssl.SSLContext, identity: Identity) -> None:

@@ -1,7 +1,6 @@
 """One method with one seed: train it, and write the file that marks it as done."""
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -69,9 +68,9 @@ def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, 
     if not path.exists():
         return None
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result = files.read_json(path)
         made_from = result["made_from"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ConfigError, KeyError):
         raise ConfigError(f"{path}: is not a run's result; remove it") from None
     if made_from != digest:
         raise ConfigError(

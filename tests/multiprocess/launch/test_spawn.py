@@ -282,3 +282,35 @@ def test_data_cannot_be_reported():
     )
     assert done.returncode == 1
     assert "may not be logged" in done.stderr
+
+
+def test_each_party_reports_its_own_peak_of_memory(tmp_path):
+    """Neither the other's nor the launcher's, which the system counts to a program it starts."""
+    ballast = bytearray(os.urandom(1)) * (300 << 20)  # this process holds more than its parties
+    held = "ballast = bytearray(b'x') * ({size} << 20)\ndel ballast\nchild.report_memory()\n"
+    exits = launch(
+        tmp_path,
+        {"agency": held.format(size=100), "bank": held.format(size=10)},
+        on_event=lambda name, event: pytest.fail(f"{name} told {event}"),
+    )
+    del ballast
+    agency, bank = (exits[name].peak_memory_bytes for name in ("agency", "bank"))
+    assert 100 << 20 < agency < 250 << 20
+    assert 10 << 20 < bank < 100 << 20
+    assert 80 << 20 < agency - bank < 100 << 20
+
+
+def test_what_is_handed_over_has_no_name(tmp_path):
+    """A party reads it under the path that it is given; nobody finds it in a folder."""
+    script = (
+        f"{BEGIN}path = sys.argv[2]\nprint(open(path).read(), sys.argv[1])\n"
+        "print(oct(os.stat(path).st_mode & 0o777), os.stat(path).st_nlink)\n"
+    )
+    command = PartyCommand(
+        name="agency",
+        arguments=[sys.executable, "-c", script, "plain", "SECRET"],
+        log_path=tmp_path / "log.txt",
+        handed={"SECRET": b"only for you"},
+    )
+    run_party_processes([command], deadline_s=DEADLINE_S)
+    assert (tmp_path / "log.txt").read_text() == "only for you plain\n0o600 0\n"

@@ -1,10 +1,13 @@
 """read_table: what becomes of columns, and one clear line for every bad table."""
 
+import contextlib
 import gzip
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from securevfl.core.errors import DataError
@@ -264,3 +267,73 @@ def test_a_folder_is_no_table(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="can't be read"):
         read(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"{}",
+        b"[]",
+        b"null",
+        b"not JSON",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"index_columns": ["nope"], "columns": [], "column_indexes": []}',
+        b'{"index_columns": [{"kind": "range"}], "columns": [], "column_indexes": [{}]}',
+        b'{"index_columns": [], "columns": [], "column_indexes": [{"pandas_type": "zz", '
+        b'"numpy_type": "zz", "name": null, "metadata": {}}]}',
+    ],
+)
+def test_notes_for_pandas_that_are_wrong_end_in_one_line(tmp_path: Path, said: bytes) -> None:
+    """Whatever another program has left in a Parquet file, it is that file that is named."""
+    whole = pa.Table.from_pandas(pd.read_csv(write(tmp_path, GOOD)))
+    pq.write_table(whole.replace_schema_metadata({b"pandas": said}), tmp_path / "odd.parquet")
+    if said == b"null":
+        table = read(tmp_path / "odd.parquet")
+        assert table.labels is not None
+        assert table.labels.tolist() == [300, 350]
+        return
+    with pytest.raises(DataError, match=r"odd\.parquet of 'agency': can't be read: ") as caught:
+        read(tmp_path / "odd.parquet")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["town", "price", "lon"])
+@pytest.mark.parametrize("width", [-1, 16])
+def test_binary_cells_end_in_one_line(tmp_path: Path, column: str, width: int) -> None:
+    """Bytes that are no text, such as UUIDs, are no reason for a traceback."""
+    frame = pd.concat([pd.read_csv(write(tmp_path, GOOD))] * 60)
+    cells = [bytes([0xFF, number]) + bytes(14) for number in range(len(frame))]
+    whole = pa.Table.from_pandas(frame, preserve_index=False)
+    place = whole.schema.get_field_index(column)
+    whole = whole.set_column(place, column, pa.array(cells, type=pa.binary(width)))
+    whole = whole.replace_schema_metadata(None)  # which calls it a text
+    pq.write_table(whole, tmp_path / "odd.parquet")
+    with pytest.raises(DataError, match=column) as caught:
+        read(tmp_path / "odd.parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_that_are_stored_as_bytes_are_texts(tmp_path: Path) -> None:
+    """Some programs mark no column as text."""
+    whole = pa.Table.from_pandas(pd.read_csv(write(tmp_path, GOOD)), preserve_index=False)
+    place = whole.schema.get_field_index("town")
+    cells = pa.array([b"east", b"west"], type=pa.binary())
+    pq.write_table(whole.set_column(place, "town", cells), tmp_path / "old.parquet")
+    assert read(tmp_path / "old.parquet").feature_names == (
+        "area", "town=east", "town=west", "lift",
+    )  # fmt: skip
+
+
+def test_damaged_parquet_ends_in_one_line(tmp_path: Path) -> None:
+    """Whatever byte is changed, or wherever the file is cut, no other error comes out."""
+    path = tmp_path / "table.parquet"
+    pd.read_csv(write(tmp_path, GOOD)).to_parquet(path)
+    whole, random = path.read_bytes(), np.random.default_rng(5)
+    for _ in range(150):
+        content = bytearray(whole)
+        for place in random.integers(len(content), size=3):
+            content[place] = random.integers(256)
+        path.write_bytes(bytes(content[: random.integers(1, 2 * len(content))]))
+        with contextlib.suppress(DataError):
+            read(path)

@@ -1,5 +1,7 @@
 """The linking stage: the same links whatever protects them; similarities that belong to them."""
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,5 +176,61 @@ def test_kept_links_of_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="belong to other keys; remove"):
         cache.get(other, lambda: KeptLinks(links=links, similar=None))
     (tmp_path / f"links-{one[:16]}.npz").write_bytes(b"something else")
-    with pytest.raises(DataError, match="can't be read"):
+    with pytest.raises(DataError, match="is damaged, or no file of links"):
         cache.get(one, lambda: KeptLinks(links=links, similar=None))
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def damaged_links(whole: bytes, key: str) -> dict[str, bytes]:
+    """Files that a full disk, a bad disk or somebody else could leave in a cache."""
+    figures = {
+        "no JSON": b"{",
+        "too deep": b"[" * 100_000,
+        "a list": b"[]",
+        "no key": b"{}",
+    }
+    one = np.zeros((2, 1), int)
+    return {
+        "empty": b"",
+        "cut": whole[: len(whole) // 2],
+        "cut by a byte": whole[:-1],
+        "flipped": whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+        "foreign": npz(x=np.zeros(3)),
+        "an array": whole[:0] + b"\x93NUMPY\x01\x00\x08\x00{'descr'",
+        "no distances": npz(
+            figures=np.frombuffer(json.dumps({"key": key}).encode(), np.uint8), indices=one
+        ),
+        "half similar": npz(
+            figures=np.frombuffer(json.dumps({"key": key}).encode(), np.uint8),
+            indices=one,
+            distances=one,
+            values=one,
+            similar_indices=one,
+        ),
+        **{
+            name: npz(figures=np.frombuffer(text, np.uint8), indices=one)
+            for name, text in figures.items()
+        },
+    }
+
+
+def test_damaged_links_are_one_line_and_kept(tmp_path: Path) -> None:
+    """Never made anew in silence: fresh noise beside the old tells more than either."""
+    cache, key = LinkCache(tmp_path), "a" * 64
+    kept = KeptLinks(
+        links=LinkTable(indices=np.zeros((2, 1), int), distances=np.ones((2, 1))), similar=None
+    )
+    cache.get(key, lambda: kept)
+    path = tmp_path / f"links-{key[:16]}.npz"
+    for name, content in damaged_links(path.read_bytes(), key).items():
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="restore it from a copy") as caught:
+            cache.get(key, lambda: pytest.fail("links were made anew"))
+        assert str(path) in str(caught.value), name
+        assert "\n" not in str(caught.value), name
+        assert path.read_bytes() == content, name

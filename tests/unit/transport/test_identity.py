@@ -167,3 +167,24 @@ def test_pins_are_checked_before_anything_is_sent(tmp_path):
             {**pins, "rental": old.public_text},
             ["rental"],
         )
+
+
+def test_one_file_holds_a_whole_identity(tmp_path):
+    """Key, certificate and trusted certificates in one text; it is checked like a folder."""
+    provision(["agency", "rental"], tmp_path)
+    identity = Identity.load(tmp_path / "agency", "agency")
+    bundle = tmp_path / "agency.pem"
+    bundle.touch(mode=0o600)
+    bundle.write_bytes(identity.bundle())
+    loaded = Identity.load(bundle, "agency")
+    assert loaded.public_text == identity.public_text
+    assert loaded.trusted == identity.trusted
+    verify(identity.public_text, loaded.sign(b"text"), b"text")
+    with pytest.raises(ConfigError, match="are not those of 'rental'"):
+        Identity.load(bundle, "rental")
+    bundle.write_bytes(identity.key_pem())
+    with pytest.raises(ConfigError, match=r"agency\.pem: "):
+        Identity.load(bundle, "agency")
+    bundle.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Identity.load(bundle, "agency")

@@ -1,0 +1,56 @@
+"""A party whose disk is full ends with one line, and the others learn that much and no more."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
+
+from securevfl.federation.chained_file import ChainedFile
+
+pytestmark = pytest.mark.multiprocess
+
+# Logs and ledgers of the run below are smaller, checkpoints larger.
+MOST_BYTES = 3_000
+
+
+def run(arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Run the command where no file may grow beyond :data:`MOST_BYTES`."""
+    return subprocess.run(
+        [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+def test_a_checkpoint_that_does_not_fit(tmp_path, command):
+    """One line, exit code 2, no traceback anywhere, whole ledgers, and no path to the others."""
+    path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
+    out = tmp_path / "run"
+    ended = run([command, path, "--out", out])
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("securevfl: ")
+    assert "epoch-1.pt: cannot be written (File too large)" in last
+    written = {kept: kept.read_text() for kept in out.rglob("*.*") if kept.suffix != ".pt"}
+    assert not any("Traceback" in text for text in [ended.stderr, *written.values()])
+    assert not [kept for kept in out.rglob(".*") if kept.is_file()]  # half a file
+    for ledger in out.rglob("ledger.jsonl"):
+        chain = ChainedFile(ledger)
+        assert chain.entries
+        chain.close()
+    for log in out.rglob("log.jsonl"):
+        reason = json.loads(log.read_text().splitlines()[-1])["reason"]
+        own = f"{log.parent / 'epoch-1.pt'}: cannot be written" in reason
+        assert own or reason.endswith("StorageError: it cannot write to its own disk")

@@ -1,0 +1,114 @@
+"""What other organisations are told of an error: never a path, a record or what was spent."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import securevfl
+from securevfl.core import errors
+from securevfl.core.errors import (
+    BudgetExceededError,
+    ConfigError,
+    PrivacyError,
+    ProtocolError,
+    SecureVflError,
+    StorageError,
+)
+from securevfl.transport.failure import public_reason
+
+PACKAGE = Path(securevfl.__file__).parent
+CLASSES = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, SecureVflError)
+]
+# Names of variables that hold a file or a folder of this machine.
+LOCAL = re.compile(r"path|folder|file|target|\bout\b", re.IGNORECASE)
+PLACES = [
+    "/home/jane/secret place/table.csv",
+    "secret/table",
+    "..\\secret",
+    "C:\\secret\\x",
+    "~/secret",
+    "secret.pt",
+    "/secret",
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("place", PLACES)
+def test_no_class_tells_a_path(kind, place):
+    """Whatever error quotes a place of this machine, the others read nothing of it."""
+    for text in (f"{place}: no space left", f"run folder {place}: holds a run", f"see {place}"):
+        told = public_reason(kind(text))
+        assert "secret" not in told
+        assert told.startswith(kind.__name__)
+
+
+def _quoting_sites() -> list[tuple[str, str]]:
+    """Each raise of one of our errors whose text quotes a local place, with that place put in."""
+    sites = []
+    names = {kind.__name__ for kind in CLASSES}
+    for source in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            if name not in names or not node.args or not isinstance(node.args[0], ast.JoinedStr):
+                continue
+            quoted = [
+                ast.unparse(part.value)
+                for part in node.args[0].values
+                if isinstance(part, ast.FormattedValue)
+            ]
+            if not any(LOCAL.search(expression) for expression in quoted):
+                continue
+            text = "".join(
+                str(part.value)
+                if isinstance(part, ast.Constant)
+                else "/home/jane/secret"
+                if LOCAL.search(ast.unparse(part.value))
+                else "0"
+                for part in node.args[0].values
+            )
+            sites.append((name, text))
+    return sites
+
+
+def test_no_raise_in_the_package_tells_a_path():
+    """Every text of ours that quotes a file or a folder is withheld from the others."""
+    sites = _quoting_sites()
+    assert len(sites) > 25
+    for name, text in sites:
+        if "/home/jane/secret" in text:
+            assert "secret" not in public_reason(getattr(errors, name)(text)), text
+
+
+def test_the_budget_is_nobody_elses_business():
+    """What was spent before, on which runs, stays at home."""
+    error = BudgetExceededError(
+        "rental: round 7 would bring epsilon to 9.1, over 8 (7.4 is spent, 3.1 of it in 2 "
+        "earlier runs)"
+    )
+    told = public_reason(error)
+    assert told == "BudgetExceededError: its privacy budget does not cover this run"
+
+
+def test_settings_and_the_protocol_are_told():
+    """What all parties hold, or what one of them did, helps the others to mend it."""
+    for error in (
+        ConfigError("model.neighbours: 50 is more than the 20 records of this table"),
+        PrivacyError("privacy.colluding: 3 of 3 secondaries leave nobody to add noise"),
+        ProtocolError("rental: sent SHARE of round 1 where SHARE of round 2 was due"),
+        ConfigError("rental: its key is ed25519:ab/cd+ef=, and the two are pinned differently"),
+    ):
+        assert public_reason(error) == f"{type(error).__name__}: {error}"
+
+
+def test_what_nobody_foresaw_tells_its_kind_alone():
+    """The text of another library's error may quote anything."""
+    assert "1234" not in public_reason(KeyError("income 1234"))
+    told = public_reason(StorageError.of("/home/jane/secret", OSError(28, "No space left")))
+    assert told == "StorageError: it cannot write to its own disk"

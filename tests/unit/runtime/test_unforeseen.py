@@ -1,0 +1,87 @@
+"""An error that nobody foresaw ends a party in one line that says where its traceback is."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core.progress import unheard
+from securevfl.runtime import party
+from securevfl.runtime.party_job import PartyJob
+from securevfl.transport.provision import provision
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = write_federation(tmp_path, rows=20)
+    pinned = provision(["agency", "bank-1", "bank-2"], tmp_path / "ids")
+    text = path.read_text()
+    for name, identity in pinned.items():
+        text = text.replace(f'name = "{name}"', f'name = "{name}"\nidentity = "{identity}"')
+    path.write_text(text)
+    return PartyJob(
+        config=read_federation(path),
+        name="bank-1",
+        run_folder=tmp_path / "run",
+        identity_folder=tmp_path / "ids" / "bank-1",
+        data_root=tmp_path,
+        device=torch.device("cpu"),
+        resume=False,
+    )
+
+
+def failing(monkeypatch, error: Exception) -> None:
+    def live(_life):
+        raise error
+
+    monkeypatch.setitem(party._LIVES, "secondary", live)
+
+
+def last_line(job: PartyJob) -> dict[str, object]:
+    lines = (job.folder / "log.jsonl").read_text().splitlines()
+    line: dict[str, object] = json.loads(lines[-1])
+    return line
+
+
+def test_the_line_names_the_log_that_has_the_traceback(job, monkeypatch):
+    """The frames are in the log, for whoever mends the program."""
+    failing(monkeypatch, KeyError("x7"))
+    with pytest.raises(SecureVflError) as caught:
+        party.run_party(job, unheard)
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+    assert "unexpected KeyError" in str(caught.value)
+    assert str(job.folder / "log.jsonl") in str(caught.value)
+    logged = last_line(job)
+    assert logged["error"] == "KeyError"
+    assert any("in live" in frame for frame in logged["trace"])
+
+
+def test_a_full_disk_is_named_whoever_met_it(job, monkeypatch):
+    """Another library's write that failed for want of room is no mistake of the program."""
+    failing(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "/data/links.npz"))
+    with pytest.raises(StorageError, match=r"^/data/links\.npz: cannot be written \(No space left"):
+        party.run_party(job, unheard)
+    assert last_line(job)["error"] == "OSError"
+
+
+def test_a_log_that_takes_no_line_hides_nothing(job, monkeypatch):
+    """The reason comes home though its line in the log cannot be written."""
+    failing(monkeypatch, SecureVflError("the true reason"))
+
+    def full(*_arguments: object, **_fields: object) -> None:
+        raise StorageError.of(Path("log.jsonl"), OSError(errno.ENOSPC, "No space left"))
+
+    write = party.PartyFiles.log
+    monkeypatch.setattr(
+        party.PartyFiles,
+        "log",
+        lambda own, event, **more: full() if event == "failed" else write(own, event, **more),
+    )
+    with pytest.raises(SecureVflError, match="the true reason"):
+        party.run_party(job, unheard)
