@@ -1,6 +1,6 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
