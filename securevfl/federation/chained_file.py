@@ -1,22 +1,20 @@
-"""An append-only file of JSON lines, each holding the hash of the line before it.
+"""An append-only file of JSON lines that hang together by a :class:`Chain`.
 
 An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
-end too. Every line is synced to the disk before :meth:`ChainedFile.append` returns, unless the
-file is opened otherwise.
+end too, and a file that was written anew. Every line is synced to the disk before
+:meth:`ChainedFile.append` returns, unless the file is opened otherwise.
 """
 
 import errno
 import fcntl
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.federation.chain import Chain
 
-_GENESIS: Final = "0" * 64
 _OWNER_ONLY: Final = 0o600
 
 
@@ -37,9 +35,9 @@ class ChainedFile:
         self.path = path
         self._durable = durable
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own hashes."""
-        self._head = _GENESIS
-        self._hashes = {_GENESIS}
+        """What the file held when it was opened, in order, without the chain's own fields."""
+        self.chain = Chain()
+        """The hashes of all its lines."""
         self._handle: int | None = None
         self._open = True
         if path is None:
@@ -53,12 +51,8 @@ class ChainedFile:
 
     @property
     def head(self) -> str:
-        """Hash of the last line."""
-        return self._head
-
-    def contains(self, head: str) -> bool:
-        """Return whether ``head`` was the chain's head at some time."""
-        return head in self._hashes
+        """The chain's head after the last line, in hexadecimal digits."""
+        return self.chain.head.hex()
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write one line; if the file is durable, it is on the disk when this returns.
@@ -68,14 +62,14 @@ class ChainedFile:
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
-        line = json.dumps({**entry, "previous": self._head}, allow_nan=False)
+        line = self.chain.line_of(entry)
         if self._handle is not None:
             data = memoryview(f"{line}\n".encode())
             while data:
                 data = data[os.write(self._handle, data) :]
             if self._durable:
                 os.fsync(self._handle)
-        self._chain(line)
+        self.chain.add(line)
 
     def close(self) -> None:
         """Let the file go; later appends raise."""
@@ -83,10 +77,6 @@ class ChainedFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def _chain(self, line: str) -> None:
-        self._head = hashlib.sha256(line.encode()).hexdigest()
-        self._hashes.add(self._head)
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes()
@@ -96,21 +86,7 @@ class ChainedFile:
             # A crash within a write: that append never returned, so nothing followed from it.
             os.ftruncate(self._handle, len(whole))
         for number, data in enumerate(whole.splitlines(), 1):
-            try:
-                line = data.decode()
-                entry = json.loads(line)
-                previous = entry.pop("previous")
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise PrivacyError(
-                    f"ledger {path}, line {number}: is not a ledger's line"
-                ) from None
-            if previous != self._head:
-                raise PrivacyError(
-                    f"ledger {path}, line {number}: does not follow from the line before it; the "
-                    f"file was altered, and what was spent cannot be known. Restore it from a copy"
-                )
-            self._chain(line)
-            self.entries.append(entry)
+            self.entries.append(self.chain.take(data, where=f"ledger {path}, line {number}"))
 
 
 def _open_locked(path: Path) -> int:
