@@ -24,6 +24,7 @@ from securevfl.dp.fitting import fitting_from
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
 
 _VERSION: Final = 2
 
@@ -130,13 +131,18 @@ class Ledger:
             raise
 
     @property
+    def file(self) -> ChainedFile:
+        """The record itself, for those who show to others that it goes on."""
+        return self._file
+
+    @property
     def path(self) -> Path | None:
         """Where the record lies."""
         return self._file.path
 
     @property
     def head(self) -> str:
-        """Hash of the last line; keep it elsewhere to notice a ledger that was cut."""
+        """The chain's head; keep it elsewhere to notice a ledger that was cut."""
         return self._file.head
 
     @property
@@ -274,12 +280,12 @@ class Ledger:
         return epsilon
 
     def require_history(self, head: str) -> None:
-        """Refuse a ledger that does not hold the line whose hash was ``head``.
+        """Refuse a ledger whose head was never ``head``.
 
         Raises:
             PrivacyError: If the ledger was cut, or is another one.
         """
-        if not self._file.contains(head):
+        if not self._file.chain.contains(head):
             raise PrivacyError(
                 f"ledger {self.path}: lacks releases that the checkpoint knows of; it was cut or "
                 f"exchanged, and what was spent cannot be known. Restore it from a copy"
@@ -297,13 +303,8 @@ class Ledger:
 
     def _epsilon(self, *, rounds: int = 0, rows: int = 0, passes: int = 0) -> float:
         """Return what is spent, with so many more releases of this session."""
-        return _epsilon_of(
-            [*self._earlier, self._own],
-            self._delta,
-            more_rounds=rounds,
-            more_rows=rows,
-            passes=passes,
-        )
+        sessions = [*self._earlier, self._own]
+        return _epsilon_of(sessions, self._delta, more_rounds=rounds, more_rows=rows, passes=passes)
 
     def _require(self, *, rounds: int, rows: int, passes: int, what: str) -> float:
         plan, own = self._own.plan, self._own
@@ -345,7 +346,7 @@ class Ledger:
                 )
             elif entry["kind"] == "fit" and self._earlier:
                 self._earlier[-1].fitted = True
-            else:
+            elif entry["kind"] not in (COUNTERSIGNED, FORGOTTEN):
                 raise PrivacyError(f"{where}: is not a line that a ledger starts or goes on with")
         except (KeyError, TypeError) as error:
             raise PrivacyError(f"{where}: is not a ledger's line ({error})") from None
