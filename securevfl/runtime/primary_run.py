@@ -22,6 +22,8 @@ from securevfl.core.progress import (
 )
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_primary
+from securevfl.federation.countersign import epoch_point
+from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.party_files import PartyFiles
@@ -102,6 +104,7 @@ class PrimaryRun:
         *,
         observe: Observer,
         traffic: Callable[[], int],
+        countersigning: PrimaryCountersigning | None,
     ) -> None:
         """Make it.
 
@@ -113,6 +116,7 @@ class PrimaryRun:
             files: The primary's own; its ledger is open.
             observe: Hears of progress.
             traffic: Returns the bytes that the primary has sent and received so far.
+            countersigning: Where ledger heads are exchanged; None in a simulation.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -121,6 +125,7 @@ class PrimaryRun:
         self.checkpoints = files.checkpoints
         self._observe = observe
         self._traffic = traffic
+        self._countersigning = countersigning
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
@@ -173,6 +178,8 @@ class PrimaryRun:
                 observe=self._tell,
             )
             self.checkpoints.save_released(aggregates)
+            if self._countersigning is not None:
+                self._countersigning.request("released")
         if len(aggregates) != len(self.data.targets):
             raise ConfigError(
                 f"{self.checkpoints.folder}: {len(aggregates)} rows were released, and the table "
@@ -189,7 +196,7 @@ class PrimaryRun:
 
     def _train_by_rounds(self) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
-        self.primary.train(after_epoch=self._save)
+        self.primary.train(after_epoch=self._save_and_countersign)
         self.primary.restore_best()
         self.test_metric = self.primary.evaluate(self.data.split.test, "test")
 
@@ -209,6 +216,11 @@ class PrimaryRun:
         except BudgetExceededError:
             return False
         return True
+
+    def _save_and_countersign(self, mark: EpochMark) -> None:
+        self._save(mark)
+        if self._countersigning is not None:
+            self._countersigning.meet(epoch_point(mark))
 
     def _save(self, mark: EpochMark) -> None:
         self.primary.history[-1].update(self._figures())
