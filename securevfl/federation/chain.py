@@ -10,6 +10,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError
@@ -91,3 +92,26 @@ class Chain:
             )
         self.add(line)
         return entry
+
+
+def read_chain(path: Path) -> tuple[Chain, list[dict[str, Any]]]:
+    """Read a file of lines without holding it; return their chain and what they hold.
+
+    A last line without its end is a write that never returned, and not read.
+
+    Raises:
+        ConfigError: If the file cannot be read, or an earlier version wrote it.
+        PrivacyError: If a line was altered, removed or put in, or there is none.
+    """
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"ledger {path}: cannot be read ({error.strerror})") from None
+    if not lines:
+        raise PrivacyError(f"ledger {path}: is empty, and a ledger never is")
+    chain = Chain()
+    entries = [
+        chain.take(data, where=f"ledger {path}, line {number}")
+        for number, data in enumerate(lines, 1)
+    ]
+    return chain, entries

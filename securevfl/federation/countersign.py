@@ -97,6 +97,29 @@ class Statement:
         return kept
 
 
+def require_signed(entry: Mapping[str, Any]) -> list[Statement]:
+    """Check the signatures of a ledger's line about others; return what was signed.
+
+    Raises:
+        AuthenticationError: If a statement is not signed by the identity that stands with it.
+        ConfigError: If that is no identity.
+        PrivacyError: If the line is malformed.
+    """
+    try:
+        occasion = Occasion(**{name: str(entry[name]) for name in ("federation", "digest", "run")})
+        found = []
+        for one in entry["statements"]:
+            kept = {name: one[name] for name in ("party", "head", "lines", "since", "proof")}
+            said = Statement(meeting=entry["meeting"], point=entry["point"], **kept)
+            verify(one["identity"], bytes.fromhex(one["signature"]), said.text(occasion))
+            found.append(said)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise PrivacyError(f"a line about other parties is malformed ({error})") from None
+    return found
+
+
 def remembered(entries: Iterable[Mapping[str, Any]], federation: str) -> dict[str, Remembered]:
     """Return what a ledger's lines remember of each other party of a federation.
 
@@ -312,7 +335,8 @@ class Countersigner:
         error = ProtocolError(
             f"party {name!r}: its ledger does not go on from the one that it signed on "
             f"{known.time} (rolled back, emptied or rewritten); it must restore it from a copy. "
-            f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger forget"
+            f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger "
+            f"forget TABLE --party {name}"
         )
         error.party = name
         raise error

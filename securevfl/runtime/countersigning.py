@@ -8,13 +8,14 @@ from securevfl.core.errors import ConfigError
 from securevfl.federation.countersign import Countersigner, Occasion
 from securevfl.federation.run_plan import RunFacts
 from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.run_folder import write_federation
 
 
 def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Countersigner:
     """Return a party's part in countersigning; its ledger must be open.
 
-    The run folder gets ``identities.json`` (public), and the party's own folder ``ledger.json``,
-    which says where its ledger lies: what ``securevfl verify`` needs to check signatures.
+    The run folder gets the federation file and ``identities.json``, both public, and the party's
+    own folder ``ledger.json``, which says where its ledger lies: what ``securevfl verify`` reads.
 
     Args:
         life: The party.
@@ -22,6 +23,7 @@ def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Counte
         session: The transport's id of the session.
     """
     config, ledger = life.config, life.files.ledger.file
+    write_federation(life.job.run_folder, config)
     _keep_identities(life)
     if ledger.path is not None:
         core_files.write_json(

@@ -23,7 +23,6 @@ from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import write_federation
 from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
 
@@ -45,7 +44,6 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     life.files.open_ledger(plan)
     with _listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts))
-        write_federation(job.run_folder, config)
         countersigning = PrimaryCountersigning(
             countersigner(life, plan.facts, session=transport.session),
             transport,
