@@ -13,6 +13,7 @@ import typer
 from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
+from securevfl.cli.ledger_forget import app as ledger_app
 from securevfl.core.errors import SecureVflError
 from securevfl.version import __version__
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(audit_app, name="audit")
 app.add_typer(budget_app, name="budget")
 app.add_typer(bench_app, name="bench")
+app.add_typer(ledger_app, name="ledger")
 
 _INTERRUPTED = 130
 

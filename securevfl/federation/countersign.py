@@ -141,7 +141,7 @@ def remembered(entries: Iterable[Mapping[str, Any]], federation: str) -> dict[st
     return found
 
 
-def forget(path: Path, *, party: str) -> list[str]:
+def forget_party(path: Path, *, party: str) -> list[str]:
     """Forget what a table's ledger remembers of another party's ledger.
 
     The other's next ledger is then taken as it comes. The line that says so stays.

@@ -9,7 +9,7 @@ from helpers.command_line import securevfl
 from helpers.countersigners import rewrite
 from helpers.federations import write_federation
 
-from securevfl.federation.countersign import forget
+from securevfl.federation.countersign import forget_party
 from securevfl.runtime.entry import train
 
 pytestmark = pytest.mark.multiprocess
@@ -96,7 +96,7 @@ def test_who_remembers_can_forget_on_purpose(folder: Path, tmp_path: Path, capfd
     """A new table under an old name: after both others have said so, a run is good again."""
     ledger_of(folder, "bank-1").unlink()
     for name in OTHERS:
-        assert forget(ledger_of(folder, name), party="bank-1") == ["test"]
+        assert forget_party(ledger_of(folder, name), party="bank-1") == ["test"]
 
     train(folder / "fed.toml", out=tmp_path / "run")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.federation.chain import GENESIS, Chain, head_after
 from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import Countersigner, forget, remembered
+from securevfl.federation.countersign import Countersigner, forget_party, remembered
 from securevfl.federation.countersign_messages import (
     CountersignRequest,
     Heads,
@@ -188,22 +188,22 @@ def test_an_old_ledger_is_forgotten_on_purpose_alone(table: Table) -> None:
     run(table)
     table.path("rental").unlink()
     for name in ("agency", "bank"):
-        assert forget(table.path(name), party="rental") == ["test"]
+        assert forget_party(table.path(name), party="rental") == ["test"]
         assert json.loads(table.path(name).read_text().splitlines()[-1])["kind"] == "forgotten"
     run(table)
     run(table)
 
     with pytest.raises(ConfigError, match="remembers nothing of 'nobody'; it knows of 'bank', 'r"):
-        forget(table.path("agency"), party="nobody")
+        forget_party(table.path("agency"), party="nobody")
     with pytest.raises(ConfigError, match="does not exist"):
-        forget(table.folder / "none.jsonl", party="rental")
+        forget_party(table.folder / "none.jsonl", party="rental")
     assert not (table.folder / "none.jsonl").exists()
 
 
 def test_forgetting_one_party_keeps_the_others(table: Table) -> None:
     """The way out is for one party alone."""
     run(table)
-    forget(table.path("agency"), party="rental")
+    forget_party(table.path("agency"), party="rental")
     rewrite(table.path("bank"))
 
     with table.open() as session, pytest.raises(ProtocolError, match="party 'bank': its ledger"):

@@ -15,7 +15,7 @@ from helpers.federations import save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.countersign import Countersigner, Occasion, forget
+from securevfl.federation.countersign import Countersigner, Occasion, forget_party
 from securevfl.federation.ledger import Ledger
 from securevfl.runtime.verify import verify_run
 from securevfl.transport.identity import Identity
@@ -298,7 +298,7 @@ def test_what_was_forgotten_on_purpose_is_no_fault(run: Run) -> None:
     """A party that took a new table under its old name, and others that know of it."""
     run.ledger("bank-1").unlink()
     for name in ("agency", "bank-2"):
-        forget(run.ledger(name), party="bank-1")
+        forget_party(run.ledger(name), party="bank-1")
     for name in NAMES:
         shutil.rmtree(run.folder / "parties" / name)
         (run.folder / "parties" / name).mkdir()
