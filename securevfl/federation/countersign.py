@@ -30,7 +30,6 @@ from securevfl.federation.countersign_messages import (
     Memory,
     SignedHead,
 )
-from securevfl.federation.rounds import EpochMark
 from securevfl.transport.identity import Identity, verify
 
 COUNTERSIGNED: Final = "countersigned"
@@ -40,9 +39,9 @@ FORGOTTEN: Final = "forgotten"
 START: Final = "start"
 
 
-def epoch_point(mark: EpochMark) -> str:
+def epoch_point(epoch: int) -> str:
     """Return what an epoch's end is called in a statement."""
-    return f"epoch {mark.epoch}"
+    return f"epoch {epoch}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -220,7 +220,7 @@ class PrimaryRun:
     def _save_and_countersign(self, mark: EpochMark) -> None:
         self._save(mark)
         if self._countersigning is not None:
-            self._countersigning.meet(epoch_point(mark))
+            self._countersigning.meet(epoch_point(mark.epoch))
 
     def _save(self, mark: EpochMark) -> None:
         self.primary.history[-1].update(self._figures())

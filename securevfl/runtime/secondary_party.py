@@ -111,7 +111,7 @@ def _serve(
     def end_epoch(mark: EpochMark) -> None:
         keeper(mark)
         if not mark.restore_best:
-            countersigning.meet(epoch_point(mark))
+            countersigning.meet(epoch_point(mark.epoch))
 
     sum_to, masks = sum_from_secondary(star.transport, plan, star.pair_keys, rank=star.rank)
     try:
