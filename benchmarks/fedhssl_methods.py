@@ -20,6 +20,7 @@ from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
 from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.run_plan import new_run
 from securevfl.federation.secondary import SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
@@ -151,7 +152,12 @@ def pretrain(
         ),
         steps=FAMILIES[method].pretraining,
         sending=sending(
-            settings, batches=1, rows=len(rows.aligned), folder=Path(), party="party-0"
+            settings,
+            batches=1,
+            rows=len(rows.aligned),
+            ledger=Path("pretraining-ledger.jsonl"),
+            run=new_run(),
+            party="party-0",
         ),
         rounds=RoundCounter(),
         seed=seed,

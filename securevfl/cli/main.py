@@ -13,7 +13,7 @@ import typer
 from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
-from securevfl.cli.ledger_forget import app as ledger_app
+from securevfl.cli.ledger import app as ledger_app
 from securevfl.core.errors import SecureVflError
 from securevfl.version import __version__
 

@@ -20,6 +20,7 @@ from securevfl.core.progress import (
     ProgressEvent,
     RoundDone,
     RowsReleased,
+    SpendingPlanned,
     Stage,
     Warned,
     told,
@@ -71,8 +72,9 @@ class RunProgress:
         self._note(event)
         match event:
             case Warned():
-                text = f"securevfl: warning: {event.text}"
-                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._say(f"warning: {event.text}")
+            case SpendingPlanned():
+                self._say(spending_in_words(event))
             case Stage():
                 self._begin(event.text, total=event.of)
             case LinksMade():
@@ -97,10 +99,14 @@ class RunProgress:
             case _:
                 assert_never(event)
 
+    def _say(self, text: str) -> None:
+        line = f"securevfl: {text}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def _note(self, event: ProgressEvent) -> None:
         """Keep the event's figures for the lines to come, but the time left for this event only."""
         figures = told(event)
-        if "epsilon" in figures:
+        if "epsilon" in figures and not isinstance(event, SpendingPlanned):
             self._figures["epsilon"] = f"epsilon {figures['epsilon']:.3g}"
         if "bytes" in figures:
             self._figures["bytes"] = f"{figures['bytes'] / 1e6:.1f} MB"
@@ -153,3 +159,23 @@ class RunProgress:
         if time.monotonic() - self._last_line >= _QUIET_SECONDS:
             self._last_line = time.monotonic()
             print(text, file=sys.stderr, flush=True)
+
+
+def spending_in_words(event: SpendingPlanned) -> str:
+    """Return what a run may spend, and what was spent on the table before it, in one line."""
+    before = f"this table has spent {_epsilon(event.total_before)} in {event.runs_before} earlier "
+    before += "run" if event.runs_before == 1 else "runs"
+    if not event.runs_before:
+        before = "nothing was spent on this table before"
+    limit = "no limit is set by its owner"
+    if event.limit is not None:
+        limit = f"limit {event.limit:g} at delta = {event.limit_delta:g}"
+    return (
+        f"{event.party}: this run may spend epsilon = {_epsilon(event.epsilon)} at delta = "
+        f"{event.delta:g} (unit {event.unit}); {before}, which makes {_epsilon(event.total)} "
+        f"together; {limit}"
+    )
+
+
+def _epsilon(value: float | None) -> str:
+    return "without bound" if value is None else f"{value:.4g}"

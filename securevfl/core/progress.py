@@ -16,6 +16,29 @@ class Warned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SpendingPlanned:
+    """What the run may spend, and what was spent on a party's table before it.
+
+    Every epsilon is for ``unit`` and at ``delta``, but for the limit's; None: no bound.
+    """
+
+    EVENT: ClassVar[str] = "spending"
+
+    party: str
+    unit: str
+    delta: float
+    runs_before: int
+    epsilon: float | None = None
+    """Of this run, when all that is planned is released."""
+    total_before: float | None = None
+    total: float | None = None
+    """Of this run and all before it."""
+    limit: float | None = None
+    """What the owner of the table lets all runs spend together; None: everything."""
+    limit_delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Listening:
     """The primary waits for the others at this address."""
 
@@ -142,10 +165,14 @@ class PartyDone:
     EVENT: ClassVar[str] = "figures"
 
     epsilon: float
+    """Spent by this run, as the secondary's own ledger says."""
+    total_epsilon: float
+    """Spent by all runs on the secondary's table."""
 
 
 ProgressEvent = (
     Warned
+    | SpendingPlanned
     | Listening
     | Stage
     | LinksMade
@@ -166,6 +193,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
     one.EVENT: one
     for one in (
         Warned,
+        SpendingPlanned,
         Listening,
         Stage,
         LinksMade,

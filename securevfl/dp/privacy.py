@@ -70,9 +70,6 @@ class Privacy:
     accounting: Accounting = "sound"
     """``as-published`` calibrates by the papers' formulas, which are not a guarantee."""
 
-    ledger: str | None = None
-    """Path of a ledger that several runs on the same data share, on each party's machine."""
-
     def __post_init__(self) -> None:
         checks.one_of(("gaussian", "none"), mechanism=self.mechanism)
         checks.one_of(("secondary-record", "linked-row", "entity"), unit=self.unit)

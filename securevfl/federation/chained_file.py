@@ -2,12 +2,17 @@
 
 An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
 end too, and a file that was written anew. Every line is synced to the disk before
-:meth:`ChainedFile.append` returns, unless the file is opened otherwise.
+:meth:`ChainedFile.append` returns, unless the file is opened otherwise. Opening a file never alters
+it: what a crash left is mended by the first append, which comes after its reader has found that the
+lines are its own.
 """
 
+import contextlib
 import errno
 import fcntl
+import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,16 +26,17 @@ _OWNER_ONLY: Final = 0o600
 class ChainedFile:
     """One process's exclusive hold on such a file, or a record in memory without one."""
 
-    def __init__(self, path: Path | None, *, durable: bool = True) -> None:
+    def __init__(self, path: Path | None, *, durable: bool = True, read_only: bool = False) -> None:
         """Open ``path``, making it if there is none, and check the whole chain.
 
         Args:
             path: The file; None keeps the record in memory only.
             durable: Whether a line must outlive a crash of the machine, not only of the process.
+            read_only: Whether to look only: a file that is not there is not made.
 
         Raises:
             ConfigError: If the file cannot be opened, or another process holds it.
-            PrivacyError: If a line was altered, removed or put in.
+            PrivacyError: If a line was altered, removed or put in, or all of them were.
         """
         self.path = path
         self._durable = durable
@@ -39,12 +45,16 @@ class ChainedFile:
         self.chain = Chain()
         """The hashes of all its lines."""
         self._handle: int | None = None
-        self._open = True
+        self._open = not read_only
+        self._size = 0
+        self._unended = False
+        self._made = False
         if path is None:
             return
-        self._handle = _open_locked(path)
+        self._handle, self._made = _open_locked(path, read_only=read_only)
         try:
-            self._read(path)
+            if not self._made:
+                self._read(path)
         except BaseException:
             self.close()
             raise
@@ -58,51 +68,91 @@ class ChainedFile:
         """Write one line; if the file is durable, it is on the disk when this returns.
 
         Raises:
+            ConfigError: If the disk takes no more. The line is not in the file then.
             PrivacyError: If the file is closed.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
         line = self.chain.line_of(entry)
         if self._handle is not None:
-            data = memoryview(f"{line}\n".encode())
-            while data:
-                data = data[os.write(self._handle, data) :]
-            if self._durable:
-                os.fsync(self._handle)
+            self._write(self._handle, f"{line}\n".encode())
         self.chain.add(line)
 
     def close(self) -> None:
-        """Let the file go; later appends raise."""
+        """Let the file go; later appends raise. One that got no line is removed."""
         self._open = False
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._handle is None:
+            return
+        if self._made and self._size == 0 and self.path is not None:
+            self.path.unlink(missing_ok=True)
+        os.close(self._handle)
+        self._handle = None
+
+    def _write(self, handle: int, data: bytes) -> None:
+        whole = b"\n" + data if self._unended else data
+        try:
+            if os.fstat(handle).st_size != self._size:
+                # A crash or a full disk within a write: that append never returned, so nothing
+                # followed from it.
+                os.ftruncate(handle, self._size)
+            rest = memoryview(whole)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            if self._durable:
+                os.fsync(handle)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, self._size)
+            raise ConfigError(
+                f"ledger {self.path}: cannot be written ({error.strerror}); nothing is released "
+                f"that is not booked. Make room, and go on"
+            ) from None
+        self._size += len(whole)
+        self._unended = False
 
     def _read(self, path: Path) -> None:
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            assert self._handle is not None  # set before the file is read
-            # A crash within a write: that append never returned, so nothing followed from it.
-            os.ftruncate(self._handle, len(whole))
-        for number, data in enumerate(whole.splitlines(), 1):
-            self.entries.append(self.chain.take(data, where=f"ledger {path}, line {number}"))
+        assert self._handle is not None  # set before the file is read
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            content = file.read()
+        if not content:
+            raise PrivacyError(
+                f"ledger {path}: is empty, and a ledger never is; what was spent cannot be known. "
+                f"Restore it from a copy, or remove the file if nothing was ever released"
+            )
+        *lines, tail = content.split(b"\n")
+        for number, data in enumerate(lines, 1):
+            self._take(data, where=f"ledger {path}, line {number}")
+        self._size = len(content) - len(tail)
+        if not tail or (lines and not _is_whole(tail)):
+            return
+        self._take(tail, where=f"ledger {path}, line {len(lines) + 1}")
+        self._size, self._unended = len(content), True
+
+    def _take(self, data: bytes, *, where: str) -> None:
+        self.entries.append(self.chain.take(data, where=where))
 
 
-def _open_locked(path: Path) -> int:
+def _is_whole(data: bytes) -> bool:
+    """Return whether a last line without its newline lacks nothing else."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool]:
+    """Return a handle that no other process has, and whether the file was made just now."""
+    try:
+        handle, made = _opened(path, read_only=read_only)
     except OSError as error:
         raise ConfigError(f"ledger {path}: cannot be opened ({error.strerror})") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A new file's name must survive a crash as well as its lines.
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ConfigError(f"ledger {path}: is not a file")
+        fcntl.flock(handle, (fcntl.LOCK_SH if read_only else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if made:
+            _sync_folder(path.parent)
     except OSError as error:
         os.close(handle)
         if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -111,4 +161,27 @@ def _open_locked(path: Path) -> int:
                 f"could spend the same budget twice"
             ) from None
         raise ConfigError(f"ledger {path}: cannot be locked ({error.strerror})") from None
-    return handle
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle, made
+
+
+def _opened(path: Path, *, read_only: bool) -> tuple[int, bool]:
+    if read_only:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY), True
+    except FileExistsError:
+        return os.open(path, flags), False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name survive a crash as well as its lines."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -51,6 +51,16 @@ class Checkpoints:
         """
         self._history = history
 
+    def begin(self, run: str) -> None:
+        """Begin a fresh run in a folder that is unused."""
+        files.write_text(self.folder / "run.txt", run)
+
+    @property
+    def run(self) -> str:
+        """Id of the run that goes on here; empty if none was begun."""
+        path = self.folder / "run.txt"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
     def epochs(self) -> list[int]:
         """Return the epochs that can be resumed, oldest first."""
         return self._saved("epoch")

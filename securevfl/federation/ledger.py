@@ -1,86 +1,47 @@
 """A party's record of its releases and of the privacy spent: charge, then release.
 
-One file per party (:mod:`federation.ledger_file`). ``open`` lines hold a session's plan, ``charge``
-lines one release each, a ``fit`` line the fitting of a frozen encoder; together they are all that
-is needed to compute what was spent again.
+One file a table, for all runs on it (:mod:`federation.ledger_place`), hash-chained
+(:mod:`federation.chained_file`). ``open`` lines hold a session's plan, ``charge`` lines one release
+each, a ``fit`` line the fitting of a frozen encoder, a ``release`` line what a frozen run's release
+is made with, and a ``limit`` line what the table's owner allows; together they are all that is
+needed to compute what was spent again (:mod:`federation.ledger_book`).
 """
 
 import math
-from collections import Counter
-from dataclasses import asdict
+import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core import checks
-from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
-from securevfl.core.settings import read_settings
-from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.events import Release
-from securevfl.dp.fitting import fitting_from
-from securevfl.dp.privacy import Privacy
+from securevfl.core.errors import BudgetExceededError, PrivacyError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
+from securevfl.federation.ledger_book import (
+    LedgerBook,
+    Limit,
+    Outlook,
+    Session,
+    epsilon_of_sessions,
+)
+from securevfl.federation.row_uses import RowUses, ranges_of
 
-_VERSION: Final = 2
-
-
-class _Session:
-    """What was planned when the ledger was opened, and what has been released since."""
-
-    def __init__(self, *, plan: ReleasePlan, noise_share_std: float) -> None:
-        self.plan = plan
-        self.noise_share_std = noise_share_std
-        self.fitted = False
-        self.rounds = 0
-        self.row_releases = 0
-        self.passes = 0
-        """Most rounds that one row was in."""
-        self.updates = 0
-        self.last_round = 0
-
-    def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
-        self.rounds += 1
-        self.updates += purpose == "train" and self.plan.privacy.encoder == "dp-trained"
-        self.row_releases += rows
-        self.passes = max(self.passes, passes)
-        self.last_round = round_number
-
-    def unprotected(self, *, more_rounds: int = 0) -> bool:
-        return self.noise_share_std == 0 and (self.fitted or self.rounds + more_rounds > 0)
-
-    def releases(
-        self, *, more_rounds: int = 0, more_rows: int = 0, passes: int = 0
-    ) -> list[Release]:
-        rounds, rows = self.rounds + more_rounds, self.row_releases + more_rows
-        # A release of a fitted encoder has its fitting behind it, whoever booked it.
-        fitting = self.plan.fitting_releases() if self.fitted or rounds else []
-        if rounds == 0:
-            return fitting
-        return [
-            *fitting,
-            self.plan.release(
-                self.noise_share_std,
-                rounds=rounds,
-                row_releases=rows,
-                passes=max(self.passes, passes),
-            ),
-        ]
+# More rows than any table has; an id above it is not one.
+_MOST_ROWS = 2**31
 
 
 class Ledger:
     """Book every release before it is made, and refuse what the budget does not cover.
 
-    With ``privacy.epsilon`` the budget is that epsilon, for everything the ledger holds: several
-    runs on the same data add up. Without it (or with as-published accounting) the budget is the
-    plan: a session cannot release more rounds or rows than were planned when its noise was chosen.
+    Three bounds hold, each by itself. A session cannot release more rounds or rows than were
+    planned when its noise was chosen. With ``privacy.epsilon``, all sessions of the run together
+    keep that epsilon. And all runs on the table together keep the limit of the table's owner, which
+    no federation file can change.
 
-    The file stays with its party. It holds settings, round numbers and row counts, never a record,
-    a key or a representation.
+    The file stays with its party. It holds settings, round numbers, row counts and, for frozen
+    encoders, row ids; never a record, a key or a representation.
     """
 
     def __init__(
@@ -91,44 +52,66 @@ class Ledger:
         plan: ReleasePlan,
         noise_share_std: float,
         durable: bool = True,
+        run: str | None = None,
+        federation: str = "",
+        settings: str = "",
     ) -> None:
         """Open a ledger, or go on with the one that lies at ``path``.
 
         Args:
             path: The file; None keeps the record in memory only (the simulator).
-            party: Whose releases these are.
+            party: Whose releases these are, by the federation's name.
             plan: What this session will release.
             noise_share_std: ``tau``, the noise that this session really adds, as
                 :meth:`ReleasePlan.noise_share_std` returned it; 0 for the mechanism ``none``.
             durable: Whether every charge must outlive a crash of the machine; a simulation
                 releases nothing to anyone.
+            run: The run's id, which all its sessions have in common; None begins a run.
+            federation: Its federation's name.
+            settings: The digest of its federation file's settings.
 
         Raises:
-            ConfigError: If the file is another party's, in use, or cannot be opened.
-            PrivacyError: If the file was altered, or its releases were charged for another unit.
+            ConfigError: If the file is in use, of another version, or cannot be opened.
+            PrivacyError: If the file was altered, or the run was charged for another unit before.
         """
-        checks.non_negative(noise_share_std=noise_share_std)
         self.party = party
-        self._earlier: list[_Session] = []
-        self._own = _Session(plan=plan, noise_share_std=noise_share_std)
-        self._uses: Counter[int] = Counter()
+        self.run = run or secrets.token_hex(16)
+        self._book = LedgerBook()
+        self._uses = RowUses()
         self._file = ChainedFile(path, durable=durable)
         try:
-            for number, entry in enumerate(self._file.entries, 1):
-                self._replay(entry, where=f"ledger {path}, line {number}")
-            self._file.append(
-                {
-                    "kind": "open",
-                    "version": _VERSION,
-                    "party": party,
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "noise_share_std": noise_share_std,
-                    "plan": asdict(plan),
-                }
+            self._book.read(self._file.entries, where=f"ledger {path}")
+            self._own = Session(
+                run=self.run,
+                federation=federation,
+                settings=settings,
+                party=party,
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                plan=plan,
+                noise_share_std=noise_share_std,
             )
+            self._go_on()
+            self._file.append(self._own.opening())
         except BaseException:
             self._file.close()
             raise
+        self._book.sessions.append(self._own)
+        # Every charge keeps the plan: where the limit covers all of it, nobody needs to look again.
+        self._covered = self._limit_covers(self._whole)
+
+    def _go_on(self) -> None:
+        """Take over what earlier sessions of this run leave to be kept."""
+        unit = self._own.plan.privacy.unit
+        for session in self._sessions:
+            if session.plan.privacy.unit != unit:
+                raise PrivacyError(
+                    f"{self.party}: this run was charged for unit = {session.plan.privacy.unit!r} "
+                    f"before, and now asks for {unit!r}; restore the federation file, or begin "
+                    f"another run"
+                )
+            if self._own.frozen:
+                for first, last in session.released:
+                    self._uses.add(np.arange(first, last + 1))
 
     @property
     def file(self) -> ChainedFile:
@@ -147,43 +130,47 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """Releases charged in this session."""
-        return self._own.rounds
+        """Releases charged in all sessions of this run."""
+        return sum(session.rounds for session in self._sessions)
 
     @property
     def row_releases(self) -> int:
-        """Rows charged in this session, summed over its rounds."""
-        return self._own.row_releases
-
-    @property
-    def all_rounds(self) -> int:
-        """Releases charged in this session and in all earlier ones."""
-        return sum(session.rounds for session in [*self._earlier, self._own])
-
-    @property
-    def all_row_releases(self) -> int:
-        """Rows charged in this session and in all earlier ones, summed over their rounds."""
-        return sum(session.row_releases for session in [*self._earlier, self._own])
+        """Rows charged in all sessions of this run, summed over their rounds."""
+        return sum(session.row_releases for session in self._sessions)
 
     @property
     def updates(self) -> int:
-        """Noised updates of dp-trained models charged, in this session and in all earlier ones."""
-        return sum(session.updates for session in [*self._earlier, self._own])
+        """Noised updates of dp-trained models charged, in all sessions of this run."""
+        return sum(session.updates for session in self._sessions)
+
+    @property
+    def released_rows(self) -> Int64[np.ndarray, " released"]:
+        """Ids of the rows that a frozen run released, in all its sessions and in order."""
+        return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
 
     @property
     def spent(self) -> float:
-        """Epsilon of everything in the ledger, at this plan's delta; rounded up."""
-        return self._epsilon()
+        """Epsilon of this run, at its delta: of all its sessions together; rounded up."""
+        return epsilon_of_sessions(self._sessions, delta=self._delta)
 
     @property
-    def spent_before(self) -> float:
-        """Epsilon of the earlier sessions alone."""
-        return _epsilon_of(self._earlier, self._delta)
+    def total(self) -> float:
+        """Epsilon of all runs on the table, for this run's unit and at its delta; rounded up."""
+        return self._book.total(self._own.plan.privacy.unit, delta=self._delta)
 
     @property
-    def passes(self) -> int:
-        """Most rounds of this session that one row was in."""
-        return self._own.passes
+    def runs(self) -> int:
+        """Runs on the table that spent anything for this run's unit, this one if it has."""
+        return len(self._book.runs(unit=self._own.plan.privacy.unit))
+
+    @property
+    def has_spent(self) -> bool:
+        """Whether anything at all is booked."""
+        return bool(self._book.runs())
+
+    def outlook(self) -> Outlook:
+        """Return what the run may spend, beside what was spent on its table before."""
+        return self._book.outlook(self._own, self._whole)
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
         """Refuse a run that could not finish; call it before anything is sent.
@@ -218,29 +205,41 @@ class Ledger:
         Args:
             round_number: Rises within a session, from 1 on; a retry is a new round.
             rows: Ids of the release's rows; the file gets their number, and how often the most
-                released of them was released in this session.
+                released of them was released. Of frozen encoders it gets the ids.
             purpose: What for; every purpose is charged alike.
 
         Returns:
-            Epsilon of everything in the ledger, this release included; rounded up.
+            Epsilon of this run, this release included; rounded up.
 
         Raises:
-            BudgetExceededError: If the budget does not cover it. Nothing is booked then, and the
-                caller must not release.
+            BudgetExceededError: If the budget or the plan does not cover it. Nothing is booked
+                then, and the caller must not release.
+            ConfigError: If the disk takes no more.
             PrivacyError: If the round was charged before, or the ledger is closed.
         """
         checks.whole(round_number=round_number)
         checks.at_least(1, round_number=round_number, rows=len(rows))
+        what, plan = f"round {round_number} ({purpose})", self._own.plan
         if round_number <= self._own.last_round:
             raise PrivacyError(
                 f"round {round_number}: rounds up to {self._own.last_round} are charged already; "
                 f"a retry needs a new round number"
             )
-        batch = Counter(rows.tolist())
-        passes = max(self._uses[row] + count for row, count in batch.items())
-        epsilon = self._require(
-            rounds=1, rows=len(rows), passes=passes, what=f"round {round_number} ({purpose})"
-        )
+        if len(rows) > plan.rows_per_round:
+            raise BudgetExceededError(
+                f"{self.party}: {what} asks for {len(rows)} rows; the noise was chosen for rounds "
+                f"of at most {plan.rows_per_round}"
+            )
+        if not 0 <= int(rows.min()) <= int(rows.max()) < _MOST_ROWS:
+            raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
+        passes = self._uses.most_with(rows)
+        if self._own.frozen and passes > plan.releases_per_row:
+            raise BudgetExceededError(
+                f"{self.party}: {what} asks for rows that this run has released before; a frozen "
+                f"encoder releases a row {plan.releases_per_row} times at most, whatever became of "
+                f"the released values"
+            )
+        epsilon = self._require(rounds=1, rows=len(rows), passes=passes, what=what)
         self._file.append(
             {
                 "kind": "charge",
@@ -249,38 +248,61 @@ class Ledger:
                 "passes": passes,
                 "purpose": purpose,
                 "epsilon": _or_none(epsilon),
+                **({"released": ranges_of(rows)} if self._own.frozen else {}),
             }
         )
         self._own.book(round_number=round_number, rows=len(rows), passes=passes, purpose=purpose)
-        self._uses.update(batch)
+        self._uses.add(rows)
         return epsilon
 
     def charge_fitting(self) -> float:
         """Book the fitting of a frozen encoder, durably; call it before its noise is drawn.
 
         Returns:
-            Epsilon of everything in the ledger, the fitting included; rounded up.
+            Epsilon of this run, the fitting included; rounded up.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is booked then.
             PrivacyError: If this session fitted before, or the ledger is closed.
         """
-        if self._own.fitted:
+        if self._own.fits:
             raise PrivacyError("the encoder was fitted before in this session; it is fitted once")
-        self._own.fitted = True
-        try:
-            epsilon = self._require(rounds=0, rows=0, passes=0, what="fitting the encoder")
-            multiplier = self._own.plan.fitting_multiplier()
-            self._file.append(
-                {"kind": "fit", "noise_multiplier": multiplier, "epsilon": _or_none(epsilon)}
-            )
-        except BaseException:
-            self._own.fitted = False
-            raise
+        epsilon = self._require(rounds=0, rows=0, passes=0, fits=1, what="fitting the encoder")
+        multiplier = self._own.plan.fitting_multiplier()
+        self._file.append(
+            {"kind": "fit", "noise_multiplier": multiplier, "epsilon": _or_none(epsilon)}
+        )
+        self._own.fits += 1
         return epsilon
 
+    def require_same_release(self, digest: str) -> None:
+        """Book what a frozen run makes its release with, and hold later sessions to the same.
+
+        Sessions of one run that name the same are parts of one fixed answer, and cost what that
+        costs. Sessions that name nothing add up.
+
+        Args:
+            digest: Of everything that the release is a function of beside its rows and its noise:
+                links, secret sample, encoder.
+
+        Raises:
+            PrivacyError: If the run released with others before.
+        """
+        if not self._own.frozen:
+            raise PrivacyError("only a frozen encoder makes one release in parts")
+        for session in self._sessions:
+            if session.release not in (None, digest):
+                raise PrivacyError(
+                    f"{self.party}: this run has released rows by other links, another secret "
+                    f"sample or another encoder; what is left of it cannot be released under the "
+                    f"same promise. Begin another run, with another --out"
+                )
+        if self._own.release is None:
+            self._file.append({"kind": "release", "digest": digest})
+            self._own.release = digest
+
     def require_history(self, head: str) -> None:
-        """Refuse a ledger whose head was never ``head``.
+        """Refuse a ledger that does not hold the line whose hash was ``head``.
 
         Raises:
             PrivacyError: If the ledger was cut, or is another one.
@@ -296,30 +318,30 @@ class Ledger:
         self._file.close()
 
     @property
+    def _sessions(self) -> list[Session]:
+        """This run's, in order; its last one is this one."""
+        return [session for session in self._book.sessions if session.run == self.run]
+
+    @property
+    def _whole(self) -> Session:
+        """This session as it would be with everything released that is planned."""
+        plan = self._own.plan
+        return self._own.with_more(
+            rounds=plan.rounds, rows=plan.row_releases, passes=plan.releases_per_row
+        )
+
+    @property
     def _delta(self) -> float:
-        sessions = [*self._earlier, self._own]
-        reserved = max(session.plan.reserved_delta for session in sessions)
-        return self._own.plan.privacy.delta - reserved
+        return self._own.plan.privacy.delta
 
-    def _epsilon(self, *, rounds: int = 0, rows: int = 0, passes: int = 0) -> float:
-        """Return what is spent, with so many more releases of this session."""
-        sessions = [*self._earlier, self._own]
-        return _epsilon_of(sessions, self._delta, more_rounds=rounds, more_rows=rows, passes=passes)
+    def _of_unit(self) -> list[Session]:
+        """Return all sessions of this run's unit; the last one is this one."""
+        unit = self._own.plan.privacy.unit
+        return [one for one in self._book.sessions if one.plan.privacy.unit == unit]
 
-    def _require(self, *, rounds: int, rows: int, passes: int, what: str) -> float:
+    def _require(self, *, rounds: int, rows: int, passes: int, what: str, fits: int = 0) -> float:
+        """Return the run's epsilon with so many more releases, if all bounds allow them."""
         plan, own = self._own.plan, self._own
-        epsilon = self._epsilon(rounds=rounds, rows=rows, passes=passes)
-        limit = plan.privacy.epsilon
-        if limit is not None and plan.privacy.accounting == "sound":
-            if not epsilon <= limit:  # written so that NaN fails
-                before = self.spent_before
-                earlier = f", {before:.4f} of it by earlier runs in {self.path}" if before else ""
-                raise BudgetExceededError(
-                    f"{self.party}: {what} would bring epsilon to {epsilon:.4f}, over "
-                    f"privacy.epsilon = {limit:g} ({self.spent:.4f} is spent{earlier}); raise "
-                    f"privacy.epsilon, lower training.epochs, or add noise"
-                )
-            return epsilon
         if (
             own.rounds + rounds > plan.rounds
             or own.row_releases + rows > plan.row_releases
@@ -331,69 +353,52 @@ class Ledger:
                 f"the noise was chosen ({own.rounds} releases and {own.row_releases} rows are "
                 f"made); plan more epochs at the start"
             )
+        after = own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
+        *earlier, _ = self._sessions
+        epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
+        budget = plan.privacy.epsilon
+        sound = plan.privacy.accounting == "sound"
+        if budget is not None and sound and not epsilon <= budget:  # written so that NaN fails
+            before = epsilon_of_sessions(earlier, delta=self._delta)
+            had = f", {before:.4f} of it before the run was resumed" if before else ""
+            raise BudgetExceededError(
+                f"{self.party}: {what} would bring epsilon to {epsilon:.4f}, over "
+                f"privacy.epsilon = {budget:g} ({self.spent:.4f} is spent{had}); raise "
+                f"privacy.epsilon, lower training.epochs, or add noise"
+            )
+        self._require_limit(after, what=what)
         return epsilon
 
-    def _replay(self, entry: dict[str, Any], *, where: str) -> None:
-        try:
-            if entry["kind"] == "open":
-                self._replay_open(entry, where=where)
-            elif entry["kind"] == "charge" and self._earlier:
-                self._earlier[-1].book(
-                    round_number=entry["round"],
-                    rows=entry["rows"],
-                    passes=entry["passes"],
-                    purpose=entry["purpose"],
-                )
-            elif entry["kind"] == "fit" and self._earlier:
-                self._earlier[-1].fitted = True
-            elif entry["kind"] not in (COUNTERSIGNED, FORGOTTEN):
-                raise PrivacyError(f"{where}: is not a line that a ledger starts or goes on with")
-        except (KeyError, TypeError) as error:
-            raise PrivacyError(f"{where}: is not a ledger's line ({error})") from None
+    def _limit_covers(self, after: Session) -> bool:
+        if not self._book.limits:
+            return True
+        limit = self._book.limits.get(after.plan.privacy.unit)
+        return limit is not None and self._total(after, limit) <= limit.epsilon
 
-    def _replay_open(self, entry: dict[str, Any], *, where: str) -> None:
-        if entry["version"] != _VERSION:
-            raise ConfigError(
-                f"{where}: was written in version {entry['version']!r} of the format; this "
-                f"program reads version {_VERSION}"
+    def _total(self, after: Session, limit: Limit) -> float:
+        *earlier, _ = self._of_unit()
+        return epsilon_of_sessions([*earlier, after], delta=limit.delta)
+
+    def _require_limit(self, after: Session, *, what: str) -> None:
+        """Refuse what the table's owner does not allow, whatever a federation file says."""
+        if self._covered or self._limit_covers(after):
+            return
+        unit = after.plan.privacy.unit
+        limit = self._book.limits.get(unit)
+        if limit is None:
+            limited = " and ".join(sorted(self._book.limits))
+            raise BudgetExceededError(
+                f"{self.party}: the owner of this table has set a limit for unit = {limited}, "
+                f"which does not count what this run spends for unit = {unit}; set one for that "
+                f"too: securevfl ledger limit TABLE --unit {unit} --epsilon ..."
             )
-        if entry["party"] != self.party:
-            raise ConfigError(
-                f"{where}: this ledger is the party {entry['party']!r}'s, not {self.party!r}'s; "
-                f"every party has its own"
-            )
-        settings = dict(entry["plan"])
-        privacy = read_settings(Privacy, settings.pop("privacy"), where="privacy")
-        fitting = fitting_from(settings.pop("fitting"))
-        plan = ReleasePlan(privacy=privacy, fitting=fitting, **settings)
-        unit = self._own.plan.privacy.unit
-        if privacy.unit != unit:
-            raise PrivacyError(
-                f"{where}: its releases were charged for unit = {privacy.unit!r}, this run asks "
-                f"for {unit!r}; the two do not add up. Keep the unit, or use another ledger and "
-                f"accept that the two guarantees stand side by side"
-            )
-        self._earlier.append(_Session(plan=plan, noise_share_std=entry["noise_share_std"]))
+        raise BudgetExceededError(
+            f"{self.party}: {what} would bring the total of all runs on this table to epsilon = "
+            f"{self._total(after, limit):.4f} at delta = {limit.delta:g}, over the limit of its "
+            f"owner, {limit.epsilon:g} ({self._book.total(unit, delta=limit.delta):.4f} is spent); "
+            f"only the owner can raise it: securevfl ledger limit"
+        )
 
 
 def _or_none(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
-
-
-def _epsilon_of(
-    sessions: list[_Session],
-    delta: float,
-    *,
-    more_rounds: int = 0,
-    more_rows: int = 0,
-    passes: int = 0,
-) -> float:
-    """Return epsilon of all sessions, the last one with so many more releases."""
-    releases: list[Release] = []
-    for session in sessions:
-        last = session is sessions[-1]
-        rounds, rows, most = (more_rounds, more_rows, passes) if last else (0, 0, 0)
-        if session.unprotected(more_rounds=rounds):
-            return math.inf
-        releases += session.releases(more_rounds=rounds, more_rows=rows, passes=most)
-    return epsilon_of(releases, delta=delta)

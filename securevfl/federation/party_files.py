@@ -1,12 +1,16 @@
 """What one party keeps of a run in its own folder: log, checkpoints and ledger, as one."""
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core import files
 from securevfl.core.events import EventLog
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.ledger_book import Outlook
+from securevfl.federation.ledger_place import Book, ledger_of_table
 from securevfl.federation.run_plan import RunPlan
 
 
@@ -23,6 +27,7 @@ class PartyFiles:
         *,
         party: str,
         resume: bool,
+        table: Path | None = None,
         simulated: bool = False,
     ) -> None:
         """Open the folder, and its log.
@@ -32,14 +37,18 @@ class PartyFiles:
             config: The federation file.
             party: Whose it is.
             resume: Whether the run goes on with what lies there.
+            table: The party's table, whose ledger every run on it is charged to; None where there
+                is none, as of parties that only help to link.
             simulated: Whether all parties share this process: nothing leaves it, so nobody keeps a
-                log, and the ledger is not synced line by line (two syncs a round cost more than
-                training a small model).
+                log, and the run has a ledger of its own, in its folder, which is not synced line by
+                line (two syncs a round cost more than training a small model).
         """
         self.folder = folder
         self.party = party
         self.resume = resume
         self.checkpoints = Checkpoints(folder, settings_digest=config.settings_digest)
+        self._config = config
+        self._table = table
         self._simulated = simulated
         self._log = None if simulated else EventLog(folder / "log.jsonl", party=party)
         self._ledger: Ledger | None = None
@@ -59,45 +68,74 @@ class PartyFiles:
         if self._log is not None:
             self._log.write(event, **fields)
 
-    def open_ledger(self, plan: RunPlan) -> None:
-        """Open the ledger: the run's own file, or the one that runs on this data share.
+    @property
+    def run_ledger(self) -> Path:
+        """Where the run folder has the ledger, once the party is done: its own, or a copy."""
+        return self.folder / "ledger.jsonl"
 
-        A fresh run must fit into what the ledger has left. A resumed one has spent a part of it,
-        and asks before every epoch and every release. Checkpoints are tied to the ledger from now
-        on.
+    def ledger_path(self, book: Book = "ledger") -> Path:
+        """Return where releases are booked: with the table, or in a simulation's own folder.
 
         Raises:
-            ConfigError: If a fresh run would start in the folder of another one.
+            ConfigError: If the table has two ledgers.
+        """
+        if self._simulated or self._table is None:
+            return self.folder / f"{book}.jsonl"
+        return ledger_of_table(self._table, book=book)
+
+    def open_ledger(self, plan: RunPlan) -> Outlook:
+        """Open the ledger of the table, or the simulation's own.
+
+        A fresh run must fit into its budget and into what the owner of the table allows. A resumed
+        one has spent a part of both, and asks before every epoch and every release. Checkpoints are
+        tied to the ledger from now on.
+
+        Returns:
+            What the run may spend, beside what was spent on the table before.
+
+        Raises:
+            ConfigError: If a fresh run would start in the folder of another one, or another run is
+                at work on this table.
             BudgetExceededError: If a fresh run could not finish; nothing was sent then.
         """
-        own, releases = self.folder / "ledger.jsonl", plan.releases
-        shared = plan.config.privacy.ledger
-        path = own if shared is None else Path(shared).expanduser().parent / f"{self.party}.jsonl"
         if not self.resume:
             self.checkpoints.require_unused()
-        ledger = Ledger(
-            path,
+        ledger = self._ledger = Ledger(
+            self.ledger_path(),
             party=self.party,
-            plan=releases,
+            plan=plan.releases,
             noise_share_std=plan.noise_share_std,
-            durable=not self._simulated or shared is not None,
+            durable=not self._simulated,
+            run=plan.facts.run,
+            federation=self._config.federation.name,
+            settings=self._config.settings_digest,
         )
-        self._ledger = ledger
         if not self.resume:
             # A run that failed before its first release has used nothing but its folder's name.
-            if shared is None and ledger.all_rounds:
+            if self._simulated and ledger.has_spent:
                 raise used_folder(self.folder)
             ledger.require_room(
-                rounds=releases.rounds,
-                row_releases=releases.row_releases,
-                passes=releases.releases_per_row,
+                rounds=plan.releases.rounds,
+                row_releases=plan.releases.row_releases,
+                passes=plan.releases.releases_per_row,
             )
+            self.checkpoints.begin(plan.facts.run)
         self.checkpoints.guard(ledger)
+        return ledger.outlook()
 
     def close(self) -> None:
-        """Let the ledger and the log go; later charges and lines raise."""
+        """Let the ledger and the log go; later charges and lines raise.
+
+        The run folder gets a copy of a table's ledger as it is now: the run's evidence, which
+        nothing is charged to.
+        """
         if self._ledger is not None:
+            kept = self._ledger.path
             self._ledger.close()
+            if kept is not None and kept != self.run_ledger:
+                # The ledger itself is whole, whatever becomes of the copy.
+                with contextlib.suppress(OSError):
+                    files.write_bytes(self.run_ledger, kept.read_bytes(), mode=0o600)
         if self._log is not None:
             self._log.close()
 

@@ -141,7 +141,7 @@ class SentWithGaussianNoise:
 
 
 def sending(
-    settings: PretrainingSettings, *, batches: int, rows: int, folder: Path, party: str
+    settings: PretrainingSettings, *, batches: int, rows: int, ledger: Path, run: str, party: str
 ) -> Sending:
     """Return what the federation file chooses.
 
@@ -149,12 +149,13 @@ def sending(
         settings: How to pretrain.
         batches: Batches of aligned rows in one pass.
         rows: Aligned rows.
-        folder: The primary's own folder; its ledger of pretraining lies there.
+        ledger: The path of the primary's ledger of pretraining.
+        run: The run's id.
         party: The primary's name.
 
     Raises:
-        ConfigError: If the ledger is not the primary's, or the noise does not fit the ring.
-        BudgetExceededError: If an earlier run has used the budget up.
+        ConfigError: If the ledger is in use, or the noise does not fit the ring.
+        PrivacyError: If the ledger was altered.
     """
     if settings.primary_sends == "plain":
         return SentPlain()
@@ -177,11 +178,10 @@ def sending(
         rounds=passes * batches,
         rows_per_round=-(-rows // batches),
         row_releases=passes * rows,
-        releases_per_row=passes,
+        # Batches are booked by their sizes, not by their rows.
+        releases_per_row=passes * batches,
         links=1,
     )
     tau = plan.noise_share_std()
-    ledger = Ledger(
-        folder / "pretraining-ledger.jsonl", party=party, plan=plan, noise_share_std=tau
-    )
-    return SentWithGaussianNoise(plan, ledger, noise_share_std=tau)
+    book = Ledger(ledger, party=party, plan=plan, noise_share_std=tau, run=run)
+    return SentWithGaussianNoise(plan, book, noise_share_std=tau)

@@ -8,6 +8,7 @@ import jinja2
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.ledger_book import lines_of_run
 from securevfl.report import plots
 from securevfl.runtime.run_folder import read_history
 
@@ -27,13 +28,14 @@ def write_report(run: Path) -> Path:
     """
     metrics = _read_json(run / "metrics.json")
     history = read_history(run)
-    rounds, epsilon = _read_ledger(run / metrics["ledger"]) if metrics["ledger"] else ([], [])
+    epsilon = _spending(run / metrics["ledger"], metrics["run"])
     privacy = metrics["privacy"]
     figures = [
         plots.metric_plot(history, metric=metrics["metric"], solo=metrics["solo_test"]),
         plots.loss_plot(history),
     ]
-    if rounds and privacy["epsilon"] is not None:
+    if epsilon and privacy["epsilon"] is not None:
+        rounds = list(range(1, len(epsilon) + 1))
         figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
@@ -54,7 +56,9 @@ def write_report(run: Path) -> Path:
 def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     """Return the figures behind the statement, in words of the federation file."""
     words = {
-        "epsilon spent": "epsilon",
+        "epsilon spent by this run": "epsilon",
+        "epsilon spent by all runs on the primary's table": "total_epsilon",
+        "runs in that total": "table_runs",
         "epsilon of the whole plan": "epsilon_planned",
         "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",
         "delta": "delta",
@@ -75,7 +79,7 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     for label, name in words.items():
         value = privacy[name]
         if value is None:
-            value = "not bounded" if name.startswith("epsilon") else "none"
+            value = "not bounded" if "epsilon" in name else "none"
         shown[label] = f"{value:.5g}" if isinstance(value, float) else str(value)
     return shown
 
@@ -94,9 +98,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_ledger(path: Path) -> tuple[list[int], list[float]]:
+def _spending(path: Path, run: str) -> list[float]:
+    """Return epsilon after every release of the run; nothing where it was not bounded."""
     if not path.exists():
-        return [], []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    charges = [line for line in lines if "epsilon" in line and line["epsilon"] is not None]
-    return list(range(1, len(charges) + 1)), [float(line["epsilon"]) for line in charges]
+        return []
+    values = [line.get("epsilon") for line in lines_of_run(path, run)]
+    return [float(value) for value in values if value is not None]

@@ -10,6 +10,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
+from securevfl.federation.ledger_book import lines_of_run
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.preflight import warnings_about
@@ -140,16 +141,11 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
 
 
 def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:
-    ledger = folder / metrics["ledger"]
-    try:
-        lines = ledger.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"ledger {ledger}: {error.strerror}") from None
     return RunResult(
         metrics=metrics,
         history=read_history(folder),
         losses=losses,
-        ledger=[json.loads(line) for line in lines],
+        ledger=lines_of_run(folder / metrics["ledger"], metrics["run"]),
     )
 
 

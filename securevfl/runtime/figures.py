@@ -16,7 +16,7 @@ class PrivacyFigures:
 
     mechanism: str
     epsilon: float | None
-    """Spent, by this run and those before it on the same ledger; None: no bound."""
+    """Spent by this run, in all its sessions; None: no bound."""
     epsilon_planned: float | None
     """Of everything that was planned; None: no bound."""
     epsilon_as_published: float | None
@@ -41,6 +41,11 @@ class PrivacyFigures:
     gradient_noise_std: float | None = None
     gradient_clip_norm: float | None = None
     updates: int | None = None
+    total_epsilon: float | None = None
+    """Spent by all runs on the primary's table, for the same unit and at the same delta; a
+    simulation has a ledger of its own. None: no bound."""
+    table_runs: int = 1
+    """So many runs are in it."""
     statement: str
     as_published_note: str
     channels: Sequence[Mapping[str, str]]
@@ -75,8 +80,10 @@ class RunFigures:
     privacy: PrivacyFigures
     pretraining: Mapping[str, Any] | None = None
     """What pretraining came to, if there was any."""
-    ledger: str | None
-    """The primary's ledger, relative to the run folder if it lies there."""
+    run: str
+    """The run's id, by which ledgers know it."""
+    ledger: str
+    """The primary's ledger as it was at the end, relative to the run folder."""
     version: str
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None where nobody launched them."""
@@ -119,16 +126,18 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
 
     Args:
         plan: What was planned; the promise was made for all of it.
-        ledger: What was spent: by this session, and by those before it on the same ledger.
+        ledger: What was spent: by this run, and by others on the same table.
     """
     config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
     trained_behind_noise = privacy.encoder == "dp-trained"
     return PrivacyFigures(
         mechanism=privacy.mechanism,
-        epsilon=_finite_or_none(ledger.spent),
-        epsilon_planned=_finite_or_none(releases.epsilon(tau)),
-        epsilon_as_published=_finite_or_none(releases.epsilon_as_published(tau)),
+        epsilon=finite_or_none(ledger.spent),
+        total_epsilon=finite_or_none(ledger.total),
+        table_runs=ledger.runs,
+        epsilon_planned=finite_or_none(releases.epsilon(tau)),
+        epsilon_as_published=finite_or_none(releases.epsilon_as_published(tau)),
         delta=privacy.delta,
         unit=privacy.unit,
         encoder=privacy.encoder,
@@ -143,8 +152,8 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         fitting_noise_multiplier=releases.fitting_multiplier(),
         sensitivity=releases.sensitivity(),
         clip_norm=privacy.clip_norm,
-        releases=ledger.all_rounds,
-        row_releases=ledger.all_row_releases,
+        releases=ledger.rounds,
+        row_releases=ledger.row_releases,
         secondaries=releases.parties,
         gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
         if trained_behind_noise
@@ -158,7 +167,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     )
 
 
-def _finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a figure that JSON can hold: None stands for "no bound"."""
     return value if math.isfinite(value) else None
 

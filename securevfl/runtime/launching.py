@@ -16,7 +16,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.core.progress import CiphertextsMade, Observer, Warned, event_of
+from securevfl.core.progress import CiphertextsMade, Observer, SpendingPlanned, Warned, event_of
 from securevfl.launch.outcome import PartyExit
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
@@ -29,7 +29,7 @@ from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
 # Events of any party that the user sees; of others, the primary's alone.
-_OF_ALL = (Warned, CiphertextsMade)
+_OF_ALL = (Warned, SpendingPlanned, CiphertextsMade)
 
 OUTCOME_EVENT: Final = "outcome"
 """What a launched primary tells last: the run's figures, or those of pretraining."""
@@ -53,8 +53,8 @@ def train_in_processes(
         data_root: Where relative data paths start.
         resume: Go on from the last epoch that was saved.
         device: Where each party computes.
-        observe: Hears the primary's progress, every party's warnings, and the ciphertexts
-            that secondaries prepare.
+        observe: Hears the primary's progress, every party's warnings and spending, and the
+            ciphertexts that secondaries prepare.
         beside: Returns figures of :class:`RunFigures` that are computed once the run is done.
 
     Returns:

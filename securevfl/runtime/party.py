@@ -35,7 +35,8 @@ def run_party(job: PartyJob, observe: Observer) -> RunFigures | dict[str, Any] |
     config = job.config
     party = config.party(job.name)
     files.require_writable_folder(job.folder)
-    with PartyFiles(job.folder, config, party=job.name, resume=job.resume) as own:
+    table = None if party.is_helper else job.data_root / party.data
+    with PartyFiles(job.folder, config, party=job.name, resume=job.resume, table=table) as own:
         try:
             require_covered_channels(config)
             require_helpers(config)

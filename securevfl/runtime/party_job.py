@@ -9,12 +9,14 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer, Warned
+from securevfl.core.progress import Observer, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.run_plan import RunPlan
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import keys_of
 from securevfl.linking.parties import OwnPlace
+from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.tables import read_party
 from securevfl.transport.identity import Identity
@@ -72,6 +74,27 @@ class PartyLife:
         for text in table_warnings(self.config, party, table):
             self.observe(Warned(text=text))
         return table
+
+    def open_ledger(self, plan: RunPlan) -> None:
+        """Open the table's ledger, and say what the run may spend beside what was spent before.
+
+        Raises:
+            SecureVflError: As :meth:`PartyFiles.open_ledger`.
+        """
+        outlook = self.files.open_ledger(plan)
+        self.observe(
+            SpendingPlanned(
+                party=self.job.name,
+                unit=outlook.unit,
+                delta=outlook.delta,
+                runs_before=outlook.runs_before,
+                epsilon=finite_or_none(outlook.epsilon),
+                total_before=finite_or_none(outlook.total_before),
+                total=finite_or_none(outlook.total),
+                limit=outlook.limit.epsilon if outlook.limit else None,
+                limit_delta=outlook.limit.delta if outlook.limit else None,
+            )
+        )
 
     def place(self, table: PartyTable) -> OwnPlace:
         """Return what this party brings to linking."""

@@ -40,8 +40,10 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     files.require_writable_folder(job.run_folder)
     table = life.read_table()
     split, facts = run_facts(config, table)
+    if job.resume:
+        facts = replace(facts, run=life.files.checkpoints.run or facts.run)
     plan = plan_run(config, facts)
-    life.files.open_ledger(plan)
+    life.open_ledger(plan)
     with _listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts))
         countersigning = PrimaryCountersigning(

@@ -123,6 +123,7 @@ class PrimaryRun:
         self.data = data
         self.ledger = files.ledger
         self.checkpoints = files.checkpoints
+        self._run_ledger = files.run_ledger
         self._observe = observe
         self._traffic = traffic
         self._countersigning = countersigning
@@ -272,13 +273,7 @@ class PrimaryRun:
             mode=mode,
             privacy=privacy_figures(self.plan, self.ledger),
             pretraining=self.pretraining,
-            ledger=_within(run_folder, self.ledger.path),
+            run=self.plan.facts.run,
+            ledger=str(self._run_ledger.relative_to(run_folder)),
             version=__version__,
         )
-
-
-def _within(run_folder: Path, path: Path | None) -> str | None:
-    """Return a path as a run folder names it: relative if it lies there."""
-    if path is None:
-        return None
-    return str(path.relative_to(run_folder) if path.is_relative_to(run_folder) else path.absolute())

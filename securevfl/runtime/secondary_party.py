@@ -43,7 +43,7 @@ def run_secondary(life: PartyLife) -> None:
     ) as star:
         files.log("connected")
         plan = plan_run(config, star.facts)
-        files.open_ledger(plan)
+        life.open_ledger(plan)
         star.transport.send(Ready().to_message())
         countersigning = SecondaryCountersigning(
             countersigner(life, plan.facts, session=star.transport.session),
@@ -58,13 +58,15 @@ def run_secondary(life: PartyLife) -> None:
             _serve(life, star, plan, table, secondary, countersigning)
         finally:
             secondary.close()
+    ledger = files.ledger
     files.log(
         "figures",
-        epsilon=secondary.epsilon_spent,
+        epsilon=ledger.spent,
+        total_epsilon=ledger.total,
         bytes_sent=sum(star.transport.bytes_sent.values()),
         bytes_received=sum(star.transport.bytes_received.values()),
     )
-    life.observe(PartyDone(epsilon=secondary.epsilon_spent))
+    life.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
 
 
 def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:

@@ -1,7 +1,6 @@
 """The whole federation in one process: the same parties, the same noise, no cryptography."""
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from securevfl.core import files
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, primary_data
-from securevfl.federation.checkpoint import EpochKeeper, require_resumable
+from securevfl.federation.checkpoint import Checkpoints, EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
+from securevfl.federation.ledger_book import lines_of_run
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
@@ -45,7 +45,7 @@ class RunResult:
     """Loss of every training round of this call, in order."""
 
     ledger: list[dict[str, Any]]
-    """The primary's ledger, one mapping a line."""
+    """What the primary's ledger holds of the run, one mapping a line."""
 
 
 def simulate_federation(
@@ -83,6 +83,10 @@ def simulate_federation(
         for text in table_warnings(config, party, tables[party.name]):
             observe(Warned(text=text))
     split, facts = run_facts(config, tables[config.primary.name])
+    if resume:
+        folder = run_folder / "parties" / config.primary.name
+        went = Checkpoints(folder, settings_digest=config.settings_digest).run
+        facts = replace(facts, run=went or facts.run)
     plan = plan_run(config, facts)
     with contextlib.ExitStack() as open_files:
 
@@ -135,13 +139,11 @@ def simulate_federation(
         run.train()
         figures = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
         write_figures(run_folder, figures)
-        assert own.ledger.path is not None
-        lines = own.ledger.path.read_text(encoding="utf-8").splitlines()
         return RunResult(
             metrics=figures.as_json(),
             history=run.primary.history,
             losses=run.primary.losses,
-            ledger=[json.loads(line) for line in lines],
+            ledger=lines_of_run(own.run_ledger, facts.run),
         )
 
 

@@ -1,54 +1,40 @@
 """A run's privacy figures, computed again from a ledger's lines."""
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from securevfl.core.errors import PrivacyError
-from securevfl.core.settings import read_settings
-from securevfl.dp.fitting import fitting_from
-from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.ledger_book import LedgerBook, epsilon_of_sessions
 
 
-def recomputed(entries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return ``epsilon`` (None: no bound), ``releases`` and ``row_releases`` of a ledger's lines.
+def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+    """Return a run's privacy figures by name, as its ledger's lines give them.
 
-    Epsilon is at the delta of the last session, as the figures of its run are.
+    Args:
+        entries: The ledger's lines up to the run's end.
+        run: Its id.
+
+    Returns:
+        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
+        delta and for its unit (None: no bound), ``releases`` and ``row_releases``.
 
     Raises:
-        PrivacyError: If they are no ledger's lines.
+        PrivacyError: If they are no ledger's lines, or hold nothing of the run.
     """
-    opened = [entry for entry in entries if entry.get("kind") == "open"]
-    if not opened:
-        raise PrivacyError("no session was opened in it")
-    last = dict(opened[-1])
-    settings = dict(last["plan"])
-    privacy = read_settings(Privacy, settings.pop("privacy"), where="privacy")
-    plan = ReleasePlan(privacy=privacy, fitting=fitting_from(settings.pop("fitting")), **settings)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lines.jsonl"
-        copy = ChainedFile(path, durable=False)
-        for entry in entries:
-            copy.append(entry)
-        copy.close()
-        ledger = Ledger(
-            path,
-            party=last["party"],
-            plan=plan,
-            noise_share_std=last["noise_share_std"],
-            durable=False,
-        )
-        try:
-            spent = ledger.spent
-            return {
-                "epsilon": spent if math.isfinite(spent) else None,
-                "releases": ledger.all_rounds,
-                "row_releases": ledger.all_row_releases,
-            }
-        finally:
-            ledger.close()
+    book = LedgerBook()
+    book.read(entries, where="the ledger")
+    sessions = [one for one in book.sessions if one.run == run]
+    if not sessions:
+        raise PrivacyError(f"no session of run {run} was opened in it")
+    privacy = sessions[-1].plan.privacy
+    return {
+        "epsilon": _finite(epsilon_of_sessions(sessions, delta=privacy.delta)),
+        "total_epsilon": _finite(book.total(privacy.unit, delta=privacy.delta)),
+        "releases": sum(one.rounds for one in sessions),
+        "row_releases": sum(one.row_releases for one in sessions),
+    }
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

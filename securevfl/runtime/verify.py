@@ -271,7 +271,7 @@ def _check_figures(evidence: _Evidence) -> None:
         return
     told = metrics["privacy"]
     try:
-        found = recomputed(_until_end(files[0], evidence.run))
+        found = recomputed(_until_end(files[0], metrics["run"]), metrics["run"])
     except SecureVflError as error:
         evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
         return
@@ -285,14 +285,15 @@ def _check_figures(evidence: _Evidence) -> None:
     evidence.say("figures", primary, True, text)
 
 
-def _until_end(file: _File, run: str | None) -> list[dict[str, Any]]:
-    """Return the lines up to the last that the run has signed; all of a simulation's."""
-    ends = [
-        number
-        for number, entry in enumerate(file.entries, 1)
-        if entry["kind"] == COUNTERSIGNED and entry["run"] == run
-    ]
-    return file.entries[: max(ends, default=len(file.entries))]
+def _until_end(file: _File, run: str) -> list[dict[str, Any]]:
+    """Return the lines up to the run's last; later runs on the table are not in its figures."""
+    current, end = "", 0
+    for number, entry in enumerate(file.entries, 1):
+        if entry["kind"] == "open":
+            current = entry["run"]
+        if current == run:
+            end = number
+    return file.entries[:end]
 
 
 def _countersigned(file: _File) -> list[dict[str, Any]]:

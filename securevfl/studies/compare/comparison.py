@@ -58,11 +58,6 @@ class Comparison:
             if self.methods.count(name) > 1:
                 raise ConfigError(f"methods: {name!r} is named twice")
             method_config(self.config, name)
-        if self.config.privacy.ledger is not None:
-            raise ConfigError(
-                "privacy.ledger: a comparison trains many times, and every run would be charged "
-                "to it; leave it out of a file for comparisons"
-            )
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:

@@ -20,12 +20,11 @@ NAMED = "party 'bank-1': its ledger does not go on from the one that it signed o
 
 
 def federation(folder: Path) -> Path:
-    privacy = {"mechanism": "none", "encoder": "trained", "ledger": str(folder / "ledger.jsonl")}
-    return write_federation(folder, rows=120, privacy=privacy, training={"epochs": 1})
+    return write_federation(folder, rows=120, training={"epochs": 1})
 
 
 def ledger_of(folder: Path, name: str) -> Path:
-    return folder / f"{name}.jsonl"
+    return folder / f"{name}.csv.ledger.jsonl"
 
 
 def log_of(folder: Path, name: str) -> list[dict]:

@@ -25,7 +25,13 @@ from securevfl.core.errors import (
     PrivacyError,
     SecureVflError,
 )
-from securevfl.core.progress import ProgressEvent, RoundDone, Warned
+from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
+from securevfl.dp.accountant import epsilon_of
+from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.ledger_book import Limit
+from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.federation.ledger_summary import set_limit, summary_of
+from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
@@ -69,6 +75,7 @@ def processes_of(out: Path) -> dict[str, int]:
 
 
 def ledger_lines(out: Path, name: str) -> list[dict[str, Any]]:
+    # A simulation's own, or the copy of a table's ledger.
     text = (out / "parties" / name / "ledger.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -237,38 +244,81 @@ def test_files_that_differ(tmp_path: Path) -> None:
     )
 
 
-def test_secondary_whose_budget_is_spent(tmp_path: Path) -> None:
-    """One party's own ledger forbids the run: exit code 4, before a key or a release is sent.
+def test_three_runs_on_one_table(tmp_path: Path) -> None:
+    """Totals of every party are the composition of all runs; an owner's limit refuses the third.
 
-    The first run also warns: each secondary knows its own records, and that delta is above 1/n.
+    Then it is exit code 4 for all, before a key or a release is sent. Each run's own epsilon stays
+    within its budget. Every party is told beforehand what it may spend; each secondary, which knows
+    its own records, also warns of a delta above 1/n.
     """
-    books = tmp_path / "books"
     privacy = {"epsilon": 5.0, "delta": 1 / 120, "encoder": "trained"}
-    privacy["ledger"] = str(books / "ledger.jsonl")
     path = write_federation(
         tmp_path, privacy=privacy, rows=120, training={"epochs": 1, "batch_size": 64}
     )
-    warned: list[str] = []
+    set_limit(
+        ledger_of_table(tmp_path / "bank-1.csv"),
+        Limit(unit="secondary-record", epsilon=9.0, delta=1 / 120),
+    )
+    plan = plan_run(read_federation(path), run_facts_of(path)).releases
+    release = plan.release(
+        plan.noise_share_std(), rounds=plan.rounds, row_releases=plan.row_releases
+    )
+    told: list[Any] = []
+    for count, out in enumerate(("first", "second"), 1):
+        told.clear()
+        figures = train(path, tmp_path / out, observe=told.append)["privacy"]
+        together = epsilon_of([release] * count, delta=1 / 120)
+        assert figures["epsilon"] == plan.epsilon(plan.noise_share_std()) <= 5.0
+        assert figures["total_epsilon"] == together
+        assert figures["table_runs"] == count
+        for name in NAMES:
+            (unit,) = summary_of(ledger_of_table(tmp_path / f"{name}.csv")).units
+            assert (unit.epsilon, unit.runs) == (together, count)
+            copy = tmp_path / out / "parties" / name / "ledger.jsonl"
+            assert copy.read_bytes() == (tmp_path / f"{name}.csv.ledger.jsonl").read_bytes()
+            assert copy.stat().st_mode & 0o777 == 0o600
+        warned = [event.text for event in told if isinstance(event, Warned)]
+        assert sorted(text.split(": privacy.delta")[0] for text in warned) == ["bank-1", "bank-2"]
+        said = {event.party: event for event in told if isinstance(event, SpendingPlanned)}
+        assert set(said) == set(NAMES)
+        assert {event.runs_before for event in said.values()} == {count - 1}
+        assert {event.total for event in said.values()} == {together}
+        assert [said[name].limit for name in NAMES] == [None, 9.0, None]
+    assert 8.0 < together <= 9.0
 
-    def note(event: ProgressEvent) -> None:
-        if isinstance(event, Warned):
-            warned.append(event.text)
-
-    train(path, tmp_path / "first", observe=note)
-    assert sorted(text.split(": privacy.delta")[0] for text in warned) == ["bank-1", "bank-2"]
-    # The others forget: a spent budget binds whoever kept its record.
-    for name in ("agency", "bank-2"):
-        (books / f"{name}.jsonl").unlink()
-    out = tmp_path / "second"
-    with pytest.raises(PrivacyError, match=r"^bank-1: .*privacy\.epsilon = 5") as raised:
+    charged = {name: charges_of_table(tmp_path, name) for name in NAMES}
+    out = tmp_path / "third"
+    with pytest.raises(PrivacyError, match=r"^bank-1: .*over the limit of its owner, 9 ") as raised:
         train(path, out)
     assert raised.value.exit_code == 4
     assert processes_of(out) == {}
+    assert charged == {name: charges_of_table(tmp_path, name) for name in NAMES}
     for name in ("agency", "bank-2"):
-        assert '"charge"' not in (books / f"{name}.jsonl").read_text()
         log = (out / "parties" / name / "log.jsonl").read_text()
         assert "linked" not in log
         assert "released" not in log
+
+
+def run_facts_of(path: Path) -> RunFacts:
+    config = read_federation(path)
+    _, facts = run_facts(config, read_tables(config, path.parent)["agency"])
+    return facts
+
+
+def charges_of_table(folder: Path, name: str) -> int:
+    return (folder / f"{name}.csv.ledger.jsonl").read_text().count('"kind": "charge"')
+
+
+def test_two_runs_at_a_time_on_one_table(tmp_path: Path) -> None:
+    """They could each spend what is left: whoever comes second is refused, with exit code 2."""
+    path = write_federation(tmp_path, rows=120)
+    holder = ChainedFile(ledger_of_table(tmp_path / "bank-2.csv"))
+    try:
+        with pytest.raises(ConfigError, match=r"^bank-2: .*in use by another run"):
+            train(path, tmp_path / "run")
+    finally:
+        holder.close()
+    assert train(path, tmp_path / "run")["test"] > 0
 
 
 def test_address_in_use(tmp_path: Path) -> None:

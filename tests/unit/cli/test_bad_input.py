@@ -535,29 +535,13 @@ def test_folder_of_a_run_that_released_nothing(tmp_path: Path, capfd: Capture) -
     assert simulated(capfd, path).code == 0
 
 
-def test_shared_ledger_that_is_spent(tmp_path: Path, capfd: Capture) -> None:
-    """Two runs on one budget add up: the second is refused with exit code 4, and none is booked."""
-    table = {"epsilon": 5.0, "delta": 1e-4, "encoder": "trained"}
-    ledgers = tmp_path / "books"
-    table["ledger"] = str(ledgers / "ledger.jsonl")
+def test_a_ledger_chosen_by_the_federation_file(tmp_path: Path, capfd: Capture) -> None:
+    """A ledger belongs to its table: no file that others write says where it lies."""
+    table = {"epsilon": 5.0, "delta": 1e-4, "encoder": "trained", "ledger": "books/ledger.jsonl"}
     path = write_federation(tmp_path, privacy=table, **SMALL)
-    first = securevfl(capfd, "simulate", path, "--out", tmp_path / "first")
-    assert first.code == 0
-    spent = charges(ledgers)
-    assert set(spent) == {"agency", "bank-1", "bank-2"}
-    assert min(spent.values()) > 0
-    second = securevfl(capfd, "simulate", path, "--out", tmp_path / "second")
-    assert second.code == 4
-    assert "privacy.epsilon = 5" in second.complaint
-    assert "raise privacy.epsilon" in second.complaint
-    assert charges(ledgers) == spent
-    assert not (tmp_path / "second" / "metrics.json").exists()
-
-
-def charges(folder: Path) -> dict[str, int]:
-    return {
-        path.stem: path.read_text().count('"kind": "charge"') for path in folder.glob("*.jsonl")
-    }
+    ended = simulated(capfd, path)
+    assert ended.code == 2
+    assert "privacy.ledger: no such field" in ended.complaint
 
 
 def test_address_that_is_not_this_machines(tmp_path: Path, capfd: Capture) -> None:

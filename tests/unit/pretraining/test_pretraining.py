@@ -205,7 +205,8 @@ def test_gaussian_noise_is_booked_before_it_is_sent(tmp_path: Path) -> None:
     settings = PretrainingSettings(
         primary_sends="gaussian", epsilon=20.0, iterations=2, projector=(8,)
     )
-    sender = sending(settings, batches=3, rows=90, folder=tmp_path, party="agency")
+    path = tmp_path / "agency.csv.pretraining-ledger.jsonl"
+    sender = sending(settings, batches=3, rows=90, ledger=path, run="one", party="agency")
     vectors = torch.nn.functional.normalize(torch.randn(30, 8), dim=1)
     sent = [sender(vectors, round_number=number) for number in range(1, 7)]
     # mu = sqrt(6) 2 sqrt(30) / tau: at epsilon 20 and delta 1e-5, tau is far above the vectors.
@@ -213,7 +214,7 @@ def test_gaussian_noise_is_booked_before_it_is_sent(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError):
         sender(vectors, round_number=7)
     sender.close()
-    lines = (tmp_path / "pretraining-ledger.jsonl").read_text().splitlines()
+    lines = path.read_text().splitlines()
     assert sum('"charge"' in line for line in lines) == 6
 
 

@@ -50,13 +50,13 @@ def test_federation_file_is_the_one_that_ran(tmp_path: Path) -> None:
     assert read_federation(tmp_path / "run" / "federation.toml").digest == config.digest
 
 
-def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
+def test_figures_count_every_session_of_the_run(tmp_path: Path) -> None:
     """What an interrupted session released stays spent in the figures of the one that finishes."""
     config = config_of(tmp_path, privacy=NOISED)
     plan = plan_run(config, FACTS)
     path, tau = tmp_path / "ledger.jsonl", plan.noise_share_std
     for rounds in (3, 2):
-        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau)
+        ledger = Ledger(path, party="agency", plan=plan.releases, noise_share_std=tau, run="one")
         for number in range(1, rounds + 1):
             rows = np.arange(10 * number, 10 * number + 10)
             ledger.charge(round_number=number, rows=rows, purpose="train")
@@ -64,7 +64,8 @@ def test_figures_count_every_session_of_the_ledger(tmp_path: Path) -> None:
         spent = ledger.spent
         ledger.close()
     assert (figures["releases"], figures["row_releases"]) == (5, 50)
-    assert figures["epsilon"] == spent
+    assert figures["epsilon"] == figures["total_epsilon"] == spent
+    assert figures["table_runs"] == 1
     assert figures["epsilon"] > plan.releases.epsilon_after(tau, rounds=3, row_releases=30)
     json.dumps(figures, allow_nan=False)
 

@@ -64,6 +64,9 @@ class Run:
                 party=name,
                 plan=PLAN,
                 noise_share_std=PLAN.noise_share_std(),
+                run=run,
+                federation="test",
+                settings="s" * 64,
             )
             for name in NAMES
         }
@@ -90,13 +93,14 @@ class Run:
             agency = ledgers["agency"]
             privacy = {
                 "epsilon": agency.spent,
-                "releases": agency.all_rounds,
-                "row_releases": agency.all_row_releases,
+                "total_epsilon": agency.total,
+                "releases": agency.rounds,
+                "row_releases": agency.row_releases,
             }
         for name in NAMES:
             told = {"ledger": str(self.ledger(name)), "run": run}
             self.write(f"parties/{name}/ledger.json", told)
-        self.write("metrics.json", {"privacy": privacy})
+        self.write("metrics.json", {"run": run, "privacy": privacy})
 
     def bad(self) -> dict[str, str]:
         """Return what is found false, by check and party."""
@@ -198,8 +202,9 @@ def test_an_altered_figure_is_named(run: Run) -> None:
     """Epsilon is computed again from the ledger's lines."""
     metrics = json.loads((run.folder / "metrics.json").read_text())
     told = metrics["privacy"]["epsilon"]
-    for name, value in (("epsilon", told * 0.99), ("epsilon", None), ("releases", 3)):
-        run.write("metrics.json", {"privacy": {**metrics["privacy"], name: value}})
+    for name, value in (("epsilon", told * 0.99), ("total_epsilon", None), ("releases", 3)):
+        altered = {**metrics["privacy"], name: value}
+        run.write("metrics.json", {**metrics, "privacy": altered})
         assert set(run.bad()) == {"figures agency"}
         assert f"{name} is {value} in metrics.json, and " in run.bad()["figures agency"]
 
@@ -290,7 +295,7 @@ def test_a_run_that_was_cut_is_not_called_bad(tmp_path: Path) -> None:
     (run.folder / "metrics.json").unlink()
 
     assert run.bad() == {}
-    run.write("metrics.json", {"privacy": {}})
+    run.write("metrics.json", {"run": "a" * 32, "privacy": {}})
     assert "its end is not among them" in run.bad()["end agency"]
 
 

@@ -189,11 +189,6 @@ def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
         (("fet", "fet"), {}, "'fet' is named twice"),
         (("fet", "fedsym"), {}, "method 'fedsym': is neither"),
         (("fet",), {"seeds": 0}, "seeds must be at least 1"),
-        (
-            ("fet",),
-            {"privacy": {"mechanism": "none", "encoder": "trained", "ledger": "x/y.jsonl"}},
-            r"privacy\.ledger",
-        ),
     ],
 )
 def test_impossible_comparisons(

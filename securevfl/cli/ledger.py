@@ -1,0 +1,160 @@
+"""``securevfl ledger``: what all runs on a table have spent, and what its owner allows.
+
+Imports neither torch nor CrypTen, and the accountants only to answer.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from securevfl.federation.ledger_place import Book
+    from securevfl.federation.ledger_summary import LedgerSummary, UnitSpent
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="What all runs on a table have spent, and what its owner allows.",
+)
+
+_RUN_DIGITS: Final = 8
+_MINUTES: Final = len("2026-01-31T12:00")
+_WIDEST: Final = 240
+
+TableFile = Annotated[
+    Path, typer.Argument(metavar="TABLE", help="A party's table; its ledger lies beside it.")
+]
+OfPretraining = Annotated[
+    bool,
+    typer.Option(
+        "--pretraining", help="The ledger of what pretraining sends of the primary's own rows."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
+    """Show a table's runs, what each spent, the total for each unit, and the owner's limit."""
+    from securevfl.federation.ledger_place import ledger_of_table
+    from securevfl.federation.ledger_summary import summary_of
+
+    path = ledger_of_table(table, book=_book(pretraining))
+    summary = summary_of(path) if path.exists() else None
+    if as_json:
+        nothing: dict[str, Any] = {"ledger": None, "runs": [], "units": [], "head": None}
+        print(json.dumps({"table": str(table), **(asdict(summary) if summary else nothing)}))
+    elif summary is None:
+        print(f"{table}: has no ledger; no run has released anything of it, and no limit is set")
+    else:
+        _print_summary(table, summary)
+
+
+@app.command()
+def limit(
+    table: TableFile,
+    epsilon: Annotated[
+        float, typer.Option(help="What all runs on the table may spend together, > 0.")
+    ],
+    unit: Annotated[
+        Literal["secondary-record", "linked-row", "entity"],
+        typer.Option(help="What is hidden; runs with a unit that has no limit are then refused."),
+    ] = "secondary-record",
+    delta: Annotated[float, typer.Option(help="At which epsilon is taken, in (0, 1).")] = 1e-5,
+    pretraining: OfPretraining = False,
+    as_json: AsJson = False,
+) -> None:
+    """Limit what all runs on a table may spend together, whatever a federation file says.
+
+    The limit is a line of the table's ledger. The newest one for a unit holds, so that the owner
+    can raise or lower it by the same command; earlier ones stay to be read.
+    """
+    from securevfl.federation.ledger_book import Limit
+    from securevfl.federation.ledger_place import ledger_of_table
+    from securevfl.federation.ledger_summary import set_limit
+
+    wanted = Limit(unit=unit, epsilon=epsilon, delta=delta)
+    spent = set_limit(ledger_of_table(table, book=_book(pretraining)), wanted)
+    if as_json:
+        print(json.dumps({"table": str(table), **asdict(spent)}))
+        return
+    runs = f"{spent.runs} {'run has' if spent.runs == 1 else 'runs have'}"
+    print(
+        f"{table}: all runs together may spend epsilon = {epsilon:g} at delta = {delta:g} (unit "
+        f"{unit}); {runs} spent {_epsilon(spent.epsilon)}"
+    )
+
+
+@app.command()
+def forget(
+    table: TableFile,
+    party: Annotated[str, typer.Option("--party", help="Whose ledger is to be forgotten.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take another party's next ledger as it comes, as when it has a new table.
+
+    Ask that party first: what it spent before is then in no ledger that anybody checks. The line
+    that says so stays in the ledger of one's own TABLE.
+    """
+    from securevfl.federation.countersign import forget_party
+    from securevfl.federation.ledger_place import ledger_of_table
+
+    federations = forget_party(ledger_of_table(table), party=party)
+    if as_json:
+        print(json.dumps({"party": party, "federations": federations}))
+        return
+    names = ", ".join(map(repr, federations))
+    print(f"{party!r} is forgotten in {names}; its next ledger is taken")
+
+
+def _book(pretraining: bool) -> "Book":
+    return "pretraining-ledger" if pretraining else "ledger"
+
+
+def _print_summary(table: Path, summary: "LedgerSummary") -> None:
+    console = Console()
+    runs = Table(box=None, pad_edge=False)
+    for name in ("began (UTC)", "run", "federation", "as", "encoder", "unit"):
+        runs.add_column(name, no_wrap=True)
+    for name in ("rows", "epsilon", "delta"):
+        runs.add_column(name, justify="right", no_wrap=True)
+    for one in summary.runs:
+        runs.add_row(
+            one.began[:_MINUTES].replace("T", " "),
+            one.run[:_RUN_DIGITS] + (f" in {one.sessions} sessions" if one.sessions > 1 else ""),
+            one.federation,
+            one.party,
+            one.encoder,
+            one.unit,
+            f"{one.row_releases:,}",
+            _epsilon(one.epsilon),
+            f"{one.delta:g}",
+        )
+    if summary.runs:
+        # As wide as it is, on narrow terminals too: these lines are kept and compared.
+        Console(width=_WIDEST).print(runs)
+    else:
+        console.print(f"{table}: no run has released anything of it", soft_wrap=True)
+    for unit in summary.units:
+        console.print(_total(unit), markup=False, highlight=False, soft_wrap=True)
+    if len(summary.units) > 1:
+        console.print("Totals of different units stand side by side; they do not add up.")
+    for label, text in (("ledger", summary.ledger), ("head", summary.head)):
+        console.print(f"{label}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _total(unit: "UnitSpent") -> str:
+    limit = "no limit is set" if unit.limit is None else f"limit {unit.limit:g}"
+    runs = f"{unit.runs} run{'' if unit.runs == 1 else 's'}"
+    return (
+        f"total of {runs}, unit {unit.unit}: epsilon = {_epsilon(unit.epsilon)} at delta = "
+        f"{unit.delta:g}; {limit}"
+    )
+
+
+def _epsilon(value: float | None) -> str:
+    return "without bound" if value is None else f"{value:.4g}"

@@ -1,0 +1,353 @@
+"""What the lines of a ledger say: sessions, runs, what they cost together, and the owner's limit.
+
+A run is all sessions with one id: the first, and those that resumed it. Runs add up, and so do a
+run's sessions; but sessions of a frozen run that go on with one and the same release (the same
+links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.settings import read_settings
+from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.events import Release
+from securevfl.dp.fitting import fitting_from
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
+
+VERSION: Final = 3
+"""Of the lines that this program writes, and the only one that it reads."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What was planned when the ledger was opened, and what has been released since."""
+
+    run: str
+    """The run's id."""
+    federation: str
+    """Its federation's name."""
+    settings: str
+    """Digest of the federation file's settings."""
+    party: str
+    """What the federation calls the table's party."""
+    time: str
+    """When it began, in UTC."""
+    plan: ReleasePlan
+    noise_share_std: float
+    """``tau``; 0 adds no noise."""
+
+    fits: int = 0
+    """Fittings of a frozen encoder."""
+    rounds: int = 0
+    row_releases: int = 0
+    passes: int = 0
+    """Most rounds that one row was in."""
+    updates: int = 0
+    last_round: int = 0
+    release: str | None = None
+    """Digest of what a frozen run's release is made with; None if nobody has named it."""
+    released: list[tuple[int, int]] = field(default_factory=list)
+    """Rows that a frozen session released, in ranges with both ends in them."""
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_share_std=self.noise_share_std)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the session's releases are parts of one fixed answer."""
+        return self.plan.privacy.encoder == "frozen"
+
+    @property
+    def spent(self) -> bool:
+        """Whether anything was released or fitted."""
+        return self.fits + self.rounds > 0
+
+    def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
+        """Count a round."""
+        self.rounds += 1
+        self.updates += purpose == "train" and self.plan.privacy.encoder == "dp-trained"
+        self.row_releases += rows
+        self.passes = max(self.passes, passes)
+        self.last_round = round_number
+
+    def with_more(self, *, rounds: int, rows: int, passes: int, fits: int = 0) -> "Session":
+        """Return the session as it would be with so many more releases."""
+        return replace(
+            self,
+            fits=self.fits + fits,
+            rounds=self.rounds + rounds,
+            row_releases=self.row_releases + rows,
+            passes=max(self.passes, passes),
+        )
+
+    def goes_on_in(self, later: "Session") -> bool:
+        """Return whether a later session made further parts of the same fixed answer."""
+        return (
+            self.frozen
+            and self.release is not None
+            and self.run == later.run
+            and self.release == later.release
+            and self.noise_share_std == later.noise_share_std
+            and self.plan == later.plan
+            and self.fits + later.fits <= 1
+        )
+
+    def releases(self) -> list[Release]:
+        """Return what the session released, for an accountant."""
+        # A release of a fitted encoder has its fitting behind it, whoever booked it.
+        fitting = self.plan.fitting_releases() if self.spent else []
+        if self.rounds == 0:
+            return fitting
+        return [
+            *fitting,
+            self.plan.release(
+                self.noise_share_std,
+                rounds=self.rounds,
+                row_releases=self.row_releases,
+                passes=self.passes,
+            ),
+        ]
+
+    def opening(self) -> dict[str, Any]:
+        """Return its ``open`` line."""
+        return {
+            "kind": "open",
+            "version": VERSION,
+            "run": self.run,
+            "federation": self.federation,
+            "settings": self.settings,
+            "party": self.party,
+            "time": self.time,
+            "noise_share_std": self.noise_share_std,
+            "plan": asdict(self.plan),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """What the owner of a table lets all runs on it spend together, for one unit."""
+
+    unit: str
+    epsilon: float
+    delta: float
+    """At which epsilon is taken, whatever a federation file says."""
+    time: str = ""
+    """When it was set, in UTC."""
+
+    def __post_init__(self) -> None:
+        Privacy(epsilon=self.epsilon, delta=self.delta, unit=self.unit)  # type: ignore[arg-type]
+
+    def line(self) -> dict[str, Any]:
+        """Return its ``limit`` line."""
+        return {"kind": "limit", "version": VERSION, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What a run may spend, and what was spent on the same table before it."""
+
+    epsilon: float
+    """Of the run, when all that is planned is released; infinite: no bound."""
+    total_before: float
+    """Of the earlier runs on the table, for the same unit and at the same delta."""
+    runs_before: int
+    total: float
+    """Of all of them and this one."""
+    unit: str
+    delta: float
+    limit: Limit | None
+    """What the table's owner allows for this unit; None allows everything."""
+
+
+class LedgerBook:
+    """The content of a ledger, line by line."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        """In the order in which they began."""
+        self.limits: dict[str, Limit] = {}
+        """The newest by unit."""
+
+    def read(self, entries: Iterable[Mapping[str, Any]], *, where: str) -> None:
+        """Take in all lines of a file.
+
+        Raises:
+            ConfigError: If they are of another version of the format.
+            PrivacyError: If one is no ledger's line.
+        """
+        for number, entry in enumerate(entries, 1):
+            self.take(entry, where=f"{where}, line {number}")
+
+    def take(self, entry: Mapping[str, Any], *, where: str) -> None:
+        """Take in a line; see :meth:`read`."""
+        kind = entry.get("kind")
+        reader = _KINDS.get(kind) if isinstance(kind, str) else None
+        if reader is None or not (self.sessions or kind in _FIRST):
+            raise PrivacyError(f"{where}: is not a line that a ledger starts or goes on with")
+        if kind in _FIRST and entry.get("version") != VERSION:
+            raise ConfigError(
+                f"{where}: was written in version {entry.get('version')!r} of the format; this "
+                f"program reads version {VERSION}. Keep the file, and what it says was spent, by "
+                f"another name"
+            )
+        try:
+            reader(self, entry)
+        except (KeyError, TypeError, ValueError, AttributeError, PrivacyError) as error:
+            raise PrivacyError(f"{where}: is not a ledger's line ({error})") from None
+
+    @property
+    def units(self) -> list[str]:
+        """Units that anything was spent or limited for."""
+        spent = [one.plan.privacy.unit for one in self.sessions if one.spent]
+        return sorted({*spent, *self.limits})
+
+    def runs(self, *, unit: str | None = None) -> dict[str, list[Session]]:
+        """Return the sessions that spent anything, by run; of one unit or of all."""
+        found: dict[str, list[Session]] = {}
+        for session in self.sessions:
+            if session.spent and unit in (None, session.plan.privacy.unit):
+                found.setdefault(session.run, []).append(session)
+        return found
+
+    def total(self, unit: str, *, delta: float) -> float:
+        """Return epsilon of everything that was spent for a unit, at ``delta``; rounded up."""
+        return epsilon_of_sessions(
+            [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
+        )
+
+    def outlook(self, own: Session, whole: Session) -> Outlook:
+        """Return what a run may spend, and what was spent before it.
+
+        Args:
+            own: Its session, the newest.
+            whole: The same with everything released that is planned.
+        """
+        privacy = own.plan.privacy
+        others = [one for one in self.sessions if one.plan.privacy.unit == privacy.unit]
+        before = [one for one in others if one.run != own.run]
+        mine = [one for one in others if one.run == own.run and one is not own]
+        epsilon = epsilon_of_sessions([*mine, whole], delta=privacy.delta)
+        # A resumed run asks before every release, and stops within its budget.
+        if privacy.epsilon is not None and privacy.accounting == "sound":
+            epsilon = min(epsilon, privacy.epsilon)
+        return Outlook(
+            epsilon=epsilon,
+            total_before=epsilon_of_sessions(before, delta=privacy.delta),
+            runs_before=len({one.run for one in before if one.spent}),
+            total=epsilon_of_sessions([*before, *mine, whole], delta=privacy.delta),
+            unit=privacy.unit,
+            delta=privacy.delta,
+            limit=self.limits.get(privacy.unit),
+        )
+
+    def _open(self, entry: Mapping[str, Any]) -> None:
+        settings = dict(entry["plan"])
+        privacy = read_settings(Privacy, settings.pop("privacy"), where="privacy")
+        fitting = fitting_from(settings.pop("fitting"))
+        self.sessions.append(
+            Session(
+                run=str(entry["run"]),
+                federation=str(entry["federation"]),
+                settings=str(entry["settings"]),
+                party=str(entry["party"]),
+                time=str(entry["time"]),
+                plan=ReleasePlan(privacy=privacy, fitting=fitting, **settings),
+                noise_share_std=entry["noise_share_std"],
+            )
+        )
+
+    def _charge(self, entry: Mapping[str, Any]) -> None:
+        session = self.sessions[-1]
+        checks.whole(**{name: entry[name] for name in ("round", "rows", "passes")})
+        checks.at_least(1, **{name: entry[name] for name in ("round", "rows", "passes")})
+        session.book(
+            round_number=entry["round"],
+            rows=entry["rows"],
+            passes=entry["passes"],
+            purpose=entry["purpose"],
+        )
+        if session.frozen:
+            session.released += [(int(a), int(b)) for a, b in entry["released"]]
+
+    def _fit(self, _entry: Mapping[str, Any]) -> None:
+        self.sessions[-1].fits += 1
+
+    def _release(self, entry: Mapping[str, Any]) -> None:
+        self.sessions[-1].release = str(entry["digest"])
+
+    def _limit(self, entry: Mapping[str, Any]) -> None:
+        names = ("unit", "epsilon", "delta", "time")
+        limit = Limit(**{name: entry[name] for name in names})
+        self.limits[limit.unit] = limit
+
+    def _of_others(self, _entry: Mapping[str, Any]) -> None:
+        """Leave what concerns other parties' ledgers: it charges nothing."""
+
+
+_KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
+    "open": LedgerBook._open,
+    "charge": LedgerBook._charge,
+    "fit": LedgerBook._fit,
+    "release": LedgerBook._release,
+    "limit": LedgerBook._limit,
+    COUNTERSIGNED: LedgerBook._of_others,
+    FORGOTTEN: LedgerBook._of_others,
+}
+"""What each kind of line adds to a book."""
+
+_FIRST: Final = ("open", "limit")
+"""Kinds that a ledger may start with; they carry the format's version."""
+
+
+def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
+    """Return epsilon of all sessions together, at ``delta``; rounded up, infinite without noise.
+
+    Raises:
+        ConfigError: If nothing is left of delta for the accounting.
+    """
+    parts: list[Session] = []
+    for session in sessions:
+        if not session.spent:
+            continue
+        if session.noise_share_std == 0:
+            return math.inf
+        for number, part in enumerate(parts):
+            if part.goes_on_in(session):
+                parts[number] = part.with_more(
+                    rounds=session.rounds,
+                    rows=session.row_releases,
+                    passes=session.passes,
+                    fits=session.fits,
+                )
+                break
+        else:
+            parts.append(session)
+    reserved = max((part.plan.reserved_delta for part in parts), default=0.0)
+    return epsilon_of([one for part in parts for one in part.releases()], delta=delta - reserved)
+
+
+def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
+    """Return what a ledger holds of one run, one mapping a line, as its sessions wrote them.
+
+    Raises:
+        ConfigError: If there is no ledger.
+    """
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
+    found, current = [], ""
+    for line in lines:
+        if line["kind"] == "open":
+            current = line["run"]
+        if line["kind"] != "limit" and current == run:
+            found.append(line)
+    return found

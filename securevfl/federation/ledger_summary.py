@@ -1,0 +1,127 @@
+"""A table's ledger as its owner reads it: runs, totals, limits; and how the owner sets one."""
+
+import math
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpent:
+    """What one run spent."""
+
+    run: str
+    federation: str
+    party: str
+    """What the federation calls the table's party."""
+    began: str
+    """In UTC."""
+    sessions: int
+    unit: str
+    encoder: str
+    epsilon: float | None
+    """All its sessions together; None: no bound."""
+    delta: float
+    releases: int
+    row_releases: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitSpent:
+    """What all runs spent for one unit; totals of different units do not add up."""
+
+    unit: str
+    epsilon: float | None
+    """None: no bound."""
+    delta: float
+    """The limit's; without one, the smallest of the runs'."""
+    runs: int
+    limit: float | None
+    """None: the owner has set none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerSummary:
+    """What a ledger says."""
+
+    ledger: str
+    runs: tuple[RunSpent, ...]
+    """In the order in which they began."""
+    units: tuple[UnitSpent, ...]
+    head: str
+    """Hash of the last line."""
+
+
+def summary_of(path: Path) -> LedgerSummary:
+    """Read a ledger while no run holds it; nothing is written.
+
+    Raises:
+        ConfigError: If it cannot be opened, is in use, or is of another version.
+        PrivacyError: If it was altered.
+    """
+    file = ChainedFile(path, read_only=True)
+    try:
+        book = LedgerBook()
+        book.read(file.entries, where=f"ledger {path}")
+        runs = [_run_spent(sessions) for sessions in book.runs().values()]
+        units = [_unit_spent(book, unit) for unit in book.units]
+        return LedgerSummary(ledger=str(path), runs=tuple(runs), units=tuple(units), head=file.head)
+    finally:
+        file.close()
+
+
+def set_limit(path: Path, limit: Limit) -> UnitSpent:
+    """Append a limit to a table's ledger, making one if there is none; the newest one holds.
+
+    Returns:
+        What is spent of it.
+
+    Raises:
+        ConfigError: If the ledger cannot be opened or written, is in use, or is of another version.
+        PrivacyError: If it was altered.
+    """
+    file = ChainedFile(path)
+    try:
+        book = LedgerBook()
+        book.read(file.entries, where=f"ledger {path}")
+        limit = replace(limit, time=datetime.now(UTC).isoformat(timespec="seconds"))
+        file.append(limit.line())
+        book.limits[limit.unit] = limit
+        return _unit_spent(book, limit.unit)
+    finally:
+        file.close()
+
+
+def _run_spent(sessions: list[Session]) -> RunSpent:
+    first, privacy = sessions[0], sessions[-1].plan.privacy
+    epsilon = epsilon_of_sessions(sessions, delta=privacy.delta)
+    return RunSpent(
+        run=first.run,
+        federation=first.federation,
+        party=first.party,
+        began=first.time,
+        sessions=len(sessions),
+        unit=privacy.unit,
+        encoder=privacy.encoder,
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        delta=privacy.delta,
+        releases=sum(one.rounds for one in sessions),
+        row_releases=sum(one.row_releases for one in sessions),
+    )
+
+
+def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
+    runs, limit = book.runs(unit=unit), book.limits.get(unit)
+    deltas = [one.plan.privacy.delta for sessions in runs.values() for one in sessions]
+    delta = limit.delta if limit else min(deltas)
+    epsilon = book.total(unit, delta=delta)
+    return UnitSpent(
+        unit=unit,
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        delta=delta,
+        runs=len(runs),
+        limit=limit.epsilon if limit else None,
+    )

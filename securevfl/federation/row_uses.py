@@ -1,0 +1,40 @@
+"""How often each row was released, and row ids in few characters."""
+
+import numpy as np
+from jaxtyping import Int64
+
+
+class RowUses:
+    """How often each row was released: one small number a row."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(0, dtype=np.int32)
+
+    def most_with(self, rows: Int64[np.ndarray, " batch"]) -> int:
+        """Return the most releases that one of these rows would have with this one."""
+        self._reach(int(rows.max()))
+        ids, counts = np.unique(rows, return_counts=True)
+        return int((self._counts[ids] + counts).max())
+
+    def add(self, rows: Int64[np.ndarray, " batch"]) -> None:
+        """Count a release of these rows."""
+        self._reach(int(rows.max()))
+        np.add.at(self._counts, rows, 1)
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " released"]:
+        """Ids of the rows that were released, in order."""
+        return np.flatnonzero(self._counts)
+
+    def _reach(self, row: int) -> None:
+        if row >= len(self._counts):
+            more = max(row + 1, 2 * len(self._counts)) - len(self._counts)
+            self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.int32)])
+
+
+def ranges_of(rows: Int64[np.ndarray, " batch"]) -> list[tuple[int, int]]:
+    """Return ids as ranges with both ends in them."""
+    ids = np.unique(rows)
+    ends = np.flatnonzero(np.diff(ids) != 1)
+    first, last = ids[np.append(0, ends + 1)], ids[np.append(ends, len(ids) - 1)]
+    return list(zip(first.tolist(), last.tolist(), strict=True))

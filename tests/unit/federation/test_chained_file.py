@@ -1,0 +1,163 @@
+"""What a ledger's file survives, what it notices, and that opening one alters nothing."""
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.federation.chained_file import ChainedFile
+
+
+def written(path: Path, *, lines: int = 3) -> str:
+    """Write a file of so many lines and return its head."""
+    file = ChainedFile(path)
+    for number in range(lines):
+        file.append({"number": number})
+    file.close()
+    return file.head
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path: Path) -> None:
+    """An editor that drops the last newline does not drop the last charge with it."""
+    path = tmp_path / "ledger.jsonl"
+    head = written(path)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+
+    file = ChainedFile(path)
+    assert [entry["number"] for entry in file.entries] == [0, 1, 2]
+    assert file.head == head
+    file.append({"number": 3})
+    file.close()
+    again = ChainedFile(path)
+    assert [entry["number"] for entry in again.entries] == [0, 1, 2, 3]
+    again.close()
+
+
+def test_a_torn_line_is_cut_by_the_next_append_and_not_before(tmp_path: Path) -> None:
+    """It was never finished, so nothing followed from it."""
+    path = tmp_path / "ledger.jsonl"
+    head = written(path)
+    torn = path.read_bytes() + b'{"number": 3, "prev'
+    path.write_bytes(torn)
+
+    file = ChainedFile(path)
+    assert file.head == head
+    assert path.read_bytes() == torn
+    file.append({"number": 4})
+    file.close()
+    again = ChainedFile(path)
+    assert [entry["number"] for entry in again.entries] == [0, 1, 2, 4]
+    again.close()
+
+
+def test_a_last_line_that_does_not_follow_is_no_torn_one(tmp_path: Path) -> None:
+    """A whole line is never thrown away, with its newline or without."""
+    path = tmp_path / "ledger.jsonl"
+    written(path)
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:1], lines[2]]))
+
+    with pytest.raises(PrivacyError, match="line 2: does not follow"):
+        ChainedFile(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"thesis, chapter 1", b"x,y\n1,2", b'{"a": 1}', b"[" * 5000, b"\xff\xfe\x00", b"\n", b"1\n"],
+)
+def test_a_foreign_file_is_refused_and_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+    """With a final newline or without one."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+
+    for read_only in (False, True):
+        with pytest.raises(PrivacyError, match=r"line [12]: is not a ledger's line"):
+            ChainedFile(path, read_only=read_only)
+    assert path.read_bytes() == content
+
+
+def test_an_emptied_file_is_not_a_fresh_one(tmp_path: Path) -> None:
+    """A ledger has a line from its first moment on; what an empty one held is lost."""
+    path = tmp_path / "ledger.jsonl"
+    written(path)
+    path.write_bytes(b"")
+
+    with pytest.raises(PrivacyError, match="is empty, and a ledger never is"):
+        ChainedFile(path)
+    assert path.exists()
+
+
+def test_a_file_that_got_no_line_leaves_nothing(tmp_path: Path) -> None:
+    """Its maker failed before the first one: the next maker is the first."""
+    path = tmp_path / "ledger.jsonl"
+    ChainedFile(path).close()
+
+    assert not path.exists()
+    written(path)
+
+
+def test_a_line_that_the_disk_does_not_take_is_not_there(tmp_path: Path) -> None:
+    """A full disk ends in one line for the user; the file is as it was, and goes on afterwards.
+
+    The disk is full because this process may not write files beyond so many bytes.
+    """
+    path = tmp_path / "ledger.jsonl"
+    head = written(path)
+    before = path.read_bytes()
+    file = ChainedFile(path)
+    with at_most(len(before) + 20), pytest.raises(ConfigError, match=r"cannot be written \(File"):
+        file.append({"number": 3})
+    assert path.read_bytes() == before
+    assert file.head == head
+    file.append({"number": 4})
+    file.close()
+    again = ChainedFile(path)
+    assert [entry["number"] for entry in again.entries] == [0, 1, 2, 4]
+    again.close()
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Let this process write no file beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_looking_neither_makes_nor_writes(tmp_path: Path) -> None:
+    """Two may look at a time; nobody looks while a run writes."""
+    path = tmp_path / "ledger.jsonl"
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ChainedFile(path, read_only=True)
+    assert not path.exists()
+    written(path)
+    one, two = ChainedFile(path, read_only=True), ChainedFile(path, read_only=True)
+    with pytest.raises(PrivacyError, match="is closed"):
+        one.append({"number": 3})
+    with pytest.raises(ConfigError, match="in use by another run"):
+        ChainedFile(path)
+    one.close()
+    two.close()
+    writer = ChainedFile(path)
+    with pytest.raises(ConfigError, match="in use by another run"):
+        ChainedFile(path, read_only=True)
+    writer.close()
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A pipe would wait for a reader for ever."""
+    pipe = tmp_path / "ledger.jsonl"
+    os.mkfifo(pipe)
+
+    with pytest.raises(ConfigError, match="is not a file"):
+        ChainedFile(pipe)
