@@ -89,6 +89,28 @@ def limit(
     )
 
 
+@app.command()
+def forget(
+    table: TableFile,
+    party: Annotated[str, typer.Option("--party", help="Whose ledger is to be forgotten.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take another party's next ledger as it comes, as when it has a new table.
+
+    Ask that party first: what it spent before is then in no ledger that anybody checks. The line
+    that says so stays in the ledger of one's own TABLE.
+    """
+    from securevfl.federation.countersign import forget_party
+    from securevfl.federation.ledger_place import ledger_of_table
+
+    federations = forget_party(ledger_of_table(table), party=party)
+    if as_json:
+        print(json.dumps({"party": party, "federations": federations}))
+        return
+    names = ", ".join(map(repr, federations))
+    print(f"{party!r} is forgotten in {names}; its next ledger is taken")
+
+
 def _book(pretraining: bool) -> "Book":
     return "pretraining-ledger" if pretraining else "ledger"
 

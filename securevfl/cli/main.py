@@ -293,11 +293,30 @@ def report(
     run_report(run, as_json=as_json)
 
 
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a run's ledgers, what parties signed of them, and the figures that they give.
+
+    Chains of lines, signatures, what others countersigned of each ledger that is at hand,
+    checkpoints, and the figures in metrics.json, computed again. Exit code 0: all good; 4: not;
+    2: nothing to check.
+
+    What this cannot show: that a party added the noise that it booked, or booked every release
+    that it made; and nothing against all parties together, who can write and sign all of it anew.
+    """
+    from securevfl.cli.verify import run_verify
+
+    run_verify(run, as_json=as_json)
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends in one line and an exit code, never a traceback.
 
     Exit codes: 0 done; 2 wrong input; 3 a party was lost or refused; 4 the privacy budget forbids
-    it; 1 a bug.
+    it, or what a run left does not hold; 1 a bug.
     """
     try:
         app()

@@ -1,15 +1,15 @@
-"""An append-only file of JSON lines, each holding the hash of the line before it.
+"""An append-only file of JSON lines that hang together by a :class:`Chain`.
 
 An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
-end too. Every line is synced to the disk before :meth:`ChainedFile.append` returns, unless the
-file is opened otherwise. Opening a file never alters it: what a crash left is mended by the first
-append, which comes after its reader has found that the lines are its own.
+end too, and a file that was written anew. Every line is synced to the disk before
+:meth:`ChainedFile.append` returns, unless the file is opened otherwise. Opening a file never alters
+it: what a crash left is mended by the first append, which comes after its reader has found that the
+lines are its own.
 """
 
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 from securevfl.core.files import make_folder
+from securevfl.federation.chain import Chain
 
-_GENESIS: Final = "0" * 64
 _OWNER_ONLY: Final = 0o600
 
 
@@ -42,9 +42,9 @@ class ChainedFile:
         self.path = path
         self._durable = durable
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own hashes."""
-        self._head = _GENESIS
-        self._hashes = {_GENESIS}
+        """What the file held when it was opened, in order, without the chain's own fields."""
+        self.chain = Chain()
+        """The hashes of all its lines."""
         self._handle: int | None = None
         self._open = not read_only
         self._size = 0
@@ -62,12 +62,8 @@ class ChainedFile:
 
     @property
     def head(self) -> str:
-        """Hash of the last line."""
-        return self._head
-
-    def contains(self, head: str) -> bool:
-        """Return whether ``head`` was the chain's head at some time."""
-        return head in self._hashes
+        """The chain's head after the last line, in hexadecimal digits."""
+        return self.chain.head.hex()
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write one line; if the file is durable, it is on the disk when this returns.
@@ -78,10 +74,10 @@ class ChainedFile:
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
-        line = json.dumps({**entry, "previous": self._head}, allow_nan=False)
+        line = self.chain.line_of(entry)
         if self._handle is not None:
             self._write(self._handle, f"{line}\n".encode())
-        self._chain(line)
+        self.chain.add(line)
 
     def close(self) -> None:
         """Let the file go; later appends raise. One that got no line is removed."""
@@ -112,10 +108,6 @@ class ChainedFile:
         self._size += len(whole)
         self._unended = False
 
-    def _chain(self, line: str) -> None:
-        self._head = hashlib.sha256(line.encode()).hexdigest()
-        self._hashes.add(self._head)
-
     def _read(self, path: Path) -> None:
         assert self._handle is not None  # set before the file is read
         with os.fdopen(os.dup(self._handle), "rb") as file:
@@ -135,19 +127,7 @@ class ChainedFile:
         self._size, self._unended = len(content), True
 
     def _take(self, data: bytes, *, where: str) -> None:
-        try:
-            line = data.decode()
-            entry = json.loads(line)
-            previous = entry.pop("previous")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise PrivacyError(f"{where}: is not a ledger's line") from None
-        if previous != self._head:
-            raise PrivacyError(
-                f"{where}: does not follow from the line before it; the file was altered, and what "
-                f"was spent cannot be known. Restore it from a copy"
-            )
-        self._chain(line)
-        self.entries.append(entry)
+        self.entries.append(self.chain.take(data, where=where))
 
 
 def _is_whole(data: bytes) -> bool:

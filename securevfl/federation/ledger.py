@@ -111,13 +111,18 @@ class Ledger:
                     self._uses.add(np.arange(first, last + 1))
 
     @property
+    def file(self) -> ChainedFile:
+        """The record itself, for those who show to others that it goes on."""
+        return self._file
+
+    @property
     def path(self) -> Path | None:
         """Where the record lies."""
         return self._file.path
 
     @property
     def head(self) -> str:
-        """Hash of the last line; keep it elsewhere to notice a ledger that was cut."""
+        """The chain's head; keep it elsewhere to notice a ledger that was cut."""
         return self._file.head
 
     @property
@@ -303,7 +308,7 @@ class Ledger:
         Raises:
             PrivacyError: If the ledger was cut, or is another one.
         """
-        if not self._file.contains(head):
+        if not self._file.chain.contains(head):
             raise PrivacyError(
                 f"ledger {self.path}: lacks releases that the checkpoint knows of; it was cut or "
                 f"exchanged, and what was spent cannot be known. Restore it from a copy"

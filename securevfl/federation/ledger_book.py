@@ -20,6 +20,7 @@ from securevfl.dp.events import Release
 from securevfl.dp.fitting import fitting_from
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
 
 VERSION: Final = 3
 """Of the lines that this program writes, and the only one that it reads."""
@@ -291,6 +292,9 @@ class LedgerBook:
         limit = Limit(**{name: entry[name] for name in names})
         self.limits[limit.unit] = limit
 
+    def _of_others(self, _entry: Mapping[str, Any]) -> None:
+        """Leave what concerns other parties' ledgers: it charges nothing."""
+
 
 _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "open": LedgerBook._open,
@@ -298,6 +302,8 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "fit": LedgerBook._fit,
     "release": LedgerBook._release,
     "limit": LedgerBook._limit,
+    COUNTERSIGNED: LedgerBook._of_others,
+    FORGOTTEN: LedgerBook._of_others,
 }
 """What each kind of line adds to a book."""
 

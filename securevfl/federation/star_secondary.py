@@ -6,6 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from securevfl.federation.countersign_messages import LedgerKind
+from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunPlan
@@ -14,15 +16,10 @@ from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.secure_mean import encode_weighted
 from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
-from securevfl.transport.message import StarKind
+from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import SecondaryTransport
 
-_NEXT: Final = (
-    RoundKind.PLAN,
-    RoundKind.AVERAGE,
-    RoundKind.EPOCH,
-    StarKind.DONE,
-)
+_NEXT: Final = (RoundKind.PLAN, RoundKind.AVERAGE, RoundKind.EPOCH)
 
 
 class SecondaryWire:
@@ -77,6 +74,7 @@ class SecondaryServer:
         *,
         end_epoch: Callable[[EpochMark], None],
         log: Callable[..., None],
+        countersigning: SecondaryCountersigning | None = None,
     ) -> None:
         """Make it.
 
@@ -87,6 +85,8 @@ class SecondaryServer:
             plan: The run, as this party has computed it.
             end_epoch: Keeps what an epoch's end asks for.
             log: This party's log.
+            countersigning: Where ledger heads are exchanged, before the run may end; None for
+                rounds that no ledger of a table is charged with.
         """
         self.secondary = secondary
         self.transport = transport
@@ -94,8 +94,12 @@ class SecondaryServer:
         self.plan = plan
         self.end_epoch = end_epoch
         self.log = log
+        self.countersigning = countersigning
         self._runtime = plan.config.runtime
         self._ranks = tuple(plan.secondaries)
+        # With a ledger to countersign, DONE is due after the end's heads and at no other time.
+        last = StarKind.DONE if countersigning is None else LedgerKind.COUNTERSIGN
+        self._next = (*_NEXT, last)
 
     def serve(self) -> None:
         """Answer until the primary says that the run is done.
@@ -110,7 +114,7 @@ class SecondaryServer:
         """
         while True:
             message = self.transport.receive(
-                _NEXT, round_number=None, deadline_s=self._runtime.idle_timeout_s
+                self._next, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is RoundKind.PLAN:
                 self._round(Announcement.from_message(message).plan)
@@ -120,9 +124,21 @@ class SecondaryServer:
                 mark = EpochEnd.from_message(message).mark
                 self.secondary.allowance.admit_epoch(mark)
                 self.end_epoch(mark)
-            else:
-                self.secondary.allowance.admit_done()
+            elif self._ends(message):
                 return
+
+    def _ends(self, message: Message) -> bool:
+        """Return whether the run ends with a message: one that countersigns its end, or is DONE."""
+        if self.countersigning is None:
+            self.secondary.allowance.admit_done()
+            return True
+        if not self.countersigning.answer(message):
+            return False
+        self.secondary.allowance.admit_done()
+        self.transport.receive(
+            StarKind.DONE, round_number=None, deadline_s=self._runtime.idle_timeout_s
+        )
+        return True
 
     def _round(self, plan: RoundPlan) -> None:
         def prepare() -> None:

@@ -11,6 +11,7 @@ from securevfl.core.progress import Listening, Stage
 from securevfl.federation import handshake
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import require_resumable
+from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
@@ -18,10 +19,10 @@ from securevfl.linking.parties import link_as_primary
 from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_primary
 from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import write_federation
 from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
 
@@ -33,7 +34,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What the messages of joining, linking, pretraining and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining and of rounds say.
     """
     config, job, observe = life.config, life.job, life.observe
     files.require_writable_folder(job.run_folder)
@@ -45,7 +46,13 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     life.open_ledger(plan)
     with _listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts))
-        write_federation(job.run_folder, config)
+        countersigning = PrimaryCountersigning(
+            countersigner(life, plan.facts, session=transport.session),
+            transport,
+            deadline_s=config.runtime.round_timeout_s,
+            log=life.files.log,
+        )
+        countersigning.start()
         observe(Stage(text="linking", of=len(config.secondaries)))
         place = life.place(table)
         linked = link_as_primary(place, transport, observe)
@@ -70,6 +77,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             traffic=lambda: sum(
                 sum(row.values()) for row in _traffic(transport, config, own_only=True).values()
             ),
+            countersigning=countersigning,
         )
         run.pretraining = pretrain_as_primary(
             plan,
@@ -82,6 +90,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         )
         if not job.pretrain_only:
             run.train()
+        countersigning.request("end")
         transport.broadcast(list(plan.secondaries.values()), Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:

@@ -25,6 +25,8 @@ from securevfl.core.progress import (
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_primary
+from securevfl.federation.countersign import epoch_point
+from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.ledger import Ledger
@@ -112,6 +114,7 @@ class PrimaryRun:
         *,
         observe: Observer,
         traffic: Callable[[], int],
+        countersigning: PrimaryCountersigning | None,
     ) -> None:
         """Make it.
 
@@ -123,6 +126,7 @@ class PrimaryRun:
             files: The primary's own; its ledger is open.
             observe: Hears of progress.
             traffic: Returns the bytes that the primary has sent and received so far.
+            countersigning: Where ledger heads are exchanged; None in a simulation.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -132,6 +136,7 @@ class PrimaryRun:
         self._run_ledger = files.run_ledger
         self._observe = observe
         self._traffic = traffic
+        self._countersigning = countersigning
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
@@ -177,13 +182,16 @@ class PrimaryRun:
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
         kept = KeptRows(self.checkpoints.files, parts)
         self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
-        if kept.missing():
+        released = bool(kept.missing())
+        if released:
             self._tell(Stage(text="releasing rows", of=self.plan.releases.rounds))
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
+        if released and self._countersigning is not None:
+            self._countersigning.request("released")
         cache = ReleasedRows(aggregates, self.exchange, device=self.data.features.device)
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
@@ -201,7 +209,7 @@ class PrimaryRun:
 
     def _train_by_rounds(self) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
-        self.primary.train(after_epoch=self._save)
+        self.primary.train(after_epoch=self._save_and_countersign)
         self.primary.restore_best()
         self.test_metric = self.primary.evaluate(self.data.split.test, "test")
 
@@ -221,6 +229,11 @@ class PrimaryRun:
         except BudgetExceededError:
             return False
         return True
+
+    def _save_and_countersign(self, mark: EpochMark) -> None:
+        self._save(mark)
+        if self._countersigning is not None:
+            self._countersigning.meet(epoch_point(mark.epoch))
 
     def _save(self, mark: EpochMark) -> None:
         self.primary.history[-1].update(self._figures())

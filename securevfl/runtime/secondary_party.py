@@ -8,15 +8,19 @@ from securevfl.core.progress import PartyDone
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
+from securevfl.federation.countersign import epoch_point
+from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.handshake import Joined, joined
 from securevfl.federation.messages import Ready
 from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.linking.parties import link_as_secondary
 from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
+from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.party_job import PartyLife
 
 
@@ -27,7 +31,7 @@ def run_secondary(life: PartyLife) -> None:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What the messages of joining, linking, pretraining and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining and of rounds say.
     """
     config, files = life.config, life.files
     life.require_no_listen()
@@ -49,9 +53,17 @@ def run_secondary(life: PartyLife) -> None:
         if not run:
             _begin(files, star.facts.run)
         star.transport.send(Ready().to_message())
+        countersigning = SecondaryCountersigning(
+            countersigner(life, plan.facts, session=star.transport.session),
+            star.transport,
+            frozen=plan.frozen,
+            deadline_s=config.runtime.idle_timeout_s,
+            log=files.log,
+        )
+        countersigning.start()
         secondary = _linked(life, star, plan, table)
         try:
-            _serve(life, star, plan, table, secondary)
+            _serve(life, star, plan, table, secondary, countersigning)
         finally:
             secondary.close()
     ledger = files.ledger
@@ -111,9 +123,21 @@ def _begin(files: PartyFiles, run: str) -> None:
 
 
 def _serve(
-    life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable, secondary: Secondary
+    life: PartyLife,
+    star: Joined,
+    plan: RunPlan,
+    table: PartyTable,
+    secondary: Secondary,
+    countersigning: SecondaryCountersigning,
 ) -> None:
     """Answer the primary until it is done."""
+    keeper = EpochKeeper(secondary, life.files.checkpoints)
+
+    def end_epoch(mark: EpochMark) -> None:
+        keeper(mark)
+        if not mark.restore_best:
+            countersigning.meet(epoch_point(mark.epoch))
+
     sum_to, masks = sum_from_secondary(star.transport, plan, star.pair_keys, rank=star.rank)
     try:
         pretrain_as_secondary(
@@ -124,8 +148,9 @@ def _serve(
             star.transport,
             sum_to,
             plan,
-            end_epoch=EpochKeeper(secondary, life.files.checkpoints),
+            end_epoch=end_epoch,
             log=life.files.log,
+            countersigning=countersigning,
         ).serve()
     finally:
         masks.close()

@@ -141,6 +141,7 @@ def simulate_federation(
             own,
             observe=observe,
             traffic=lambda: 0,
+            countersigning=None,
         )
         run.pretraining = pretrain_in_process(
             plan, tables, run.primary, own, parties, run_folder, observe=observe

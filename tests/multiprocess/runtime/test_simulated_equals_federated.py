@@ -138,8 +138,8 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
     assert metrics["privacy"]["updates"] == 12
     for name in ("agency", "bank-1", "bank-2"):
         folder = out / "parties" / name
-        lines = (folder / "ledger.jsonl").read_text()
-        charged = [json.loads(line) for line in lines.splitlines()][1:]
+        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        charged = [line for line in lines if line["kind"] == "charge"]
         assert [line["purpose"] for line in charged].count("train") == 12
         assert charged[-1]["epsilon"] == metrics["privacy"]["epsilon"]
         assert charged[0]["epsilon"] < charged[-1]["epsilon"]

@@ -167,7 +167,8 @@ def test_the_file_is_durable_private_and_holds_figures_only(tmp_path: Path) -> N
 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["open", "charge", "charge"]
-    assert set(lines[1]) == {"kind", "round", "rows", "passes", "purpose", "epsilon", "previous"}
+    fields = {"kind", "round", "rows", "passes", "purpose", "epsilon"}
+    assert set(lines[1]) == fields | {"salt", "previous"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     ledger.close()
 
@@ -246,7 +247,13 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["no json", "[1]", "{}", '{"kind": "charge", "previous": "' + "0" * 64 + '"}']
+    "line",
+    [
+        "no json",
+        "[1]",
+        "{}",
+        '{"kind": "charge", "salt": "00", "previous": "' + "0" * 64 + '"}',
+    ],
 )
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, line: str) -> None:
     """Another file is never appended to."""

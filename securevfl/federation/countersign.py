@@ -1,0 +1,385 @@
+"""Parties sign the heads of their ledgers, and keep one another's signatures.
+
+A ledger is its owner's own file: cut, emptied or written anew it looks whole to whoever reads it
+alone. So parties tell one another their ledger's head at a session's start, at the end of every
+epoch, when a frozen encoder has released all rows and at the end. Everybody keeps what the others
+signed, and at the next meeting every ledger must be shown to go on from there.
+
+The primary relays all of it and is trusted with none of it: every text is signed by a long-term
+identity over the federation file, the run, the meeting and the point. A meeting is known by fresh
+random numbers of all parties, so that nothing said in an earlier one fits.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
+from securevfl.federation.chain import HASH_BYTES, head_after
+from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.countersign_messages import (
+    MOST_LINES,
+    NONCE_BYTES,
+    Memory,
+    SignedHead,
+)
+from securevfl.transport.identity import Identity, verify
+
+COUNTERSIGNED: Final = "countersigned"
+FORGOTTEN: Final = "forgotten"
+"""A ledger's kinds of lines about others; they charge nothing."""
+
+START: Final = "start"
+
+
+def epoch_point(epoch: int) -> str:
+    """Return what an epoch's end is called in a statement."""
+    return f"epoch {epoch}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Occasion:
+    """What every text of a run is signed for."""
+
+    federation: str
+    """The federation's name; what is remembered of a party is remembered under it."""
+    digest: str
+    """SHA-256 of the federation file, hexadecimal."""
+    run: str
+    """The run's id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remembered:
+    """A party's ledger as it was when it last signed."""
+
+    head: bytes
+    lines: int
+    time: str
+    """When, by the clock of the party that remembers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statement:
+    """What a party signs of its own ledger, beside the :class:`Occasion`."""
+
+    meeting: str
+    """Names the session; see :meth:`Countersigner.open`."""
+    point: str
+    """``start``, ``epoch N``, ``released`` or ``end``."""
+    party: str
+    """Whose ledger it is."""
+    head: str
+    """Its chain's head, hexadecimal."""
+    lines: int
+    """How many lines it has."""
+    since: int
+    """After how many lines the proof begins that came with it."""
+    proof: str
+    """SHA-256 of that proof, so that whoever passes it on cannot alter it unnoticed."""
+
+    def text(self, occasion: Occasion) -> bytes:
+        """Return what is signed."""
+        return _text("ledger head", {**asdict(occasion), **asdict(self)})
+
+    def line(self) -> dict[str, Any]:
+        """Return what a line keeps of it, beside what all statements of the line share."""
+        kept = asdict(self)
+        del kept["meeting"], kept["point"]
+        return kept
+
+
+def require_signed(entry: Mapping[str, Any]) -> list[Statement]:
+    """Check the signatures of a ledger's line about others; return what was signed.
+
+    Raises:
+        AuthenticationError: If a statement is not signed by the identity that stands with it.
+        ConfigError: If that is no identity.
+        PrivacyError: If the line is malformed.
+    """
+    try:
+        occasion = Occasion(**{name: str(entry[name]) for name in ("federation", "digest", "run")})
+        found = []
+        for one in entry["statements"]:
+            kept = {name: one[name] for name in ("party", "head", "lines", "since", "proof")}
+            said = Statement(meeting=entry["meeting"], point=entry["point"], **kept)
+            verify(one["identity"], bytes.fromhex(one["signature"]), said.text(occasion))
+            found.append(said)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise PrivacyError(f"a line about other parties is malformed ({error})") from None
+    return found
+
+
+def remembered(entries: Iterable[Mapping[str, Any]], federation: str) -> dict[str, Remembered]:
+    """Return what a ledger's lines remember of each other party of a federation.
+
+    Raises:
+        PrivacyError: If a line of this kind is malformed.
+    """
+    found: dict[str, Remembered] = {}
+    try:
+        for entry in entries:
+            if entry["kind"] == COUNTERSIGNED and entry["federation"] == federation:
+                for one in entry["statements"]:
+                    found[one["party"]] = Remembered(
+                        head=bytes.fromhex(one["head"]), lines=one["lines"], time=entry["time"]
+                    )
+            elif entry["kind"] == FORGOTTEN and entry["federation"] == federation:
+                found.pop(entry["party"], None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PrivacyError(f"a ledger's line about other parties is malformed ({error})") from None
+    return found
+
+
+def forget_party(path: Path, *, party: str) -> list[str]:
+    """Forget what a table's ledger remembers of another party's ledger.
+
+    The other's next ledger is then taken as it comes. The line that says so stays.
+
+    Args:
+        path: The ledger that remembers.
+        party: Whose ledger has changed for a good reason.
+
+    Returns:
+        The federations in which it was remembered.
+
+    Raises:
+        ConfigError: If there is no such ledger, it is in use, or it remembers nothing of the party.
+        PrivacyError: If the ledger was altered.
+    """
+    if not path.exists():
+        raise ConfigError(f"ledger {path}: does not exist, so it remembers nobody")
+    ledger = ChainedFile(path)
+    try:
+        names = {one["federation"] for one in ledger.entries if one.get("kind") == COUNTERSIGNED}
+        known = {name: remembered(ledger.entries, name) for name in sorted(names)}
+        federations = [name for name, parties in known.items() if party in parties]
+        if not federations:
+            others = sorted({other for parties in known.values() for other in parties})
+            raise ConfigError(
+                f"ledger {path}: remembers nothing of {party!r}; it knows of "
+                f"{', '.join(map(repr, others)) or 'nobody'}"
+            )
+        for name in federations:
+            ledger.append({"kind": FORGOTTEN, "time": _now(), "federation": name, "party": party})
+    finally:
+        ledger.close()
+    return federations
+
+
+class Countersigner:
+    """One party's part: state the own ledger's head, check the others', keep what they signed."""
+
+    def __init__(
+        self,
+        ledger: ChainedFile,
+        identity: Identity,
+        pinned: Mapping[str, str],
+        occasion: Occasion,
+        *,
+        session: bytes,
+    ) -> None:
+        """Make it.
+
+        Args:
+            ledger: The party's own, open.
+            identity: Its long-term identity.
+            pinned: The public identity of every party that has a ledger, this one among them.
+            occasion: The run.
+            session: The transport's id of the session.
+        """
+        self._ledger = ledger
+        self._identity = identity
+        self._pinned = dict(pinned)
+        self._occasion = occasion
+        self._session = session
+        self._meeting = ""
+        self._since = 0
+        known = remembered(ledger.entries, occasion.federation)
+        self._remembered = {name: known[name] for name in self.others if name in known}
+        self._own: Memory | None = None
+
+    @property
+    def name(self) -> str:
+        """This party."""
+        return self._identity.name
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """All parties that have a ledger, sorted."""
+        return tuple(sorted(self._pinned))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The others that have one."""
+        return tuple(name for name in self.parties if name != self.name)
+
+    def memory(self) -> Memory:
+        """Return which heads this party remembers, signed, with a fresh random number."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        heads = {name: (one.head, one.lines) for name, one in self._remembered.items()}
+        text = self._memory_text(self.name, nonce, heads)
+        self._own = Memory(nonce=nonce, heads=heads, signature=self._identity.sign(text))
+        return self._own
+
+    def open(self, memories: Mapping[str, Memory]) -> None:
+        """Learn what everybody remembers; it names this meeting.
+
+        Args:
+            memories: Every party's, this one's as it was sent.
+
+        Raises:
+            AuthenticationError: If one is not signed by the identity that is pinned.
+            ProtocolError: If the primary passed on another one of this party, or the ledger has
+                grown by more lines than a proof may have.
+        """
+        if memories[self.name] != self._own:
+            raise ProtocolError("the primary passed on other ledger heads than this party sent")
+        texts = []
+        for name in self.parties:
+            memory = memories[name]
+            text = self._memory_text(name, memory.nonce, memory.heads)
+            self._check(name, memory.signature, text, what="list of ledger heads")
+            texts.append(text)
+        self._meeting = hashlib.sha256(b"".join(texts)).hexdigest()
+        lines = len(self._ledger.chain.hashes)
+        asked = [
+            memory.heads[self.name][1] for memory in memories.values() if self.name in memory.heads
+        ]
+        self._since = min([*asked, lines])
+        if lines - self._since > MOST_LINES:
+            raise ProtocolError(
+                f"party {self.name!r}: its ledger has {lines - self._since} lines that the others "
+                f"have not seen, and a proof takes {MOST_LINES}; they must forget the old one "
+                f"(securevfl ledger forget)"
+            )
+
+    def state(self, point: str) -> SignedHead:
+        """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
+        chain = self._ledger.chain
+        lines = len(chain.hashes)
+        since = min(self._since, lines)
+        fresh = chain.hashes[since:]
+        unsigned = SignedHead(
+            head=chain.head,
+            lines=lines,
+            signature=b"",
+            since=since,
+            proof=np.frombuffer(b"".join(fresh), dtype=np.uint8).reshape(len(fresh), HASH_BYTES),
+        )
+        text = self._statement(point, self.name, unsigned).text(self._occasion)
+        return replace(unsigned, signature=self._identity.sign(text))
+
+    def keep(self, point: str, stated: Mapping[str, SignedHead]) -> None:
+        """Check what the others signed, and write it into the own ledger.
+
+        Args:
+            point: Where the run is, as this party knows.
+            stated: Every party's head.
+
+        Raises:
+            AuthenticationError: If one is not signed by the identity that is pinned, for this
+                point of this meeting.
+            ProtocolError: Naming a party whose ledger does not go on from what it signed before.
+        """
+        statements = {name: self._statement(point, name, stated[name]) for name in self.others}
+        for name, one in statements.items():
+            text = one.text(self._occasion)
+            self._check(name, stated[name].signature, text, what=f"ledger head at {point}")
+        for name in self.others:
+            self._require_continued(name, stated[name])
+        now = _now()
+        # What this party has stated is what the others know from here on.
+        self._since = len(self._ledger.chain.hashes)
+        self._ledger.append(
+            {
+                "kind": COUNTERSIGNED,
+                "time": now,
+                **asdict(self._occasion),
+                "meeting": self._meeting,
+                "point": point,
+                "statements": [
+                    {
+                        **one.line(),
+                        "identity": self._pinned[name],
+                        "signature": stated[name].signature.hex(),
+                    }
+                    for name, one in statements.items()
+                ],
+            }
+        )
+        self._remembered = {
+            name: Remembered(head=stated[name].head, lines=stated[name].lines, time=now)
+            for name in self.others
+        }
+
+    def _require_continued(self, name: str, one: SignedHead) -> None:
+        """Refuse a ledger that does not go on from the one that is remembered."""
+        known = self._remembered.get(name)
+        if known is None:
+            return
+        if one.since <= known.lines <= one.lines:
+            rest = [line.tobytes() for line in one.proof[known.lines - one.since :]]
+            if head_after(known.head, rest) == one.head:
+                return
+        error = ProtocolError(
+            f"party {name!r}: its ledger does not go on from the one that it signed on "
+            f"{known.time} (rolled back, emptied or rewritten); it must restore it from a copy. "
+            f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger "
+            f"forget TABLE --party {name}"
+        )
+        error.party = name
+        raise error
+
+    def _statement(self, point: str, party: str, stated: SignedHead) -> Statement:
+        return Statement(
+            meeting=self._meeting,
+            point=point,
+            party=party,
+            head=stated.head.hex(),
+            lines=stated.lines,
+            since=stated.since,
+            proof=hashlib.sha256(stated.proof.tobytes()).hexdigest(),
+        )
+
+    def _memory_text(
+        self, party: str, nonce: bytes, heads: Mapping[str, tuple[bytes, int]]
+    ) -> bytes:
+        return _text(
+            "ledger memory",
+            {
+                **asdict(self._occasion),
+                "session": self._session.hex(),
+                "party": party,
+                "nonce": nonce.hex(),
+                "heads": {name: [head.hex(), lines] for name, (head, lines) in heads.items()},
+            },
+        )
+
+    def _check(self, name: str, signature: bytes, text: bytes, *, what: str) -> None:
+        try:
+            verify(self._pinned[name], signature, text)
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"the {what} that came for {name!r} is not signed for this run by the identity "
+                f"that the federation file pins"
+            ) from None
+
+
+def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
+    # The purpose keeps kinds of signed texts apart, as the identity's own tag keeps them from TLS.
+    body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return f"securevfl {purpose} v1\0{body}".encode()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,40 @@
+"""A run's privacy figures, computed again from a ledger's lines."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from securevfl.core.errors import PrivacyError
+from securevfl.federation.ledger_book import LedgerBook, epsilon_of_sessions
+
+
+def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+    """Return a run's privacy figures by name, as its ledger's lines give them.
+
+    Args:
+        entries: The ledger's lines up to the run's end.
+        run: Its id.
+
+    Returns:
+        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
+        delta and for its unit (None: no bound), ``releases`` and ``row_releases``.
+
+    Raises:
+        PrivacyError: If they are no ledger's lines, or hold nothing of the run.
+    """
+    book = LedgerBook()
+    book.read(entries, where="the ledger")
+    sessions = [one for one in book.sessions if one.run == run]
+    if not sessions:
+        raise PrivacyError(f"no session of run {run} was opened in it")
+    privacy = sessions[-1].plan.privacy
+    return {
+        "epsilon": _finite(epsilon_of_sessions(sessions, delta=privacy.delta)),
+        "total_epsilon": _finite(book.total(privacy.unit, delta=privacy.delta)),
+        "releases": sum(one.rounds for one in sessions),
+        "row_releases": sum(one.row_releases for one in sessions),
+    }
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

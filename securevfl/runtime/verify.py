@@ -1,0 +1,316 @@
+"""Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
+
+Nothing here is believed because a file says so: chains are hashed again, signatures checked again,
+and epsilon is computed again from the ledger's lines.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    PrivacyError,
+    SecureVflError,
+)
+from securevfl.federation.chain import Chain, read_chain
+from securevfl.federation.countersign import (
+    COUNTERSIGNED,
+    FORGOTTEN,
+    require_signed,
+)
+from securevfl.federation.state_files import DamagedError, StateFolder, read_state
+from securevfl.runtime.countersigning import read_identities
+from securevfl.runtime.verified_figures import recomputed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What one check came to."""
+
+    check: str
+    """What was checked: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints`` or
+    ``figures``."""
+    party: str
+    """Whose ledger it was about."""
+    good: bool | None
+    """None: what is at hand does not tell."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """One ledger file, read and whole."""
+
+    party: str
+    path: Path
+    live: bool
+    """Whether runs charge it; a copy ends with the run that kept it."""
+    chain: Chain
+    entries: list[dict[str, Any]]
+
+
+@dataclass
+class _Evidence:
+    """What a run folder has, and what was found so far."""
+
+    folder: Path
+    config: FederationConfig
+    identities: Mapping[str, Mapping[str, str]]
+    metrics: Mapping[str, Any] | None
+    run: str | None = None
+    """The run's id; None if nothing was countersigned, as in a simulation."""
+    files: list[_File] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def say(self, check: str, party: str, good: bool | None, text: str) -> None:
+        self.findings.append(Finding(check=check, party=party, good=good, text=text))
+
+    def of(self, party: str) -> list[_File]:
+        return [one for one in self.files if one.party == party]
+
+
+def verify_run(folder: Path) -> list[Finding]:
+    """Check everything that a run folder, and the ledgers that it names, can tell.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        One finding a check; the run is good if none of them is false.
+
+    Raises:
+        ConfigError: If the folder holds no run, or no ledger of one is at hand.
+    """
+    if not (folder / "federation.toml").exists():
+        raise ConfigError(f"run folder {folder}: holds no run (there is no federation.toml)")
+    evidence = _Evidence(
+        folder=folder,
+        config=read_federation(folder / "federation.toml"),
+        identities=read_identities(folder),
+        metrics=_json(folder / "metrics.json") if (folder / "metrics.json").exists() else None,
+    )
+    for party in evidence.config.table_parties:
+        _read_ledgers(evidence, party.name)
+    if all(one.good is None for one in evidence.findings):
+        raise ConfigError(f"run folder {folder}: no party's ledger is at hand; nothing to check")
+    _check_signatures(evidence)
+    for file in evidence.files:
+        _check_heads(evidence, file)
+    for file in evidence.files:
+        _check_end(evidence, file)
+    for party in evidence.config.table_parties:
+        _check_checkpoints(evidence, party.name)
+    _check_figures(evidence)
+    return evidence.findings
+
+
+def _read_ledgers(evidence: _Evidence, party: str) -> None:
+    """Read a party's ledger, and the copy that the run folder may have."""
+    own = evidence.folder / "parties" / party
+    paths = {own / "ledger.jsonl": False}
+    if (own / "ledger.json").exists():
+        place = _json(own / "ledger.json")
+        path, run = Path(str(place.get("ledger"))), str(place.get("run"))
+        evidence.run = evidence.run or run
+        if run != evidence.run:
+            evidence.say("chain", party, False, f"took part in another run than others, {run}")
+        paths[path] = True
+        if not path.exists():
+            here = path.parent.exists()
+            text = (
+                f"there is no ledger at {path}: removed, or moved"
+                if here
+                else "not on this machine"
+            )
+            evidence.say("chain", party, False if here else None, text)
+    for path, live in paths.items():
+        if not path.exists():
+            continue
+        try:
+            chain, entries = read_chain(path)
+        except PrivacyError as error:
+            evidence.say("chain", party, False, str(error))
+            continue
+        file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
+        evidence.files.append(file)
+        evidence.say("chain", party, True, f"{len(entries)} lines hang together ({path})")
+        for copy in evidence.of(party):
+            lines = len(copy.entries)
+            if chain.head_at(lines) != copy.chain.head:
+                text = f"does not go on from the copy that the run kept ({lines} lines)"
+                evidence.say("chain", party, False, text)
+
+
+def _check_signatures(evidence: _Evidence) -> None:
+    """Check every statement that ledgers hold, and whose keys signed those of this run."""
+    config = evidence.config
+    for file in evidence.files:
+        count = pinned = 0
+        try:
+            for entry in _countersigned(file):
+                for said, one in zip(require_signed(entry), entry["statements"], strict=True):
+                    count += 1
+                    if entry["run"] != evidence.run:
+                        continue
+                    keys = evidence.identities.get(entry["digest"], {})
+                    if keys.get(said.party) != one["identity"]:
+                        raise AuthenticationError(
+                            f"{said.party!r} signed at {said.point} with an identity that this run "
+                            f"does not pin"
+                        )
+                    pinned += 1
+        except (AuthenticationError, ConfigError, PrivacyError) as error:
+            evidence.say("signatures", file.party, False, str(error))
+            continue
+        text = f"{count} statements of others, {pinned} of them of this run by identities it pins"
+        evidence.say("signatures", file.party, True if count else None, text)
+    kept = evidence.identities.get(config.digest)
+    file_pins = {one.name: one.identity for one in config.parties}
+    if evidence.identities and kept != file_pins:
+        text = "federation.toml pins other identities than identities.json keeps for it"
+        evidence.say("signatures", config.primary.name, False, text)
+
+
+def _check_heads(evidence: _Evidence, file: _File) -> None:
+    """Compare a ledger with what the others countersigned of it."""
+    agreed = 0
+    for witness in evidence.files:
+        if witness.party == file.party:
+            continue
+        for entry, said in _said_of(evidence, file, witness):
+            if file.chain.head_at(said["lines"]) == bytes.fromhex(said["head"]):
+                agreed += 1
+                continue
+            found = f"has {len(file.entries)} lines, and {said['lines']} were"
+            if said["lines"] <= len(file.entries):
+                found = f"is not, at line {said['lines']}, what was"
+            evidence.say(
+                "heads",
+                file.party,
+                False,
+                f"{file.path.name} {found} countersigned by {witness.party} at {entry['point']} "
+                f"on {entry['time']}: rolled back, emptied or rewritten",
+            )
+            return
+    text = f"as others countersigned it, {agreed} times" if agreed else "no other's is at hand"
+    evidence.say("heads", file.party, True if agreed else None, text)
+
+
+def _said_of(
+    evidence: _Evidence, file: _File, witness: _File
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the lines and statements of a witness that a ledger must agree with."""
+    name = evidence.config.federation.name
+    lines = [entry for entry in witness.entries if entry.get("federation") == name]
+    forgotten = ends = 0
+    for number, entry in enumerate(lines, 1):
+        if entry["kind"] == FORGOTTEN and entry["party"] == file.party:
+            forgotten = number
+        if entry.get("run") == evidence.run:
+            ends = number
+    # A copy ends with its run, and knows nothing of what was signed later.
+    for entry in lines[forgotten : len(lines) if file.live else ends]:
+        if entry["kind"] == COUNTERSIGNED:
+            for one in entry["statements"]:
+                if one["party"] == file.party:
+                    yield entry, one
+
+
+def _check_end(evidence: _Evidence, file: _File) -> None:
+    """Say whether everybody has signed the end of the run."""
+    own = [entry for entry in _countersigned(file) if entry["run"] == evidence.run]
+    if not own and evidence.run is None:
+        evidence.say("end", file.party, None, "a simulation: nobody else is there to sign")
+        return
+    points = [entry["point"] for entry in own]
+    if "end" in points:
+        evidence.say("end", file.party, True, f"{len(points)} points of this run, to its end")
+        return
+    finished = evidence.metrics is not None
+    text = f"{len(points)} points of this run, and its end is not among them"
+    evidence.say("end", file.party, False if finished else None, text)
+
+
+def _check_checkpoints(evidence: _Evidence, party: str) -> None:
+    """Look for the heads that checkpoints keep in the party's ledger."""
+    files = evidence.of(party)
+    count = 0
+    folder = evidence.folder / "parties" / party
+    for name in StateFolder(folder, settings_digest="").names():
+        path = folder / name
+        try:
+            head = read_state(path).get("ledger_head")
+        except DamagedError as error:
+            evidence.say("checkpoints", party, False, str(error))
+            return
+        if not head:
+            continue
+        count += 1
+        if not any(file.chain.contains(head) for file in files):
+            text = f"{path.name}: was made with releases that the ledger lacks"
+            evidence.say("checkpoints", party, False, text)
+            return
+    if count:
+        evidence.say("checkpoints", party, True, f"{count} lie on the chain")
+
+
+def _check_figures(evidence: _Evidence) -> None:
+    """Compute the run's privacy figures from the primary's ledger, and compare."""
+    metrics, primary = evidence.metrics, evidence.config.primary.name
+    files = evidence.of(primary)
+    if metrics is None or not files:
+        missing = "the run has no metrics.json" if metrics is None else "its ledger is not at hand"
+        evidence.say("figures", primary, None, f"not computed: {missing}")
+        return
+    told = metrics["privacy"]
+    try:
+        found = recomputed(_until_end(files[0], metrics["run"]), metrics["run"])
+    except SecureVflError as error:
+        evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
+        return
+    for name, value in found.items():
+        if not _equal(told.get(name), value):
+            text = f"{name} is {told.get(name)} in metrics.json, and {value} by the ledger's lines"
+            evidence.say("figures", primary, False, text)
+            return
+    epsilon = "no bound" if found["epsilon"] is None else f"{found['epsilon']:.4f}"
+    text = f"epsilon ({epsilon}) and {found['releases']} releases follow from the ledger's lines"
+    evidence.say("figures", primary, True, text)
+
+
+def _until_end(file: _File, run: str) -> list[dict[str, Any]]:
+    """Return the lines up to the run's last; later runs on the table are not in its figures."""
+    current, end = "", 0
+    for number, entry in enumerate(file.entries, 1):
+        if entry["kind"] == "open":
+            current = entry["run"]
+        if current == run:
+            end = number
+    return file.entries[:end]
+
+
+def _countersigned(file: _File) -> list[dict[str, Any]]:
+    return [entry for entry in file.entries if entry["kind"] == COUNTERSIGNED]
+
+
+def _equal(told: Any, computed: float | None) -> bool:
+    if told is None or computed is None:
+        return told is None and computed is None
+    return isinstance(told, int | float) and math.isclose(told, computed, rel_tol=1e-9)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is not what a run writes")
+    return content
