@@ -78,7 +78,7 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
     if not left:
         return 0.0
     if method == "rdp":
-        return _rdp_epsilon(left, delta)
+        return rdp_epsilon(left, delta=delta)
     if len(left) == 1 and isinstance(left[0], GaussianRelease) and left[0].count == 1:
         return gaussian_epsilon(delta=delta, noise_multiplier=left[0].noise_multiplier)
     if delta < SMALLEST_SAMPLED_DELTA:
@@ -87,7 +87,7 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
             f"from {SMALLEST_SAMPLED_DELTA} up; raise delta, or set the sampling rate to 1"
         )
     if method == "auto" and delta < SMALLEST_PLD_DELTA:
-        return _rdp_epsilon(left, delta)
+        return _at_small_delta(left, delta)
     return pld_epsilon(left, delta=delta)
 
 
@@ -127,7 +127,7 @@ def _as_plain(release: Release) -> Release:
 
 
 @lru_cache(maxsize=256)
-def _rdp_epsilon(releases: tuple[Release, ...], delta: float) -> float:
+def _at_small_delta(releases: tuple[Release, ...], delta: float) -> float:
     epsilon = rdp_epsilon(releases, delta=delta)
     # Sampling never costs; without it the curve is exact, which Renyi accounting is not.
     all_records = composed_multiplier(

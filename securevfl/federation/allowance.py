@@ -127,12 +127,8 @@ class Allowance:
         where = f"round {plan.round_number}"
         self.take_round(plan.round_number)
         self._require_parties(plan, where=where)
+        self._require_size(plan, where=where)
         rows = plan.rows
-        if not 1 <= len(rows) <= self.limits.batch_size:
-            raise ProtocolError(
-                f"{where}: the primary names {len(rows)} rows; a round has at most "
-                f"training.batch_size = {self.limits.batch_size}"
-            )
         if rows.min() < 0 or rows.max() >= self.limits.rows:
             raise ProtocolError(
                 f"{where}: the primary asks for rows outside the {self.limits.rows} that it has"
@@ -217,6 +213,14 @@ class Allowance:
             raise ProtocolError(
                 f"{where}: {len(active)} secondaries take part; the run has {due} in a round for "
                 f"{plan.purpose}, and its noise is made for them"
+            )
+
+    def _require_size(self, plan: RoundPlan, *, where: str) -> None:
+        """Refuse a round that is larger than the noise of updates was made for."""
+        if not 1 <= len(plan.rows) <= self.limits.batch_size:
+            raise ProtocolError(
+                f"{where}: the primary names {len(plan.rows)} rows; a round has at most "
+                f"training.batch_size = {self.limits.batch_size}"
             )
 
     def _require_part(self, plan: RoundPlan, *, where: str) -> None:

@@ -227,11 +227,7 @@ class Ledger:
                 f"round {round_number}: rounds up to {self._own.last_round} are charged already; "
                 f"a retry needs a new round number"
             )
-        if len(rows) > plan.rows_per_round:
-            raise BudgetExceededError(
-                f"{self.party}: {what} asks for {len(rows)} rows; the noise was chosen for rounds "
-                f"of at most {plan.rows_per_round}"
-            )
+        self._require_size(len(rows), what=what)
         if not 0 <= int(rows.min()) <= int(rows.max()) < _MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
@@ -342,19 +338,9 @@ class Ledger:
 
     def _require(self, *, rounds: int, rows: int, passes: int, what: str, fits: int = 0) -> float:
         """Return the run's epsilon with so many more releases, if all bounds allow them."""
-        plan, own = self._own.plan, self._own
-        if (
-            own.rounds + rounds > plan.rounds
-            or own.row_releases + rows > plan.row_releases
-            or passes > plan.releases_per_row
-        ):
-            raise BudgetExceededError(
-                f"{self.party}: {what} would pass the plan of {plan.rounds} releases and "
-                f"{plan.row_releases} rows, each at most {plan.releases_per_row} times, for which "
-                f"the noise was chosen ({own.rounds} releases and {own.row_releases} rows are "
-                f"made); plan more epochs at the start"
-            )
-        after = own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
+        plan = self._own.plan
+        after = self._own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
+        self._require_planned(after, what=what)
         *earlier, _ = self._sessions
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
         budget = plan.privacy.epsilon
@@ -370,6 +356,29 @@ class Ledger:
         self._require_limit(after, what=what)
         return epsilon
 
+    def _require_size(self, rows: int, *, what: str) -> None:
+        most = self._own.plan.rows_per_round
+        if rows > most:
+            raise BudgetExceededError(
+                f"{self.party}: {what} asks for {rows} rows; the noise was chosen for rounds of at "
+                f"most {most}"
+            )
+
+    def _require_planned(self, after: Session, *, what: str) -> None:
+        """Refuse what this session's noise was not chosen for, whatever epsilon it comes to."""
+        plan, own = self._own.plan, self._own
+        if (
+            after.rounds > plan.rounds
+            or after.row_releases > plan.row_releases
+            or after.passes > plan.releases_per_row
+        ):
+            raise BudgetExceededError(
+                f"{self.party}: {what} would pass the plan of {plan.rounds} releases and "
+                f"{plan.row_releases} rows, each at most {plan.releases_per_row} times, for which "
+                f"the noise was chosen ({own.rounds} releases and {own.row_releases} rows are "
+                f"made); plan more epochs at the start"
+            )
+
     def _limit_covers(self, after: Session) -> bool:
         if not self._book.limits:
             return True
@@ -384,21 +393,9 @@ class Ledger:
         """Refuse what the table's owner does not allow, whatever a federation file says."""
         if self._covered or self._limit_covers(after):
             return
-        unit = after.plan.privacy.unit
-        limit = self._book.limits.get(unit)
-        if limit is None:
-            limited = " and ".join(sorted(self._book.limits))
-            raise BudgetExceededError(
-                f"{self.party}: the owner of this table has set a limit for unit = {limited}, "
-                f"which does not count what this run spends for unit = {unit}; set one for that "
-                f"too: securevfl ledger limit TABLE --unit {unit} --epsilon ..."
-            )
-        raise BudgetExceededError(
-            f"{self.party}: {what} would bring the total of all runs on this table to epsilon = "
-            f"{self._total(after, limit):.4f} at delta = {limit.delta:g}, over the limit of its "
-            f"owner, {limit.epsilon:g} ({self._book.total(unit, delta=limit.delta):.4f} is spent); "
-            f"only the owner can raise it: securevfl ledger limit"
-        )
+        limit = self._book.limits.get(after.plan.privacy.unit)
+        total = None if limit is None else self._total(after, limit)
+        raise self._book.over_limit(after, total, party=self.party, what=what)
 
 
 def _or_none(epsilon: float) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
@@ -90,11 +90,13 @@ class Session:
 
     def goes_on_in(self, later: "Session") -> bool:
         """Return whether a later session made further parts of the same fixed answer."""
+        # One that fitted and released nothing told nobody anything: what it fitted is lost.
+        only_fitted = self.release is None and self.rounds == 0
         return (
             self.frozen
-            and self.release is not None
+            and later.release is not None
             and self.run == later.run
-            and self.release == later.release
+            and (only_fitted or self.release == later.release)
             and self.noise_share_std == later.noise_share_std
             and self.plan == later.plan
             and self.fits + later.fits <= 1
@@ -227,6 +229,33 @@ class LedgerBook:
             [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
         )
 
+    def over_limit(
+        self, after: Session, total: float | None, *, party: str, what: str
+    ) -> BudgetExceededError:
+        """Return the refusal of what the table's owner does not allow.
+
+        Args:
+            after: The session as it would be.
+            total: What all runs would have spent then; None if no limit is set for its unit.
+            party: Whose table it is.
+            what: What was asked for.
+        """
+        unit = after.plan.privacy.unit
+        limit = self.limits.get(unit)
+        if limit is None or total is None:
+            limited = " and ".join(sorted(self.limits))
+            return BudgetExceededError(
+                f"{party}: the owner of this table has set a limit for unit = {limited}, which "
+                f"does not count what this run spends for unit = {unit}; set one for that too: "
+                f"securevfl ledger limit TABLE --unit {unit} --epsilon ..."
+            )
+        return BudgetExceededError(
+            f"{party}: {what} would bring the total of all runs on this table to epsilon = "
+            f"{total:.4f} at delta = {limit.delta:g}, over the limit of its owner, "
+            f"{limit.epsilon:g} ({self.total(unit, delta=limit.delta):.4f} is spent); only the "
+            f"owner can raise it: securevfl ledger limit"
+        )
+
     def outlook(self, own: Session, whole: Session) -> Outlook:
         """Return what a run may spend, and what was spent before it.
 
@@ -325,12 +354,13 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
             return math.inf
         for number, part in enumerate(parts):
             if part.goes_on_in(session):
-                parts[number] = part.with_more(
+                more = part.with_more(
                     rounds=session.rounds,
                     rows=session.row_releases,
                     passes=session.passes,
                     fits=session.fits,
                 )
+                parts[number] = replace(more, release=session.release)
                 break
         else:
             parts.append(session)

@@ -247,8 +247,8 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         path = folder / name
         try:
             head = read_state(path).get("ledger_head")
-        except DamagedError as error:
-            evidence.say("checkpoints", party, False, str(error))
+        except DamagedError:
+            evidence.say("checkpoints", party, False, f"{name}: is damaged")
             return
         if not head:
             continue

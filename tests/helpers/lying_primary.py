@@ -4,11 +4,12 @@ The secondary is built as a run builds it; only the wire is a queue. What leaves
 and its true cost computed by a few lines over dp-accounting that know nothing of the ledger.
 """
 
+import hashlib
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,6 +28,8 @@ from securevfl.core.errors import ProtocolError, SecureVflError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import NoiseBuffer
 from securevfl.federation.build import build_secondary
+from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
+from securevfl.federation.handshake import require_own_run
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.messages import (
     Announcement,
@@ -49,6 +52,8 @@ from securevfl.transport.star import SecondaryTransport
 
 ROWS, BATCH, EPOCHS, PARTIES = 40, 8, 2, 2
 PARTY = "bank-1"
+RUN = "0" * 32
+"""Stands for any run where only its numbers matter."""
 DELTA = 1e-4
 RATE = 0.5
 """Of secret samples, where there are any."""
@@ -167,8 +172,11 @@ class Left:
     """A release that reached the primary."""
 
     session: int
+    run: str
     rows: tuple[int, ...]
     purpose: str
+    words: bytes = field(repr=False)
+    """A hash of the noised words, before masks: the same words again are the same release."""
     taught: bool = False
 
 
@@ -185,35 +193,44 @@ class Noise:
 
 @dataclass
 class Played:
-    """One primary's game with one secondary, over all sessions."""
+    """One primary's game with one secondary: runs on one table, and sessions of each run."""
 
     promise: Promise
-    ledger_path: Path
+    folder: Path
     left: list[Left] = field(default_factory=list)
     noises: dict[int, Noise] = field(default_factory=dict)
     positions: int = 0
     """Times that positional weights left."""
     session: int = 0
+    runs: list[str] = field(default_factory=list)
+    """Ids of the runs that began, in order."""
     alive: bool = False
-    saved: dict[int, Any] = field(default_factory=dict)
-    ledgers: list[Ledger] = field(default_factory=list)
+    _asked: dict[int, RoundPlan] = field(default_factory=dict)
 
     def join(self, facts: RunFacts, *, resume: bool) -> None:
-        """Begin a session, as the party's process does.
+        """Begin a session, as the party's process does; ``resume`` is its own operator's word.
 
         Raises:
             SecureVflError: If the party refuses it.
         """
         self.leave()
         here = world(self.promise)
-        plan = plan_of(self.promise, facts)
+        party = self.folder / f"run-{len(self.runs) - resume}" / "parties" / PARTY
+        checkpoints = Checkpoints(party, settings_digest=here.config.settings_digest)
+        own = ""
+        if resume:
+            checkpoints.resume()
+            own = checkpoints.run
+        require_own_run(here.config, facts, run=own, epochs=checkpoints.epochs(), pretrained=[])
+        plan = replace(plan_of(self.promise, replace(facts, run=RUN)), facts=facts)
         self.session += 1
         self.ledger = Ledger(
-            self.ledger_path,
+            self.folder / "table.ledger.jsonl",
             party=PARTY,
             plan=plan.releases,
             noise_share_std=plan.noise_share_std,
             durable=False,
+            run=facts.run,
         )
         self.alive = True
         if not resume:
@@ -222,6 +239,11 @@ class Played:
                 row_releases=plan.releases.row_releases,
                 passes=plan.releases.releases_per_row,
             )
+            if len(self.ledger.released_rows):
+                raise ProtocolError("an earlier run's id")
+            checkpoints.begin(facts.run)
+            self.runs.append(facts.run)
+        checkpoints.guard(self.ledger)
         self.plan = plan
         self.secondary = build_secondary(
             plan,
@@ -229,10 +251,11 @@ class Played:
             here.tables[PARTY],
             here.linked,
             self.ledger,
+            files=checkpoints.files,
             device=torch.device("cpu"),
         )
         if facts.resume_epoch and not plan.frozen:
-            self.secondary.resume(facts.resume_epoch, self.saved[facts.resume_epoch])
+            checkpoints.load(facts.resume_epoch, partial(self.secondary.resume, facts.resume_epoch))
         self.noises[self.session] = _noise_of(self.secondary, plan)
         self.line = Line()
         self.server = SecondaryServer(
@@ -240,10 +263,16 @@ class Played:
             self.line,
             self,
             plan,
-            end_epoch=self._keep,
+            end_epoch=EpochKeeper(self.secondary, checkpoints),
             log=lambda *_args, **_fields: None,
         )
-        self.script = honest(plan)
+        self.script = honest(plan, released=len(self.ledger.released_rows))
+
+    @property
+    def own(self) -> list[Left]:
+        """What has left in this run; the same words again count once."""
+        found = {one.words: one for one in self.left if one.run == self.plan.facts.run}
+        return list(found.values())
 
     def leave(self) -> None:
         """End the session."""
@@ -272,16 +301,20 @@ class Played:
 
     def __call__(self, words: Tensor, *, round_number: int, active: Sequence[int]) -> None:
         """Be a secure sum: write down what left."""
-        del words, active
+        del active
         pending = self._asked.get(round_number)
         if pending is None:
             self.positions += 1
             return
         self.left.append(
-            Left(session=self.session, rows=tuple(pending.rows.tolist()), purpose=pending.purpose)
+            Left(
+                session=self.session,
+                run=self.plan.facts.run,
+                rows=tuple(pending.rows.tolist()),
+                purpose=pending.purpose,
+                words=hashlib.sha256(words.numpy().tobytes()).digest(),
+            )
         )
-
-    _asked: dict[int, RoundPlan] = field(default_factory=dict)
 
     def ask(self, plan: RoundPlan, *then: Message) -> SecureVflError | None:
         """Announce a round, and send what follows it."""
@@ -293,10 +326,6 @@ class Played:
             self.left[-1] = replace(self.left[-1], taught=True)
         self._asked = {}
         return refused
-
-    def _keep(self, mark: EpochMark) -> None:
-        if not mark.restore_best:
-            self.saved[mark.epoch] = self.secondary.state()
 
     def fingerprint(self) -> list[Tensor]:
         """Return a copy of the model's weights."""
@@ -319,8 +348,14 @@ class Step:
     messages: tuple[Message, ...] = ()
 
 
-def honest(plan: RunPlan) -> Iterator[Step]:
-    """Yield an honest session's steps, epoch after epoch, and never stop."""
+def honest(plan: RunPlan, *, released: int) -> Iterator[Step]:
+    """Yield an honest session's steps, epoch after epoch, and never stop.
+
+    Args:
+        plan: The run.
+        released: Rows that earlier sessions of a frozen run have released: the last round is asked
+            for once more, and then those that are missing.
+    """
     numbers = iter(range(1, 10**6))
     facts = plan.facts
     parts = np.split(np.arange(facts.rows), np.cumsum([facts.train_rows, facts.validation_rows]))
@@ -336,9 +371,11 @@ def honest(plan: RunPlan) -> Iterator[Step]:
         return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
     epoch = facts.resume_epoch
+    start = max(0, (released - 1) // BATCH * BATCH)
     while plan.frozen:
-        for rows in batches(np.arange(facts.rows)):
+        for rows in batches(np.arange(start, facts.rows)):
             yield round_of(rows, "release")
+        start = 0
     while True:
         epoch += 1
         for rows in batches(parts[0]):
@@ -375,11 +412,14 @@ def true_cost(played: Played) -> float:
     """
     promise = played.promise
     events: Counter[Any] = Counter()
-    sessions = sorted({left.session for left in played.left})
-    for session in sessions:
-        rounds = [left for left in played.left if left.session == session]
-        noise = played.noises[session]
-        events.update(_events(promise, rounds, noise))
+    once = list({one.words: one for one in played.left}.values())
+    # A frozen run's sessions are parts of one answer: the same links, encoder and sample.
+    frozen = promise.encoder == "frozen"
+    groups: dict[Any, list[Left]] = {}
+    for one in once:
+        groups.setdefault(one.run if frozen else one.session, []).append(one)
+    for rounds in groups.values():
+        events.update(_events(promise, rounds, played.noises[rounds[0].session]))
     return _epsilon(events)
 
 

@@ -93,7 +93,7 @@ def test_a_run_shows_it_on_the_console_in_its_figures_and_in_its_report(
     figures = json.loads((tmp_path / "run" / "metrics.json").read_text())["privacy"]
     assert figures["statement"] == text
     assert (figures["warning"] is not None) == warned
-    assert figures["total_epsilon"] is None
+    assert figures["total_epsilon"] == figures["epsilon"]
 
     report = (tmp_path / "run" / "report.html").read_text()
     (box,) = re.findall(r'<p class="(statement[^"]*)">(.*?)</p>', report)

@@ -64,7 +64,9 @@ def test_what_a_party_keeps_is_its_own(tmp_path):
     log = EventLog(run / "parties" / "bank" / "log.jsonl", party="bank")
     log.write("start")
     log.close()
-    ChainedFile(run / "parties" / "bank" / "ledger.jsonl").close()
+    ledger = ChainedFile(run / "parties" / "bank" / "ledger.jsonl")
+    ledger.append({"kind": "open"})
+    ledger.close()
     kept = sorted((run / "parties" / "bank").iterdir())
     names = ["ledger.jsonl", "links.json", "log.jsonl", "released.pt", "tag.key"]
     assert [path.name for path in kept] == names

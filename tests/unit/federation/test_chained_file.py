@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 from securevfl.federation.chained_file import ChainedFile
 
 
@@ -110,7 +110,7 @@ def test_a_line_that_the_disk_does_not_take_is_not_there(tmp_path: Path) -> None
     head = written(path)
     before = path.read_bytes()
     file = ChainedFile(path)
-    with at_most(len(before) + 20), pytest.raises(ConfigError, match=r"cannot be written \(File"):
+    with at_most(len(before) + 20), pytest.raises(StorageError, match=r"cannot be written \(File"):
         file.append({"number": 3})
     assert path.read_bytes() == before
     assert file.head == head

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers.command_line import securevfl
 from helpers.countersigners import Session, rewrite
 from helpers.federations import save, write_federation
@@ -17,6 +16,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.countersign import Countersigner, Occasion, forget_party
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.state_files import write_state
 from securevfl.runtime.verify import verify_run
 from securevfl.transport.identity import Identity
 
@@ -87,7 +87,7 @@ class Run:
                 if number == 2:
                     for name, ledger in ledgers.items():
                         path = self.folder / "parties" / name / f"epoch-{run}.pt"
-                        torch.save({"ledger_head": ledger.head}, path)
+                        write_state(path, {"ledger_head": ledger.head})
             if finish:
                 session.meet("end")
             agency = ledgers["agency"]
@@ -250,12 +250,12 @@ def test_every_altered_field_of_an_occasion_is_named(run: Run, field: str) -> No
 def test_a_checkpoint_of_another_ledger_is_named(run: Run) -> None:
     """And so is one that cannot be read."""
     path = run.folder / "parties" / "bank-2" / "epoch-1.pt"
-    torch.save({"ledger_head": "ab" * 32}, path)
+    write_state(path, {"ledger_head": "ab" * 32})
     assert run.bad() == {
         "checkpoints bank-2": "epoch-1.pt: was made with releases that the ledger lacks"
     }
     path.write_bytes(b"no checkpoint")
-    assert run.bad() == {"checkpoints bank-2": "epoch-1.pt: cannot be read"}
+    assert run.bad() == {"checkpoints bank-2": "epoch-1.pt: is damaged"}
 
 
 def test_a_copy_that_the_run_kept_must_go_on_in_the_table_s_ledger(run: Run) -> None:

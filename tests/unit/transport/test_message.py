@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.messages import RoundKind
 from securevfl.linking.messages import LinkingKind
 from securevfl.pretraining.messages import PretrainingKind
@@ -15,7 +16,7 @@ SHARE = Message(
     sender="rental",
 )
 
-KINDS = (StarKind, RoundKind, LinkingKind, PretrainingKind)
+KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -69,6 +70,7 @@ def test_kind_codes_never_change():
         "SESSION": 1, "PING": 2, "ABORT": 3, "LEAVE": 4, "HELLO": 5, "WELCOME": 6,
         "LINK_KEYS": 7, "LINKED": 8, "PLAN": 9, "SHARE": 10, "GRADIENT": 11, "AVERAGE": 12,
         "MEAN": 13, "EPOCH": 14, "DONE": 15, "READY": 16,
+        "MEMORIES": 17, "HEADS": 18, "COUNTERSIGN": 19,
         "SEALED": 20, "LINK_CODES": 21, "LINK_TURN": 22, "LINK_DEALING": 23, "LINK_MASKED": 24,
         "LINK_SHARE": 25, "LINK_CIPHERS": 26, "LINK_LISTS": 27, "SIMILARITIES": 28,
             "LINK_CELLS": 29, "LINK_BLOCK": 30,
