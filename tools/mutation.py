@@ -5,17 +5,19 @@
 
 Cosmic Ray makes the mutants: an operator, a comparison, a number or a condition that is another
 one. Of every place at most one is taken, and of all places a seeded sample, in turns from every
-module. Annotations and texts are left alone. What git knows is copied to a folder of its own, and
-changed there. The tests run once without a mutant, while it is noted which functions each of them
-calls; then, for each mutant, a fork of this process runs those that call the changed function, the
-quick ones first.
+module. Annotations, decorators and texts are left alone. What git knows is copied to a folder of
+its own, and changed there. The tests run once without a mutant, while it is noted which functions
+each of them calls; then, for each mutant, a fork of this process runs those that call the changed
+function, the quick ones first.
 
-A mutant is killed if a test fails, or if they take four times as long as before. The tests
-below are the fast ones of each package, so the whole suite may still notice a survivor.
+A mutant is killed if a test fails, or if they take four times as long as before. The tests below
+are the fast ones of each package, and of these so many as take a minute: the whole suite may still
+notice a survivor.
 """
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
@@ -108,17 +110,20 @@ def modules() -> list[Path]:
 
 
 def untouched(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where a module's annotations and formatted texts are."""
+    """Return where a module's annotations, decorators and formatted texts are."""
     kept: list[ast.expr | None] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg):
             kept.append(node.annotation)
         elif isinstance(node, ast.FunctionDef):
-            kept.append(node.returns)
+            kept += [node.returns, *node.decorator_list]
+        elif isinstance(node, ast.ClassDef):
+            kept += node.decorator_list
         elif isinstance(node, ast.JoinedStr):
             kept.append(node)
+    # From one column before, where the sign of a decorator stands.
     return [
-        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset or 0))
+        ((node.lineno, node.col_offset - 1), (node.end_lineno, node.end_col_offset or 0))
         for node in kept
         if node is not None and node.end_lineno is not None
     ]
@@ -266,12 +271,16 @@ def what_tests_call(tests: Sequence[str]) -> dict[str, tuple[float, set[str]]]:
     return {test: (seconds, set(called)) for test, (seconds, called) in found.items()}
 
 
-def tried(mutants: Sequence[Mutant], chosen: Sequence[str]) -> Iterator[Mutant]:
+def tried(
+    mutants: Sequence[Mutant], chosen: Sequence[str], most_seconds: float
+) -> Iterator[Mutant]:
     """Run the tests on each mutant in the current folder; yield it with its outcome.
 
     Args:
         mutants: What is tried, in this order.
         chosen: The tests; none stands for those of the mutants' packages.
+        most_seconds: How long the tests of one mutant may take by what they took before; the quick
+            ones are run, and at least one.
     """
     packages = {Path(mutant.module).parent.name for mutant in mutants}
     known = what_tests_call(chosen or sorted({path for own in packages for path in TESTS[own]}))
@@ -284,6 +293,8 @@ def tried(mutants: Sequence[Mutant], chosen: Sequence[str]) -> Iterator[Mutant]:
             for test, (seconds, called) in known.items()
             if test.startswith(near) and (changed in called if changed else touches(path, called))
         )
+        totals = itertools.accumulate(seconds for seconds, _ in tests)
+        tests = tests[: max(1, sum(total <= most_seconds for total in totals))]
         usual = sum(seconds for seconds, _ in tests)
         operator = cosmic_ray.plugins.get_operator(mutant.operator)()
         began = time.monotonic()
@@ -338,6 +349,7 @@ def main() -> None:
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--record", type=Path, default=Path("mutants.jsonl"), help="file to write")
     ask.add_argument("--again", type=Path, help="a record whose survivors are tried once more")
+    ask.add_argument("--seconds", type=float, default=60.0, help="of tests for one mutant")
     ask.add_argument("--tests", nargs="*", default=[], help="run these, not those of the package")
     options = ask.parse_args()
     record = options.record.resolve()
@@ -356,9 +368,10 @@ def main() -> None:
             chosen = sample(found, options.mutants or len(found), options.seed)
             print(f"{len(chosen)} of {len(found)} places", flush=True)  # noqa: T201
         done = [mutant for mutant in earlier if mutant.outcome != "survived"]
+        mutants = tried(chosen, options.tests, options.seconds)
         with record.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(mutant)) + "\n" for mutant in done)
-            for number, mutant in enumerate(tried(chosen, options.tests), 1):
+            for number, mutant in enumerate(mutants, 1):
                 done.append(mutant)
                 file.write(json.dumps(asdict(mutant)) + "\n")
                 file.flush()

@@ -13,6 +13,7 @@ from helpers.star import make_star, together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
+from securevfl.federation.aggregation import MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.messages import Announcement
 from securevfl.federation.rounds import Purpose, RoundPlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
@@ -161,3 +162,17 @@ def test_a_plan_without_that_rounding_would_promise_too_much(tmp_path: Path) -> 
     config = read_federation(write(tmp_path))
     facts = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
     assert plan_run(config, facts).releases.rounding == 0
+
+
+@pytest.mark.parametrize("encoder", ["trained", "dp-trained"])
+def test_rows_of_encoders_that_learn_are_clipped_as_a_whole(encoder: str, tmp_path: Path) -> None:
+    """Every weight may have changed with one record, so K clipped records bound nothing."""
+    one = plan_run(
+        read_federation(write(tmp_path, privacy={**FROZEN, "encoder": encoder})),
+        RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12),
+    )
+    assert isinstance(one.aggregation(), MeanOfRows)
+    assert one.cut.slots == 1
+    frozen = rounded_plan(tmp_path, clip_norm=1.0)
+    assert isinstance(frozen.aggregation(), MeanOfPooledRecords)
+    assert frozen.cut.slots == LINKS
