@@ -349,6 +349,7 @@ def main() -> None:
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--record", type=Path, default=Path("mutants.jsonl"), help="file to write")
     ask.add_argument("--again", type=Path, help="a record whose survivors are tried once more")
+    ask.add_argument("--only", nargs="*", default=[""], help="modules, such as mpc or dp/moments")
     ask.add_argument("--seconds", type=float, default=60.0, help="of tests for one mutant")
     ask.add_argument("--tests", nargs="*", default=[], help="run these, not those of the package")
     options = ask.parse_args()
@@ -364,7 +365,8 @@ def main() -> None:
         os.chdir(folder)
         chosen = [mutant for mutant in earlier if mutant.outcome == "survived"]
         if not options.again:
-            found = all_mutants(options.seed)
+            only = tuple(options.only)
+            found = [one for one in all_mutants(options.seed) if one.name.startswith(only)]
             chosen = sample(found, options.mutants or len(found), options.seed)
             print(f"{len(chosen)} of {len(found)} places", flush=True)  # noqa: T201
         done = [mutant for mutant in earlier if mutant.outcome != "survived"]
