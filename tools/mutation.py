@@ -137,11 +137,16 @@ def all_mutants(seed: int) -> list[Mutant]:
     ):
         cosmic_ray.commands.init(modules(), work, {})
         made = [item.mutations[0] for item in work.work_items]
-    texts = {module: untouched(module.read_text("utf-8")) for module in modules()}
+    sources = {module: module.read_text("utf-8") for module in modules()}
+    texts = {module: untouched(source) for module, source in sources.items()}
     places: dict[tuple[str, tuple[int, int]], list[MutationSpec]] = {}
     for mutation in made:
         start = (mutation.start_pos[0], mutation.start_pos[1])
-        if not any(first <= start < last for first, last in texts[mutation.module_path]):
+        line = sources[mutation.module_path].splitlines()[start[0] - 1]
+        # The star between parameters is no operator.
+        if not line.startswith("*,", start[1]) and not any(
+            first <= start < last for first, last in texts[mutation.module_path]
+        ):
             places.setdefault((str(mutation.module_path), start), []).append(mutation)
     draw = random.Random(seed)  # noqa: S311  # which mutants are tried is no secret
     chosen = []
