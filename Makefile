@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench check-vectors ci clean docs docs-pages
+.PHONY: help install demo test test-all lint types format bench check-vectors mutation ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -51,6 +51,14 @@ docs-pages: install ## write the pages that are made from docstrings
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)
+
+MUTANTS ?= 200
+SEED ?= 1
+RECORD ?= mutants.jsonl
+
+mutation: install  ## break the privacy code in MUTANTS=200 places, and list what no test notices
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[mutation]'
+	nice -n 10 $(BIN)/python tools/mutation.py --mutants $(MUTANTS) --seed $(SEED) --record $(RECORD)
 
 ci:         ## exactly what CI runs
 	bash .ci/run

@@ -172,6 +172,18 @@ def test_masks_and_ranks_must_fit() -> None:
         CrypTenSumTo(CrypTenBridge(star.wire(1), rank=1), PairwiseMasks(2, keys[2]))
 
 
+def test_a_mask_is_prepared_for_one_round_where_there_is_one() -> None:
+    """What was prepared is used up; the primary, which masks nothing, prepares nothing."""
+    star = QueueStar((1, 2))
+    parties = parties_of(star, (1, 2))
+    for rank in (0, 1):
+        parties[rank].prepare(4, round_number=1, active=(1, 2))
+
+    with pytest.raises(ProtocolError, match="round 1: its mask was used before"):
+        parties[1].prepare(4, round_number=1, active=(1, 2))
+    parties[0].prepare(4, round_number=1, active=(1, 2))
+
+
 def test_the_parts_keep_their_protocols() -> None:
     """What the federation builds on are protocols, and these are implementations."""
     star = QueueStar((1, 2))

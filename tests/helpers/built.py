@@ -1,0 +1,116 @@
+"""Secondaries built the way a run builds them: from a federation file, with ledgers on the disk."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from helpers.federations import KEYS, save, write_federation
+from torch import Tensor
+
+from securevfl.config.link_spec import link_spec
+from securevfl.config.reading import read_federation
+from securevfl.data.rows import RowSplit
+from securevfl.federation.build import build_secondary
+from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.rounds import Purpose, RoundPlan
+from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.secondary import Secondary
+from securevfl.linking.in_process import Linker
+from securevfl.linking.keys import keys_of
+from securevfl.runtime.tables import read_tables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Built:
+    """All secondaries of one run, before its first round."""
+
+    plan: RunPlan
+    split: RowSplit
+    secondaries: dict[int, Secondary]
+    """By rank."""
+
+    files: dict[int, PartyFiles]
+
+    def round(
+        self, number: int, rows: npt.NDArray[np.int64], purpose: Purpose = "release"
+    ) -> RoundPlan:
+        """Return a round of all secondaries."""
+        return RoundPlan(
+            round_number=number, rows=rows, active=tuple(self.secondaries), purpose=purpose
+        )
+
+    def answer(self, plan: RoundPlan) -> Tensor:
+        """Return what leaves every secondary in a round, in units of the average: (k, B, L, H)."""
+        return torch.stack(
+            [
+                self.plan.cut.decode(one.answer(plan), rows=len(plan.rows), active=1)
+                for one in self.secondaries.values()
+            ]
+        ).double()
+
+    def passed(self) -> list[RoundPlan]:
+        """Return the rounds in which a frozen run releases its rows."""
+        rows = np.arange(self.plan.facts.rows)
+        batch = self.plan.config.training.batch_size
+        parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+        return [self.round(number, part) for number, part in enumerate(parts, 1)]
+
+    def booked(self, rank: int) -> list[dict[str, Any]]:
+        """Return the lines of one secondary's ledger, as they lie on the disk."""
+        path = self.files[rank].ledger.path
+        assert path is not None
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def built(path: Path, folder: Path) -> Iterator[Built]:
+    """Build every secondary of a federation file, as a run in ``folder`` does."""
+    config = read_federation(path)
+    tables = read_tables(config, path.parent)
+    split, facts = run_facts(config, tables[config.primary.name])
+    plan = plan_run(config, facts)
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, tables[config.primary.name]))
+    with ExitStack() as stack:
+        secondaries, files = {}, {}
+        for party in config.secondaries:
+            own = PartyFiles(folder / party.name, config, party=party.name, resume=False)
+            stack.enter_context(own).open_ledger(plan)
+            linked = link(keys_of(spec.keys, tables[party.name]))
+            secondary = build_secondary(
+                plan,
+                party,
+                tables[party.name],
+                linked,
+                own.ledger,
+                device=torch.device("cpu"),
+            )
+            stack.callback(secondary.close)
+            rank = plan.ranks[party.name]
+            secondaries[rank], files[rank] = secondary, own
+        yield Built(plan=plan, split=split, secondaries=secondaries, files=files)
+
+
+def write_tables(
+    folder: Path, features: npt.NDArray[np.float64], **sections: dict[str, Any]
+) -> Path:
+    """Write a federation whose two secondaries hold ``features``, in the bounds [-1, 1].
+
+    A record of a secondary lies where the primary's row of the same number does.
+    """
+    path = write_federation(folder, secondaries=2, rows=len(features), **sections)
+    names = [f"f{axis}" for axis in range(features.shape[1])]
+    keys = pd.read_csv(folder / "agency.csv")[KEYS]
+    frame = pd.concat([keys, pd.DataFrame(features, columns=names)], axis=1)
+    source = dict(read_federation(path).source)
+    for party in source["party"][1:]:
+        frame.to_csv(folder / party["data"], index=False)
+        party |= {"scaling": "bounds", "bounds": [-1.0, 1.0]}
+    return save(folder, source)
