@@ -99,10 +99,7 @@ class Allowance:
         Raises:
             ProtocolError: If it was used.
         """
-        if round_number <= self._last_round:
-            raise ProtocolError(
-                f"round {round_number}: rounds up to {self._last_round} were announced already"
-            )
+        self._require_new(round_number)
         self._last_round = round_number
 
     def start_after(self, epoch: int) -> None:
@@ -125,7 +122,7 @@ class Allowance:
                 too many; its parties are not those of such a round; or it is not due.
         """
         where = f"round {plan.round_number}"
-        self.take_round(plan.round_number)
+        self._require_new(plan.round_number)
         self._require_parties(plan, where=where)
         self._require_size(plan, where=where)
         rows = plan.rows
@@ -144,6 +141,7 @@ class Allowance:
             self._require_pass("release", plan, of=self.limits.rows, where=where)
         else:
             self._require_part(plan, where=where)
+        self._last_round = plan.round_number
         self._used[rows] = True
         self._rounds[plan.purpose] = self._rounds.get(plan.purpose, 0) + 1
         self._seen[plan.purpose] = self._seen.get(plan.purpose, 0) + len(rows)
@@ -154,13 +152,14 @@ class Allowance:
         Raises:
             ProtocolError: If its number was used, or none is due.
         """
-        self.take_round(round_number)
+        self._require_new(round_number)
         if not self._average_due() or self._seen.get("validation") or not self._trained():
             raise ProtocolError(
                 f"round {round_number}: the primary asks for positional encodings, and no average "
                 f"of them is due (model.average_positions_every = "
                 f"{self.limits.average_positions_every})"
             )
+        self._last_round = round_number
         self._averaged = True
 
     def admit_epoch(self, mark: EpochMark) -> None:
@@ -203,6 +202,12 @@ class Allowance:
         """
         if self._seen and not self._testing and not self.limits.frozen:
             raise ProtocolError(f"the primary ends the run within epoch {self._epoch + 1}")
+
+    def _require_new(self, round_number: int) -> None:
+        if round_number <= self._last_round:
+            raise ProtocolError(
+                f"round {round_number}: rounds up to {self._last_round} were announced already"
+            )
 
     def _require_parties(self, plan: RoundPlan, *, where: str) -> None:
         active, ranks = plan.active, self.limits.ranks

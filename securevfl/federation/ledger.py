@@ -357,11 +357,9 @@ class Ledger:
         return epsilon
 
     def _require_size(self, rows: int, *, what: str) -> None:
-        most = self._own.plan.rows_per_round
-        if rows > most:
+        if rows > (most := self._own.plan.rows_per_round):
             raise BudgetExceededError(
-                f"{self.party}: {what} asks for {rows} rows; the noise was chosen for rounds of at "
-                f"most {most}"
+                f"{self.party}: {what} has {rows} rows; the noise was chosen for {most} at most"
             )
 
     def _require_planned(self, after: Session, *, what: str) -> None:

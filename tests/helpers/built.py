@@ -19,7 +19,7 @@ from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.federation.build import build_secondary
 from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.rounds import Purpose, RoundPlan
+from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.secondary import Secondary
 from securevfl.linking.in_process import Linker
@@ -54,6 +54,13 @@ class Built:
                 for one in self.secondaries.values()
             ]
         ).double()
+
+    def end_epoch(self, epoch: int, *, number: int) -> None:
+        """End an epoch at every secondary, as its handlers do: after the validation rows."""
+        rows = self.split.validation
+        for one in self.secondaries.values():
+            one.allowance.admit_round(self.round(number, rows, "validation"))
+            one.allowance.admit_epoch(EpochMark(epoch=epoch, best=True))
 
     def passed(self) -> list[RoundPlan]:
         """Return the rounds in which a frozen run releases its rows."""

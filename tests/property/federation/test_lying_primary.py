@@ -323,17 +323,16 @@ def rows_again(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_hole_is_found(hole: Callable[[pytest.MonkeyPatch], None]) -> None:
     """The games see it when what they are about is taken out."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+    games = settings(
+        max_examples=1000,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.MonkeyPatch.context() as patch:
         hole(patch)
-        run_state_machine_as_test(
-            LyingPrimary,
-            settings=settings(
-                max_examples=1000,
-                stateful_step_count=12,
-                deadline=None,
-                derandomize=True,
-                database=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        with pytest.raises(AssertionError):
+            run_state_machine_as_test(LyingPrimary, settings=games)

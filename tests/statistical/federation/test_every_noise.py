@@ -10,6 +10,7 @@ together with 1e-7. Every check is also seen to raise its alarm on a build that 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +184,14 @@ def check_updates(folder: Path) -> None:
     with twins(path) as both:
         for one in both:
             rows = one.split.train
-            for number in (1, 2):
-                plan = one.round(number, rows, "train")
+            for epoch in (1, 2):
+                plan = one.round(2 * epoch, rows, "train")
                 for secondary in one.secondaries.values():
                     secondary.answer(plan)
                     with gradients_of_steps() as steps:
                         secondary.learn(plan, torch.zeros(len(rows), *one.plan.cut.shape))
                     found += [step * len(rows) for step in steps]
+                one.end_epoch(epoch, number=2 * epoch + 1)
     noise = torch.stack(found)
     assert len(noise) == 8
     require_noise(noise, expected)
@@ -296,17 +298,20 @@ def check_samples_of_rounds(folder: Path) -> None:
         training={"epochs": epochs, "batch_size": 300},
     )
     with twins(path) as both:
-        for rank in both[0].secondaries:
-            drawn: list[list[Sample]] = []
-            for one in both:
-                secondary, rows = one.secondaries[rank], one.split.train
-                drawn.append([])
-                for number in range(1, epochs + 1):
-                    plan = one.round(number, rows, "train")
-                    seen = records_seen(secondary, lambda: secondary.answer(plan))  # noqa: B023
+        drawn: dict[int, list[list[Sample]]] = {rank: [] for rank in both[0].secondaries}
+        for one in both:
+            rows = one.split.train
+            for samples in drawn.values():
+                samples.append([])
+            for epoch in range(1, epochs + 1):
+                plan = one.round(2 * epoch, rows, "train")
+                for rank, secondary in one.secondaries.items():
+                    seen = records_seen(secondary, partial(secondary.answer, plan))
                     secondary.learn(plan, torch.zeros(len(rows), *one.plan.cut.shape))
-                    drawn[-1].append(seen[rows])
-            require_samples(*drawn, rate)
+                    drawn[rank][-1].append(seen[rows])
+                one.end_epoch(epoch, number=2 * epoch + 1)
+        for samples in drawn.values():
+            require_samples(*samples, rate)
 
 
 def check_samples_of_passes(folder: Path, choose: str) -> None:

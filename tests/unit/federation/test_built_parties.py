@@ -80,7 +80,7 @@ def test_fewer_parties_than_the_noise_was_calibrated_for_are_refused(
         raised = ask(one, tmp_path, (1,), purpose)
 
         assert isinstance(raised, ProtocolError)
-        assert "1 secondaries are fewer than the 2" in str(raised)
+        assert "1 secondaries take part; the run has 2" in str(raised)
         assert [line["kind"] for line in one.booked(1)] == ["open"]
         assert not ran
 

@@ -104,7 +104,7 @@ def test_a_session_is_held_to_its_rounds_rows_and_passes(
     done = sum(asked_once(few, number, np.array([number])) for number in range(1, 40))
     assert done == plan.rounds
     many = ledger_of(plan)
-    with pytest.raises(BudgetExceededError, match="rounds of at most 10"):
+    with pytest.raises(BudgetExceededError, match="the noise was chosen for 10 at most"):
         many.charge(round_number=1, rows=np.arange(11), purpose="train")
     done = sum(asked_once(many, n, np.arange(10 * n, 10 * n + 10)) for n in range(1, 40))
     assert done == 2
@@ -139,7 +139,7 @@ def test_a_round_of_more_rows_than_planned_is_refused() -> None:
     assert true == pytest.approx(20.1, abs=0.1)
 
     ledger = ledger_of(plan)
-    with pytest.raises(BudgetExceededError, match=r"bank: round 1 \(train\) asks for 280 rows"):
+    with pytest.raises(BudgetExceededError, match=r"bank: round 1 \(train\) has 280 rows"):
         ledger.charge(round_number=1, rows=np.arange(280), purpose="train")
     assert ledger.spent == 0.0
 
