@@ -4,7 +4,7 @@ from functools import partial
 
 from securevfl.config.rules import require_enough_records
 from securevfl.core.errors import ProtocolError
-from securevfl.core.progress import PartyDone
+from securevfl.core.progress import PartyDone, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
@@ -66,6 +66,9 @@ def run_secondary(life: PartyLife) -> None:
             _serve(life, star, plan, table, secondary, countersigning)
         finally:
             secondary.close()
+    if secondary.not_finite:
+        # Its own log and console alone: others must not learn that there is such a record.
+        life.observe(Warned(text=_not_finite(life.job.name, secondary.not_finite)))
     ledger = files.ledger
     files.log(
         "figures",
@@ -109,6 +112,13 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
     elif life.job.resume:
         life.files.checkpoints.forget_after(0)
     return secondary
+
+
+def _not_finite(name: str, times: int) -> str:
+    return (
+        f"{name}: {times} times a record, a row or a step was not finite and counted as zero; look "
+        f"for values that are far too large, or set party.scaling"
+    )
 
 
 def _begin(files: PartyFiles, run: str) -> None:
