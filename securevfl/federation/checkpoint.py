@@ -48,6 +48,8 @@ class Checkpoints:
     def begin(self, run: str) -> None:
         """Begin a fresh run in a folder that is unused: its files will carry its id."""
         self.files.run = run
+        # A run that ended before it saved anything has left its id.
+        (self.folder / _RUN).unlink(missing_ok=True)
         self.files.write(_RUN, {})
 
     def resume(self) -> list[str]:

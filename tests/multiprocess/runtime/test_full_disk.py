@@ -42,7 +42,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, command):
     assert ended.returncode == 2
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("securevfl: ")
-    assert "epoch-1.pt: cannot be written (File too large)" in last
+    assert "best-1.pt: cannot be written (File too large)" in last
     written = {kept: kept.read_text() for kept in out.rglob("*.*") if kept.suffix != ".pt"}
     assert not any("Traceback" in text for text in [ended.stderr, *written.values()])
     assert not [kept for kept in out.rglob(".*") if kept.is_file()]  # half a file
@@ -52,5 +52,5 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, command):
         chain.close()
     for log in out.rglob("log.jsonl"):
         reason = json.loads(log.read_text().splitlines()[-1])["reason"]
-        own = f"{log.parent / 'epoch-1.pt'}: cannot be written" in reason
+        own = f"{log.parent / 'best-1.pt'}: cannot be written" in reason
         assert own or reason.endswith("StorageError: it cannot write to its own disk")
