@@ -98,9 +98,7 @@ def promises() -> list[Promise]:
         ("dp-trained", "secondary-record", RATE),
         ("dp-trained", "entity", 1.0),
     ]:
-        found += [
-            Promise(encoder=encoder, unit=unit, rate=rate, links=links) for links in (1, 4, 16)
-        ]
+        found += [Promise(encoder=encoder, unit=unit, rate=rate, links=links) for links in (1, 16)]
     return [replace(one, by=by) for one in found for by in ("epsilon", "noise_multiplier")]
 
 

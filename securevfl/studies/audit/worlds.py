@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
+from securevfl.core.errors import ProtocolError
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.dp.audit_power import WORLDS, AuditSize, rows_needed
 from securevfl.dp.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
+from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.build import build_secondary
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import Exchange, RoundPlan
@@ -60,6 +62,25 @@ class ShowFeatures(nn.Module):
     ) -> Float[Tensor, "batch links width"]:
         """Return the features of the links that are present."""
         return features * present.unsqueeze(-1)
+
+
+class AuditRounds(Allowance):
+    """Admits as many rounds as an audit has; it looks at the same made-up rows in each of them."""
+
+    def __init__(self, limits: SessionLimits, *, rounds: int) -> None:
+        super().__init__(limits)
+        self._left = rounds
+
+    def admit_round(self, plan: RoundPlan) -> None:
+        """Take a round into account, or refuse it.
+
+        Raises:
+            ProtocolError: If its number was used, or all rounds are over.
+        """
+        self.take_round(plan.round_number)
+        if not self._left:
+            raise ProtocolError(f"round {plan.round_number}: the audit's rounds are over")
+        self._left -= 1
 
 
 class AuditStage:
@@ -120,6 +141,8 @@ class AuditStage:
         )
         secondary.bottom = ShowFeatures()
         secondary.optimizer = None
+        limits = SessionLimits.of(self.plan, party=name)
+        secondary.allowance = AuditRounds(limits, rounds=self.settings.rounds)
         return secondary
 
     def _link(self, table: PartyTable) -> LinkedSecondary:

@@ -118,7 +118,13 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", sorted(POINTS))
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if "answer and its sending" in point else pytest.param(point, marks=pytest.mark.slow)
+        for point in sorted(POINTS)
+    ],
+)
 def test_a_killed_party_costs_no_second_release(point: str, tmp_path: Path) -> None:
     """Without noise the resumed run is the uncut one, bit for bit."""
     killed, place = POINTS[point]
