@@ -258,7 +258,7 @@ class LyingPrimary(RuleBasedStateMachine):
 
 
 LyingPrimary.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=150,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
