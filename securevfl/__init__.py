@@ -11,6 +11,7 @@ from securevfl.version import __version__
 if TYPE_CHECKING:
     from securevfl import data, dp, linkage, models
     from securevfl.config.linkage import LinkageSettings
+    from securevfl.config.presets import preset
     from securevfl.config.reading import read_federation
     from securevfl.config.sections import TrainingSettings
     from securevfl.core import progress
@@ -38,6 +39,7 @@ __all__ = [
     "link",
     "linkage",
     "models",
+    "preset",
     "progress",
     "read_federation",
     "simulate",
@@ -54,6 +56,7 @@ _HOME = {
     "audit": "securevfl.studies.audit.report",
     "compare": "securevfl.studies.entry",
     "link": "securevfl.studies.entry",
+    "preset": "securevfl.config.presets",
     "read_federation": "securevfl.config.reading",
     "simulate": "securevfl.runtime.in_memory",
     "train": "securevfl.runtime.entry",

@@ -56,7 +56,9 @@ secondary. A primary or secondary needs `data` and `key`; the primary also `addr
 where something is trained. A coordinator or a dealer has a `name`, a `role` and an `identity`, and
 no table.""",
     "model": """\
-`family` names the model; what else the table may say depends on the family.""",
+`family` names the model; what else the table may say depends on the family. `preset = "paper"`
+fills in what the file leaves out with what the family's paper writes, in other sections too; what
+that is stands below each family's settings.""",
     "training": "How every family is trained.",
     "privacy": """\
 What is promised, and about what. Read [privacy](privacy.md) before you choose. With
@@ -160,7 +162,40 @@ def families_by_settings() -> list[list[AnyFamily]]:
 def family_part(families: list[AnyFamily]) -> str:
     """Return a heading and a table for families with the same settings."""
     names = _listed([family.name for family in families])
-    return f"### family {names}\n\n{table_of(settings_of(families[0]))}"
+    return f"### family {names}\n\n{table_of(settings_of(families[0]))}{presets_of(families)}"
+
+
+def presets_of(families: list[AnyFamily]) -> str:
+    """Return a list of what the families' presets stand for, equal ones together."""
+    lines: dict[str, list[str]] = {}
+    for family in families:
+        for name, preset in family.presets.items():
+            sections = {
+                "model": preset.model,
+                "training": preset.training,
+                "pretraining": preset.pretraining,
+                **{
+                    f'pretraining` with `algorithm = "{algorithm}"': fields
+                    for algorithm, fields in preset.algorithms.items()
+                },
+            }
+            parts = [
+                f"in `[{section}]`: "
+                + ", ".join(f"`{key} = {_toml(value)}`" for key, value in fields.items())
+                for section, fields in sections.items()
+                if fields
+            ]
+            lines.setdefault(f'`preset = "{name}"` is {"; ".join(parts)}', []).append(family.name)
+    if not lines:
+        return ""
+    return (
+        "\n"
+        + "\n".join(
+            f"- Of {_listed(names)}, {text}; without noise `privacy.clip_norm` never bites."
+            for text, names in lines.items()
+        )
+        + "\n"
+    )
 
 
 def baselines() -> dict[type[Any], list[str]]:
@@ -309,6 +344,10 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 def _listed(names: list[str]) -> str:

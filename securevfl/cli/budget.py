@@ -223,6 +223,12 @@ def similarity(
     bound: Annotated[
         float | None, typer.Option("--tau", help="Wanted bound on the attacker's success.")
     ] = None,
+    key_mean: Annotated[
+        float | None, typer.Option("--mu0", help="mu_0, the mean negative distance; with --rows.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the primary, for the epsilon of Theorem 1.")
+    ] = None,
     records: Annotated[
         int | None, typer.Option(help="Records, for the expected number of recoveries.")
     ] = None,
@@ -231,10 +237,13 @@ def similarity(
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
     if (noise_std is None) == (bound is None):
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
+    if (key_mean is None) != (rows is None):
+        raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
     from securevfl.dp.similarity_bound import (
         expected_recoveries,
         reachable_floor,
         recovery_bound,
+        similarity_epsilon,
         similarity_noise_std,
     )
 
@@ -253,6 +262,10 @@ def similarity(
         answer["records"] = records
         answer["expected_recoveries"] = expected_recoveries(
             noise_std=noise_std, key_scale=key_scale, records=records
+        )
+    if key_mean is not None and rows is not None:
+        answer["epsilon_at_least"] = similarity_epsilon(
+            noise_std=noise_std, key_scale=key_scale, key_mean=key_mean, rows=rows
         )
     if as_json:
         print(json.dumps(answer, allow_nan=False))

@@ -78,6 +78,9 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("similarities: sigma", f"{similar['sigma']:.4g}"))
         tau = similar["tau"]
         rows.append(("similarities: tau", similar["tau_note"] if tau is None else f"{tau:.4e}"))
+        if similar["epsilon_at_least"] is not None:
+            epsilon = f"at least {similar['epsilon_at_least']:.3g}: no promise"
+            rows.append(("similarities: epsilon, as DP", epsilon))
     if "blocking" in found:
         lost = found["blocking"]
         rows += [

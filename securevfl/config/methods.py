@@ -11,6 +11,13 @@ import string
 from collections.abc import Mapping
 from typing import Any, Final
 
+from securevfl.config.presets import (
+    method_with_preset,
+    methods_with_presets,
+    preset_named,
+    pretraining_of,
+    privacy_of,
+)
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
@@ -38,23 +45,30 @@ _LONGEST_NAME: Final = 40
 _SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_dropout")
 """Fields of ``[model]`` that mean the same in every family that has them."""
 
+_INPUTS: Final = ("neighbours", "keys_as_features")
+"""Fields of ``[model]`` that are the file's for every method: links and inputs are equal."""
+
 _COMMON: Final = ("validation_fraction", "test_fraction", "labelled_rows", "keys_as_features")
 """Fields that no method may have for itself: methods are compared on equal rows and inputs."""
 
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
     """Return every name that a comparison of this federation file understands."""
-    return tuple(dict.fromkeys([*IN_ONE_PLACE, *family_names(), *source.get("methods", {})]))
+    own = (*IN_ONE_PLACE, *family_names(), *methods_with_presets())
+    return tuple(dict.fromkeys([*own, *source.get("methods", {})]))
 
 
 def method_family(source: Mapping[str, Any], name: str) -> str:
-    """Return the family of a method: what its table says, or its own name.
+    """Return the family of a method: what its table says, its preset's, or its own name.
 
     Raises:
         ConfigError: If no family, baseline or table has that name; those there are are listed.
     """
     table = _table(source, name)
-    family = table.get("family", name)
+    meant = method_with_preset(name) or {}
+    family = table.get("family", meant.get("family", name))
+    if meant and family != meant["family"]:
+        raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
     trainable = {*IN_ONE_PLACE, *family_names()}
     if name in trainable:
         if family != name:
@@ -77,7 +91,8 @@ def method_source(
 ) -> dict[str, Any]:
     """Return the federation file as one method sees it, without ``[methods]``.
 
-    A family other than the file's own takes from ``[model]`` what means the same in both.
+    A family other than the file's own takes from ``[model]`` what means the same in both. A preset
+    of its table comes before what the file says, but for what is equal for all methods.
 
     Args:
         source: The parsed federation file.
@@ -99,15 +114,26 @@ def method_source(
     result = {key: value for key, value in source.items() if key != "methods"}
     if family in IN_ONE_PLACE:
         return result
+    preset = own.pop("preset", None)
+    inherited = _inherited(source["model"], family)
+    training = source.get("training", {})
+    wider = source.get("pretraining", {})
+    if preset is not None:
+        one = preset_named(family_named(family), preset)
+        inherited.pop("preset", None)
+        inherited |= {key: value for key, value in one.model.items() if key not in _INPUTS}
+        training = training | {k: v for k, v in one.training.items() if k not in _COMMON}
+        wider = {**wider, **pretraining_of(one, {**wider, **pretraining})}
+        result["privacy"] = privacy_of(one, source["privacy"])
     result["model"] = {
-        **_inherited(source["model"], family),
+        **inherited,
         **{key: value for key, value in own.items() if key not in training_fields},
         "family": family,
     }
-    if pretraining:
-        result["pretraining"] = {**source.get("pretraining", {}), **pretraining}
+    if wider or pretraining:
+        result["pretraining"] = {**wider, **pretraining}
     result["training"] = {
-        **source.get("training", {}),
+        **training,
         **{key: value for key, value in own.items() if key in training_fields},
     }
     return result
@@ -133,7 +159,10 @@ def _table(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a method's own settings; a variant has those of its family's table beneath."""
     family = method_family(source, name)
-    merged = {**_table(source, family), **_table(source, name)}
+    meant = method_with_preset(name) or {}
+    # A preset is the paper's own: what the file tunes for the family is not meant for it.
+    beneath = meant or _table(source, family)
+    merged = {**beneath, **_table(source, name)}
     return {key: value for key, value in merged.items() if key != "family"}
 
 
@@ -151,8 +180,7 @@ def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(base)
-        if field.name in ("neighbours", "keys_as_features")
-        and field.default is not dataclasses.MISSING
+        if field.name in _INPUTS and field.default is not dataclasses.MISSING
     }
     return {
         key: value for key, value in {**defaults, **given}.items() if key in _SHARED and key in has

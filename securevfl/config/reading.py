@@ -18,6 +18,7 @@ from securevfl.config.methods import (
     method_source,
 )
 from securevfl.config.parties import parse_parties
+from securevfl.config.presets import expanded
 from securevfl.config.rules import require_encodable
 from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
 from securevfl.core.errors import ConfigError
@@ -109,22 +110,23 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
     for name, table in source.items():
         if name != "party" and not isinstance(table, Mapping):
             raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
-    model = dict(source["model"])
+    filled = expanded(source)
+    model = dict(filled["model"])
     family = family_named(model.pop("family", None))
     config = FederationConfig(
-        federation=read_settings(FederationSettings, source["federation"], where="federation"),
-        training=read_settings(TrainingSettings, source.get("training", {}), where="training"),
-        privacy=read_settings(Privacy, source["privacy"], where="privacy"),
-        linkage=parse_linkage(source["linkage"]),
-        runtime=read_settings(RuntimeSettings, source.get("runtime", {}), where="runtime"),
-        parties=parse_parties(source.get("party", [])),
+        federation=read_settings(FederationSettings, filled["federation"], where="federation"),
+        training=read_settings(TrainingSettings, filled.get("training", {}), where="training"),
+        privacy=read_settings(Privacy, filled["privacy"], where="privacy"),
+        linkage=parse_linkage(filled["linkage"]),
+        runtime=read_settings(RuntimeSettings, filled.get("runtime", {}), where="runtime"),
+        parties=parse_parties(filled.get("party", [])),
         family=family,
         model=family.settings_from(model),
         pretraining=read_settings(
-            PretrainingSettings, source.get("pretraining", {}), where="pretraining"
+            PretrainingSettings, filled.get("pretraining", {}), where="pretraining"
         ),
-        encoder=read_settings(EncoderSettings, source["encoder"], where="encoder")
-        if "encoder" in source
+        encoder=read_settings(EncoderSettings, filled["encoder"], where="encoder")
+        if "encoder" in filled
         else None,
         source=source,
     )

@@ -54,7 +54,7 @@ def split_table(
         DataError: If the table has a value that is not finite, or too few features.
 
     References:
-        [FeT] section 6 ("Datasets") gives the protocol; it does not give the unit of the noise.
+        [FeT] section 7.1 ("Datasets") gives the protocol; it does not give the unit of the noise.
         The authors' code (Xtra-Computing/FeT @ cd6e119, src/preprocess/FuzzySplitter.py)
         standardises the PCA dimensions first, and so do we.
 
@@ -109,7 +109,7 @@ def split_pair(
         DataError: If the table has a value that is not finite, or too few features.
 
     References:
-        [FedSim] section 5.1 ("Dataset", "Baselines"): common features are not trained on.
+        [FedSim] section 6.1 ("Dataset", "Baselines"): common features are not trained on.
 
     Differs from [FedSim]: the paper perturbs identifiers without giving their unit; here the
     noise is relative to the range, so that one setting means the same for every feature.

@@ -1,8 +1,9 @@
-"""FedSim's bound on one greedy attacker who sees a noisy similarity. It is not DP.
+"""FedSim's two theorems on noisy similarities: a bound on one greedy attacker, and no DP.
 
 ``tau`` bounds the probability that this attacker recovers a secondary's key exactly, when the
 similarity is normalised with the scale ``sigma_0`` and carries Gaussian noise of deviation
-``sigma``. Reported on its own line, never added to an epsilon.
+``sigma``. What the same noise is as differential privacy is an epsilon in the millions. Both are
+reported on lines of their own, never added to an epsilon.
 """
 
 import math
@@ -56,6 +57,35 @@ def similarity_noise_std(*, bound: float, key_scale: float) -> float:
             f"key_scale = {key_scale!r}; got {bound!r}"
         )
     return 1 / math.sqrt((stretched - 1) * (stretched + 1))
+
+
+def similarity_epsilon(*, noise_std: float, key_scale: float, key_mean: float, rows: int) -> float:
+    """Return an epsilon that the noise on similarities cannot be below, as differential privacy.
+
+    ``epsilon >= Delta^2 / (2 sigma^2)`` with ``Delta = n max(|1 + mu_0|, |1 - mu_0|) / sigma_0``.
+    It is there to be seen: at noise that leaves FedSim its accuracy it is far above any promise.
+
+    Args:
+        noise_std: ``sigma``, noise on the normalised similarity, > 0.
+        key_scale: ``sigma_0``, the scale that similarities were divided by, > 0.
+        key_mean: ``mu_0``, the mean negative distance of training links.
+        rows: ``n``, rows of the primary whose similarities are shown, >= 1.
+
+    References:
+        [FedSim] Theorem 1.
+
+    Examples:
+        >>> f"{similarity_epsilon(
+        ...     noise_std=0.4, key_scale=21178.86, key_mean=-46237.78, rows=14_105
+        ... ):.3g}"
+        '2.96e+09'
+    """
+    checks.positive(noise_std=noise_std, key_scale=key_scale)
+    checks.non_negative(mean_distance=-key_mean)
+    checks.whole(rows=rows)
+    checks.at_least(1, rows=rows)
+    sensitivity = rows * (1 + abs(key_mean)) / key_scale
+    return (sensitivity / noise_std) ** 2 / 2
 
 
 def expected_recoveries(*, noise_std: float, key_scale: float, records: int) -> float:

@@ -42,7 +42,7 @@ class SimilarityScale:
             DataError: If there is no link, or all are equally long, so that nothing can be scaled.
 
         References:
-            [FedSim] section 3.1, eq. (1).
+            [FedSim] section 4.1, eq. (1).
         """
         distances = training_links.distances[training_links.present]
         if not distances.size or not distances.max() > distances.min():
@@ -100,7 +100,7 @@ def noised_similarities(
         trilateration if there are many; sorted and without numbers they tell less.
 
     References:
-        [FedSim] section 3.1, eq. (1) and (2).
+        [FedSim] section 4.1, eq. (1) and (2).
     """
     checks.non_negative(noise_std=noise_std)
     generator = np.random.default_rng(insecure_seed)

@@ -14,7 +14,12 @@ from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import split_rows
-from securevfl.dp.similarity_bound import reachable_floor, recovery_bound, similarity_noise_std
+from securevfl.dp.similarity_bound import (
+    reachable_floor,
+    recovery_bound,
+    similarity_epsilon,
+    similarity_noise_std,
+)
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.similarities import SimilarityScale, noised_similarities
 from securevfl.linkage.spec import LinkSpec
@@ -39,13 +44,21 @@ class SimilarLinks:
     def figures(self) -> dict[str, Any]:
         """Return what a log says of them."""
         whole, noised = self.scale.whole_distances, self.noise_std > 0
-        tau = None
+        tau = epsilon = None
+        if noised:
+            epsilon = similarity_epsilon(
+                noise_std=self.noise_std,
+                key_scale=self.scale.deviation,
+                key_mean=self.scale.mean,
+                rows=len(self.values),
+            )
         if whole and noised:
             tau = recovery_bound(noise_std=self.noise_std, key_scale=self.scale.deviation)
         return {
             "mu_0": self.scale.mean,
             "sigma_0": self.scale.deviation,
             "sigma": self.noise_std,
+            "epsilon_at_least": epsilon,
             "tau": tau,
             "tau_note": "no noise, no bound"
             if not noised

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.learner import Learner, Step
+from securevfl.models.preset import Preset
 
 
 @runtime_checkable
@@ -71,6 +73,10 @@ class Family(ABC, Generic[S]):
     max_distance: ClassVar[float] = math.inf
     """Links longer than this are none, in the units of the linkage's metric; 0 leaves those of
     equal keys."""
+
+    presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({})
+    """Settings that belong together, by the name that ``preset`` in ``[model]`` gives them;
+    ``paper`` is what the family's paper writes."""
 
     pretraining: ClassVar[tuple[Step, ...]] = ()
     """Steps of self-supervised pretraining before training; none for most families. Whoever names

@@ -1,9 +1,23 @@
 """Settings that FedSim and its baselines share: the split network of one pair of records."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
+
+PAPER_TRAINING: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "optimizer": "lamb",
+        "learning_rate": 1e-2,
+        "weight_decay": 1e-5,
+        "validation_fraction": 0.1,
+        "test_fraction": 0.2,
+    }
+)
+"""What [FedSim] trains all methods with (section 6.1, "Training"). It picks the step size from
+3e-4 to 1e-2 and the decay from 1e-5 and 1e-4 for each table (its first version, appendix C)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +40,10 @@ class PairSettings:
     keys_as_features: bool = False
     """Whether keys are model inputs beside the features; the papers leave them out."""
 
+    pair_scale: Literal["unit", "none"] = "unit"
+    """Scale at which the primary reads a row of the aggregate: a root mean square of one, since a
+    clipped row has the norm C whatever K is; or as it comes, as in the papers."""
+
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
 
@@ -39,6 +57,7 @@ class PairSettings:
         checks.whole(hidden=self.hidden, layer_width=self.layer_width)
         checks.at_least(1, hidden=self.hidden, layer_width=self.layer_width)
         checks.fraction(party_dropout=self.party_dropout)
+        checks.one_of(("unit", "none"), pair_scale=self.pair_scale)
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
         checks.positive(frozen_bandwidth=self.frozen_bandwidth)
 

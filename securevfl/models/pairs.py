@@ -4,7 +4,7 @@ B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width,
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,6 +14,8 @@ from securevfl.models.family import Family
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.mlp import MLP
 from securevfl.models.pair_settings import ManyLinksSettings, OneLinkSettings, PairSettings
+
+_SMALLEST: Final = 1e-6
 
 
 class RecordBottom(nn.Module):
@@ -85,6 +87,7 @@ class PairModel(nn.Module):
     ) -> None:
         super().__init__()
         self.keys_as_features = config.keys_as_features
+        self.scaled = config.pair_scale == "unit"
         self.local = _local_model(config, num_features=num_features, key_dim=key_dim)
         self.of_row = nn.Linear(config.hidden, config.layer_width)
         self.of_link = nn.Linear(config.hidden, config.layer_width, bias=False)
@@ -103,7 +106,7 @@ class PairModel(nn.Module):
         """Return the outputs of each pair."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         row = self.of_row(self.local(inputs)).unsqueeze(1)
-        hidden = self.of_link(aggregate * _unit_scale(aggregate)).add_(row)
+        hidden = self.of_link(_at_unit_scale(aggregate) if self.scaled else aggregate).add_(row)
         if self.of_similarity is not None:
             assert similarities is not None, "the family asks for similarities"
             hidden.add_(self.of_similarity(similarities.unsqueeze(-1)))
@@ -116,11 +119,14 @@ def _local_model(config: PairSettings, *, num_features: int, key_dim: int) -> ML
     return MLP(inputs, [config.layer_width], config.hidden)
 
 
-def _unit_scale(aggregate: Tensor) -> Tensor:
-    """Return what brings each row of an aggregate to a root mean square of one.
+def _at_unit_scale(
+    aggregate: Float[Tensor, "batch links width"],
+) -> Float[Tensor, "batch links width"]:
+    """Bring each row of an aggregate to a root mean square of one; a row of zeros stays.
 
     Clipping leaves a row of K vectors with the norm C in all, whatever K is; its scale at the
-    primary is post-processing of what was released.
+    primary is post-processing of what was released. The scale is on the autograd graph: the
+    gradient that secondaries get is the loss's own.
     """
-    size = torch.linalg.vector_norm(aggregate.detach(), dim=(1, 2), keepdim=True)
-    return (aggregate[0].numel() ** 0.5) / size.clamp_min(1e-6)
+    size = torch.linalg.vector_norm(aggregate, dim=(1, 2), keepdim=True)
+    return aggregate * (aggregate[0].numel() ** 0.5 / size.clamp_min(_SMALLEST))

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.primary import PrimaryData
@@ -35,7 +36,7 @@ def train_combined(
     features: Sequence[Float[Tensor, "records features"]],
     settings: BaselineConfig | None = None,
 ) -> BaselineResult:
-    """Train on all features joined by the true match: the ceiling.
+    """Train on all features and numeric keys, joined by the true match: the ceiling.
 
     Args:
         config: The federation file.
@@ -51,6 +52,9 @@ def train_combined(
     inputs = joined_inputs(
         config, data, primary=primary, secondaries=secondaries, features=features
     )
+    if not config.model.keys_as_features and key_spec(config).are_numbers:
+        # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
+        inputs = solo_inputs(inputs, data.keys)
     return _fit(inputs, config, data, settings)
 
 

@@ -377,3 +377,20 @@ def test_a_model_tells_its_curve_and_its_importance() -> None:
     assert shown["similarity"][0] == pytest.approx(float(given[3].nan_to_num(0.0).min()))
     assert len(shown["weight"]) == len(shown["similarity"])
     assert "weight" not in build_top(dataclasses.replace(SMALL, weight="none")).explain(*given)
+
+
+def test_avgsim_leaves_empty_slots_out() -> None:
+    """Without noise: the mean over the links there are; of a row without any, what zeros give."""
+    torch.manual_seed(0)
+    family = FAMILIES["avgsim"]
+    settings = family.settings_from({"neighbours": 4, "hidden": 3})
+    top = family.build_top(settings, num_features=2, key_dim=2, outputs=1).eval()
+    features, keys = torch.randn(2, 2), torch.zeros(2, 2)
+    aggregate = torch.randn(2, 4, 3)
+    aggregate[0, 2:] = 0
+    aggregate[1] = 0
+    with torch.no_grad():
+        got = top(features, keys, aggregate, None)
+        pairs = top.pairs(features, keys, aggregate)
+    assert torch.allclose(got[0], pairs[0, :2].mean(dim=0))
+    assert torch.allclose(got[1], pairs[1, 0])

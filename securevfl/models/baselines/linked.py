@@ -1,6 +1,8 @@
 """The baselines that link: exact, top1sim, avgsim and featuresim, on FedSim's split network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,12 +14,17 @@ from securevfl.models.baselines.linked_config import (
     Top1SimConfig,
 )
 from securevfl.models.mean_similarities import mean_similarities
-from securevfl.models.pair_settings import PairSettings
+from securevfl.models.pair_settings import PAPER_TRAINING, PairSettings
 from securevfl.models.pairs import L, PairFamily, PairModel
+from securevfl.models.preset import Preset
 
 
 class AverageTop(nn.Module):
     """Predict with each of a row's links and average: with one link, plain SplitNN.
+
+    A slot that no secondary fills does not count, and a row without any link is predicted from
+    the zeros that stand for them. Without similarities an empty slot is known by its zeros, which
+    a noised average has not: every slot counts there.
 
     References:
         [FedSim] section 3, "Exact/Top1Sim", "AvgSim" and "FeatureSim". A classifier's logits are
@@ -52,16 +59,27 @@ class AverageTop(nn.Module):
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         if similarities is None:
-            out: Tensor = self.pairs(features, keys, aggregate).mean(dim=1)
-            return out
-        similarity, present = mean_similarities(similarities)
+            similarity, present = None, aggregate.detach().ne(0).any(dim=2)
+        else:
+            similarity, present = mean_similarities(similarities)
         pairs = self.pairs(features, keys, aggregate, similarity)
-        links = present.unsqueeze(-1).to(pairs.dtype)
-        return (pairs * links).sum(dim=1) / links.sum(dim=1).clamp_min(1)
+        counted = present | ~present.any(dim=1, keepdim=True)
+        links = counted.unsqueeze(-1).to(pairs.dtype)
+        return (pairs * links).sum(dim=1) / links.sum(dim=1)
+
+
+_PAPER_MODEL: Final[Mapping[str, Any]] = MappingProxyType(
+    {"pair_scale": "none", "layer_width": 100}
+)
 
 
 class _LinkedFamily(PairFamily[L]):
     """A baseline that links, on the mean over a row's links."""
+
+    presets = MappingProxyType(
+        {"paper": Preset(model=_PAPER_MODEL, training={**PAPER_TRAINING, "batch_size": 4096})}
+    )
+    """Without gates, [FedSim] takes batches of 4096 rows."""
 
     def build_top(
         self,
@@ -103,6 +121,15 @@ class AvgSimFamily(_LinkedFamily[AvgSimConfig]):
 
     name = "avgsim"
     settings_class = AvgSimConfig
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                model={**_PAPER_MODEL, "neighbours": 50},
+                training={**PAPER_TRAINING, "batch_size": 128},
+            )
+        }
+    )
+    """With K links a row, [FedSim] takes smaller batches."""
 
 
 class FeatureSimFamily(_LinkedFamily[FeatureSimConfig]):

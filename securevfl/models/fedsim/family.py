@@ -1,12 +1,15 @@
 """FedSim as a family."""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from torch import nn
 
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.top import FedSimTop
+from securevfl.models.pair_settings import PAPER_TRAINING
 from securevfl.models.pairs import PairFamily
+from securevfl.models.preset import Preset
 
 
 class FedSimFamily(PairFamily[FedSimConfig]):
@@ -14,6 +17,22 @@ class FedSimFamily(PairFamily[FedSimConfig]):
 
     name = "fedsim"
     settings_class = FedSimConfig
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                model={
+                    "weight": "learned",
+                    "merge": "convolution",
+                    "pair_scale": "none",
+                    "neighbours": 50,
+                    "layer_width": 100,
+                },
+                training={**PAPER_TRAINING, "batch_size": 128},
+            )
+        }
+    )
+    """[FedSim] section 4.2, section 6.1 ("Training"), and appendix C of its first version for
+    what it tunes."""
 
     def build_top(
         self,

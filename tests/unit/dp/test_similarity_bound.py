@@ -9,6 +9,7 @@ from securevfl.dp.similarity_bound import (
     expected_recoveries,
     reachable_floor,
     recovery_bound,
+    similarity_epsilon,
     similarity_noise_std,
 )
 
@@ -50,3 +51,14 @@ def test_expected_recoveries_are_n_tau() -> None:
     assert expected_recoveries(noise_std=0.4, key_scale=SCALE, records=19479) == pytest.approx(
         0.988, rel=1e-3
     )
+
+
+def test_as_differential_privacy_the_noise_is_next_to_nothing() -> None:
+    """The paper's house example: 2.96e9 at sigma 0.4; Delta written out once more."""
+    rows, mean, sigma = 14_105, -46237.78, 0.4
+    epsilon = similarity_epsilon(noise_std=sigma, key_scale=SCALE, key_mean=mean, rows=rows)
+    delta = rows * max(abs(1 + mean), abs(-1 + mean)) / SCALE
+    assert epsilon == pytest.approx(delta**2 / (2 * sigma**2))
+    assert epsilon == pytest.approx(2.96e9, rel=2e-3)
+    with pytest.raises(ConfigError, match="mean_distance"):
+        similarity_epsilon(noise_std=sigma, key_scale=SCALE, key_mean=1.0, rows=rows)

@@ -12,9 +12,13 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
+from securevfl.federation.build import primary_data
+from securevfl.federation.run_plan import run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.report.page import write_report
+from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -113,3 +117,31 @@ def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> Non
         found.append(tables[name].features[links.indices])
 
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("keys_as_features", [False, True])
+def test_combine_reads_the_keys_whoever_else_does(tmp_path: Path, keys_as_features: bool) -> None:
+    """The ceiling has all columns: 3 features of each of two parties, and the 2 key columns."""
+    model = {**FEDSIM, "keys_as_features": keys_as_features}
+    path = write(tmp_path, model, linkage={"protection": "none", "truth": "entity"})
+    for name in ("agency", "bank-1", "bank-2"):
+        table = pd.read_csv(tmp_path / f"{name}.csv")
+        table.assign(entity=range(len(table))).to_csv(tmp_path / f"{name}.csv", index=False)
+    config = read_federation(path)
+    tables = read_tables(config, path.parent)
+    spec = link_spec(config)
+    primary = tables["agency"]
+    split, _ = run_facts(config, primary)
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
+    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
+    secondaries = [tables["bank-1"], tables["bank-2"]]
+    fitted = train_combined(
+        config,
+        data,
+        primary=primary,
+        secondaries=secondaries,
+        features=[torch.from_numpy(table.features).float() for table in secondaries],
+        settings=BaselineConfig(epochs=1),
+    )
+    first = next(layer for layer in fitted.model.modules() if isinstance(layer, torch.nn.Linear))
+    assert first.in_features == 3 * 3 + 2

@@ -1,0 +1,135 @@
+"""Presets of ``[model]``: the settings by which a family is what its paper writes.
+
+A preset fills in what a file leaves out, in ``[model]``, ``[training]`` and ``[pretraining]``, and
+without noise ``privacy.clip_norm``. Comparisons know each as a method of its own, ``fedsim-paper``,
+and of families that pretrain one for every algorithm, ``fedhssl-paper-byol``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from securevfl.config.sections import TrainingSettings
+from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.dp.privacy import Privacy
+from securevfl.models.family import AnyFamily, FamilySettings
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.preset import Preset
+from securevfl.models.registry import FAMILIES, family_named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresetSettings:
+    """A preset as settings of :func:`securevfl.simulate`."""
+
+    model: FamilySettings
+    training: TrainingSettings
+    pretraining: PretrainingSettings
+    privacy: Privacy
+    """Without noise, and without a clip that shortens anything."""
+
+
+def preset(
+    family: str, name: str = "paper", *, algorithm: str | None = None, **model: Any
+) -> PresetSettings:
+    """Return a family's preset for use in Python.
+
+    Args:
+        family: As a federation file names it, for example ``"fedsim"``.
+        name: Of the preset.
+        algorithm: For families that pretrain: ``simsiam``, ``byol`` or ``moco``.
+        model: Settings of the model that come before the preset's.
+
+    Raises:
+        ConfigError: If there is no such preset, or a setting is impossible.
+
+    Examples:
+        >>> preset("fedsim", neighbours=20).model.merge
+        'convolution'
+    """
+    source = expanded(
+        {
+            "model": {"family": family, "preset": name, **model},
+            "privacy": {"mechanism": "none"},
+            "pretraining": {} if algorithm is None else {"algorithm": algorithm},
+        }
+    )
+    own = {key: value for key, value in source["model"].items() if key != "family"}
+    return PresetSettings(
+        model=family_named(family).settings_from(own),
+        training=read_settings(TrainingSettings, source["training"], where="training"),
+        pretraining=read_settings(PretrainingSettings, source["pretraining"], where="pretraining"),
+        privacy=read_settings(Privacy, source["privacy"], where="privacy"),
+    )
+
+
+def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a parsed federation file with its preset written out, if it names one.
+
+    Raises:
+        ConfigError: If its family has no preset of that name.
+    """
+    if "preset" not in source["model"]:
+        return source
+    family = family_named(source["model"].get("family"))
+    return _filled(source, preset_named(family, source["model"]["preset"]))
+
+
+def method_with_preset(name: str) -> dict[str, Any] | None:
+    """Return the ``[methods.NAME]`` table that a name such as ``fedsim-paper`` stands for."""
+    for family in FAMILIES.values():
+        for called, one in family.presets.items():
+            table = {"family": family.name, "preset": called}
+            stem = f"{family.name}-{called}"
+            if name == stem:
+                return table
+            if name.removeprefix(f"{stem}-") in one.algorithms and name.startswith(f"{stem}-"):
+                return {**table, "pretraining": {"algorithm": name.removeprefix(f"{stem}-")}}
+    return None
+
+
+def methods_with_presets() -> tuple[str, ...]:
+    """Return the names that :func:`method_with_preset` knows."""
+    names = []
+    for family in FAMILIES.values():
+        for called, one in family.presets.items():
+            stem = f"{family.name}-{called}"
+            names += [stem, *(f"{stem}-{algorithm}" for algorithm in one.algorithms)]
+    return tuple(names)
+
+
+def preset_named(family: AnyFamily, name: object) -> Preset:
+    """Return a family's preset.
+
+    Raises:
+        ConfigError: If it has none of that name; those it has are listed.
+    """
+    if isinstance(name, str) and name in family.presets:
+        return family.presets[name]
+    there = ", ".join(map(repr, family.presets)) or "none"
+    raise ConfigError(f"model.preset: {family.name!r} has {there}; got {name!r}")
+
+
+def pretraining_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset's fields of ``[pretraining]`` for the algorithm that a table asks for."""
+    algorithm = given.get("algorithm", PretrainingSettings().algorithm)
+    return {**one.pretraining, **one.algorithms.get(algorithm, {})}
+
+
+def privacy_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``[privacy]`` table, with the preset's clip norm where nothing is promised."""
+    free = given.get("mechanism") == "none"
+    return {**({"clip_norm": one.clip_norm} if free else {}), **given}
+
+
+def _filled(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
+    given = source.get("pretraining", {})
+    own = {key: value for key, value in source["model"].items() if key != "preset"}
+    return {
+        **source,
+        "model": {**one.model, **own},
+        "training": {**one.training, **source.get("training", {})},
+        "pretraining": {**pretraining_of(one, given), **given},
+        "privacy": privacy_of(one, source["privacy"]),
+    }

@@ -1,0 +1,90 @@
+"""Presets: the paper's settings beneath a file's own, and as methods of a comparison."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.federations import write_federation
+
+from securevfl.config.methods import known_methods, method_family
+from securevfl.config.presets import methods_with_presets, preset
+from securevfl.config.reading import method_config, read_federation
+from securevfl.core.errors import ConfigError
+from securevfl.models.fedsim.fedsim_config import FedSimConfig
+from securevfl.models.registry import FAMILIES
+
+MODEL: dict[str, Any] = {"family": "fedsim", "preset": "paper", "neighbours": 8}
+
+
+def test_a_preset_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
+    """The file's own settings come first, whatever the preset says."""
+    path = write_federation(tmp_path, secondaries=1, model={**MODEL, "merge": "perceptron"})
+    config = read_federation(path)
+    assert isinstance(config.model, FedSimConfig)
+    assert (config.model.weight, config.model.pair_scale) == ("learned", "none")
+    assert (config.model.merge, config.model.neighbours) == ("perceptron", 8)
+    assert config.training.optimizer == "lamb"
+    assert (config.training.learning_rate, config.training.batch_size) == (5e-3, 32)
+    assert config.privacy.clip_norm == 1000
+    assert config.source["model"]["preset"] == "paper"
+
+
+def test_noise_needs_the_clip_that_the_file_says(tmp_path: Path) -> None:
+    """Only where nothing is promised is the clip taken away; a promise would drown in its noise."""
+    privacy = {"mechanism": "gaussian", "noise_multiplier": 1.0, "encoder": "trained"}
+    path = write_federation(tmp_path, secondaries=1, model=MODEL, privacy=privacy)
+    assert read_federation(path).privacy.clip_norm == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ({"preset": "papre"}, r"model\.preset: 'fedsim' has 'paper'; got 'papre'"),
+        ({"preset": 3}, r"model\.preset: 'fedsim' has 'paper'; got 3"),
+        ({"merge": "sum"}, r"model\.merge: must be one of"),
+    ],
+)
+def test_wrong_presets_are_refused(model: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    """In one line, which names what there is."""
+    path = write_federation(tmp_path, secondaries=1, model={**MODEL, **model})
+    with pytest.raises(ConfigError, match=complaint):
+        read_federation(path)
+
+
+def test_a_comparison_knows_the_papers_form_by_name(tmp_path: Path) -> None:
+    """It comes before what the file tunes for the family, on the links and rows of all methods."""
+    path = write_federation(
+        tmp_path,
+        secondaries=1,
+        model={"family": "fedsim", "neighbours": 8, "merge": "perceptron", "hidden": 16},
+        training={"epochs": 2, "test_fraction": 0.3},
+        methods={"fedsim": {"weight": "none"}, "fedsim-paper": {"learning_rate": 3e-4}},
+    )
+    config = read_federation(path)
+    paper = method_config(config, "fedsim-paper")
+    assert isinstance(paper.model, FedSimConfig)
+    assert (paper.model.weight, paper.model.merge) == ("learned", "convolution")
+    assert (paper.model.neighbours, paper.model.hidden) == (8, 16)
+    assert (paper.training.optimizer, paper.training.learning_rate) == ("lamb", 3e-4)
+    assert (paper.training.epochs, paper.training.test_fraction) == (2, 0.3)
+    assert paper.privacy.clip_norm == 1000
+    assert method_config(config, "fedsim").privacy.clip_norm == 1
+    with pytest.raises(ConfigError, match=r"methods\.fedsim-paper\.family: .* rename it"):
+        method_family({**config.source, "methods": {"fedsim-paper": {"family": "fet"}}}, name=PAPER)
+
+
+PAPER = "fedsim-paper"
+
+
+def test_every_method_with_a_preset_can_be_read(tmp_path: Path) -> None:
+    """No preset names a field that is none, or a value that its family refuses."""
+    config = read_federation(write_federation(tmp_path, secondaries=1, model={"neighbours": 8}))
+    names = methods_with_presets()
+    assert {"fedsim-paper", "top1sim-paper", "avgsim-paper"} <= set(names)
+    assert set(names) <= set(known_methods(config.source))
+    for name in names:
+        read = method_config(config, name)
+        assert FAMILIES[read.family.name].presets
+        alone = preset(read.family.name)
+        assert type(alone.model) is type(read.model)
+        assert alone.privacy.clip_norm == 1000
