@@ -29,9 +29,17 @@ Task = Literal["regression", "binary", "multiclass"]
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"
 SPLIT_SEED = 0
 # The paper's ablations: each gate off, or replaced by what it replaces it with. All of the paper's
-# form is the method fedsim-paper; fedsim-gates has its gates alone, trained as the others are.
+# form is the method fedsim-paper; fedsim-gates has its gates alone, fedsim-as-it-comes leaves the
+# aggregate's scale, fedsim-lamb has its optimizer, all else being ours.
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedsim-gates": {"family": "fedsim", "weight": "learned", "merge": "convolution"},
+    "fedsim-as-it-comes": {"family": "fedsim", "pair_scale": "none"},
+    "fedsim-lamb": {
+        "family": "fedsim",
+        "optimizer": "lamb",
+        "learning_rate": 1e-2,
+        "weight_decay": 1e-5,
+    },
     "fedsim-no-weight": {"family": "fedsim", "weight": "similarity"},
     "fedsim-no-sort": {"family": "fedsim", "sort": "none"},
     "fedsim-mlp": {"family": "fedsim", "merge": "perceptron"},
