@@ -38,8 +38,15 @@ _LONGEST_NAME: Final = 40
 _SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_dropout")
 """Fields of ``[model]`` that mean the same in every family that has them."""
 
-_COMMON: Final = ("validation_fraction", "test_fraction", "labelled_rows", "keys_as_features")
-"""Fields that no method may have for itself: methods are compared on equal rows and inputs."""
+_COMMON: Final = (
+    "validation_fraction",
+    "test_fraction",
+    "labelled_rows",
+    "metric",
+    "keys_as_features",
+)
+"""Fields that no method may have for itself: methods are compared on equal rows and inputs, and
+by one metric."""
 
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
