@@ -88,7 +88,7 @@ def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
-    head, *rows = table_rows(figures)
+    head, *rows = table_rows(figures, narrow=True)
     better = "higher" if figures["higher_is_better"] else "lower"
     seeds = figures["seed_numbers"]
     table = Table(

@@ -130,8 +130,14 @@ def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return round(passed / sum(run["cpu_seconds"] for run in timed), 1)
 
 
-def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """Return the table for people, its heading first."""
+def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
+    """Return the table for people, its heading first.
+
+    Args:
+        figures: What :func:`summary` returned.
+        narrow: Whether metrics other than the first get no deviations, which a screen is too
+            narrow for.
+    """
     references = list(figures["differences"])
     first = next(iter(figures["methods"].values()))
     others = [name for name in first["metrics"] if name != figures["metric"]]
@@ -143,7 +149,8 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
         for reference in references:
             other = figures["differences"][reference].get(name)
             cells.append("" if other is None else _cell(other, sign="+"))
-        cells += [_cell(method["metrics"][other]) for other in others]
+        spreads = [method["metrics"][other] for other in others]
+        cells += [_cell({**one, "std": None} if narrow else one) for one in spreads]
         cpu = method["cpu_seconds"]
         rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
     return rows

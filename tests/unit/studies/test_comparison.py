@@ -18,7 +18,12 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
 from securevfl.studies.compare.run import MethodRun, run_config
-from securevfl.studies.compare.table import markdown_table, summary, write_comparison
+from securevfl.studies.compare.table import (
+    markdown_table,
+    summary,
+    table_rows,
+    write_comparison,
+)
 
 SMALL: dict[str, Any] = {
     "rows": 60,
@@ -275,6 +280,8 @@ def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
     assert cells["mae"] == "1.5000 ± 0.0000"
     assert cells["rmse"] == "3.00 ± 0.00"
     assert cells["r2"] == "undefined"
+    narrow = dict(zip(*table_rows(by_mae, narrow=True)[:2], strict=True))
+    assert (narrow["mae"], narrow["rmse"]) == ("1.5000 ± 0.0000", "3.00")
     by_r2 = summary(results, federation="made-up", task="regression", metric="r2")
     assert by_r2["higher_is_better"]
     assert by_r2["differences"]["fet"]["solo"]["seeds"] == [0.0, None]
