@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from securevfl.cli.demo import combined_test
+from securevfl.cli.demo import combined
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.digits import demo_federation, digits_tables
@@ -41,7 +41,7 @@ def run(epsilon: float | None, seed: int) -> dict[str, float]:
     return {
         "joint": metrics["test"],
         "solo": metrics["solo_test"],
-        "combine": combined_test(config, tables),
+        "combine": combined(config, tables).test,
     }
 
 

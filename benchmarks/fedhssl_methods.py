@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from aligned.views import AlignedViews, ScarceRows
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
@@ -260,23 +259,15 @@ def joint(
 
 
 def measure(prepared: Prepared, outputs: Tensor) -> Measured:
-    """Return the set's own metric as ``value``, with accuracy, F1 and AUC.
+    """Return the set's own metric as ``value``, with all others of its task.
 
     Of several classes, F1 and AUC (one against the rest) are means over the classes.
     """
-    data, head = prepared.data, prepared.head
-    true = prepared.labels.cpu().numpy()[data.test]
-    probabilities = head.probabilities(outputs).cpu().double().numpy()
-    if head.task == "binary":
-        guessed, scores, average = probabilities[:, 0] > 0.5, probabilities[:, 0], "binary"
-    else:
-        guessed, scores, average = probabilities.argmax(axis=1), probabilities, "macro"
-        scores /= scores.sum(axis=1, keepdims=True)
-    measured = {
-        "accuracy": float((guessed == true).mean()),
-        "f1": float(f1_score(true, guessed, average=average)),
-        "auc": float(roc_auc_score(true, scores, multi_class="ovr")),
-    }
+    data = prepared.data
+    targets = prepared.targets[torch.as_tensor(data.test, device=prepared.targets.device)]
+    metrics = prepared.head.metrics(outputs.to(targets.device), targets)
+    known = {name: value for name, value in metrics.items() if value is not None}
+    measured = {name.removeprefix("macro_"): value for name, value in known.items()}
     return {"value": measured[data.metric], **measured}
 
 

@@ -238,6 +238,7 @@ def main() -> None:
         seeds=options.seeds,
         jobs=options.jobs,
         out=path.parent / "compare",
+        metric=None,
         device="cpu",
         data_root=None,
         as_json=options.json,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from securevfl.cli.demo import combined_test
+from securevfl.cli.demo import combined
 from securevfl.config.reading import parse_federation
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
@@ -188,7 +188,7 @@ def measure_seed(
 
 def combine(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, float]:
     """Return the accuracy of one network on all features, joined by the true matches."""
-    return {"combine": combined_test(parse_federation(source, file="frontier"), tables)}
+    return {"combine": combined(parse_federation(source, file="frontier"), tables).test}
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:

@@ -23,11 +23,13 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
+from securevfl.config.sections import TrainingSettings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
 from securevfl.linking.protections.table import PROTECTIONS
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
+from securevfl.models.task_metrics import TASK_METRICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
 
@@ -82,6 +84,14 @@ FIELDS = """\
 With `metric = "mixed"` every key column has such a table, under the primary's name of the column;
 the name is not a setting."""
 
+TASK_METRICS_OPENING = """\
+Every run reports all metrics of its task on validation and test rows; `training.metric` is the one
+that chooses the best epoch and ends training, the first of each task unless the file says
+otherwise. They are scikit-learn's; of two labels the one that sorts last is the second class. Where
+a split's labels do not have what a metric needs, it is not defined: null in files. The chosen one
+must be defined on training, validation and test rows, or the run is refused before anything is
+released."""
+
 METHODS = """\
 `securevfl compare` gives a method these settings on top of the file's own; see
 [compare](compare.md). `NAME` is a family, one of the baselines below, or a name of your choice with
@@ -101,6 +111,9 @@ LIMITS = {
 NAMES: dict[tuple[type[Any], str], Iterable[str]] = {
     (LinkageSettings, "metric"): METRICS,
     (LinkageSettings, "protection"): PROTECTIONS,
+    (TrainingSettings, "metric"): dict.fromkeys(
+        metric.name for metrics in TASK_METRICS.values() for metric in metrics
+    ),
 }
 """Settings that take a name of a table."""
 
@@ -128,6 +141,8 @@ def page() -> str:
             parts += [family_part(families) for families in families_by_settings()]
         else:
             parts.append(table_of(classes[section]))
+        if section == "training":
+            parts += [f"### metrics by task\n\n{TASK_METRICS_OPENING}\n", task_metrics()]
         if section == "linkage":
             parts += [f"### `[linkage.fields.COLUMN]`\n\n{FIELDS}\n", table_of(Field, {"name"})]
     parts.append(f"## `[methods.NAME]`\n\n{METHODS}\n")
@@ -196,6 +211,19 @@ def presets_of(families: list[AnyFamily]) -> str:
         )
         + "\n"
     )
+
+
+def task_metrics() -> str:
+    """Return the Markdown table of every task's metrics."""
+    lines = ["| task | metric | what it is | unit | values | better | needs |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for task, metrics in TASK_METRICS.items():
+        for one in metrics:
+            unit = "the label's" if one.unit == "label" else one.unit
+            better = "higher" if one.higher_is_better else "lower"
+            cells = (task, f"`{one.name}`", one.meaning, unit, one.values, better, one.needs)
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines) + "\n"
 
 
 def baselines() -> dict[type[Any], list[str]]:

@@ -27,6 +27,7 @@ def run_compare(
     seeds: int,
     jobs: int,
     out: Path | None,
+    metric: str | None,
     device: str,
     data_root: Path | None,
     as_json: bool,
@@ -44,6 +45,7 @@ def run_compare(
         data_root=data_root or path.parent,
         folder=out or Path("runs") / f"{config.federation.name}-compare",
         device=device,
+        metric=metric,
     )
     for warning in warnings_about(config):
         print(f"securevfl: warning: {warning}", file=sys.stderr)
@@ -77,7 +79,8 @@ def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
     # Loaded here: plots take most of a second to load.
     from securevfl.report.plots import comparison_plot
 
-    values = {name: method["seeds"] for name, method in figures["methods"].items()}
+    methods = figures["methods"].items()
+    values = {name: one["seeds"] for name, one in methods if one["mean"] is not None}
     title = f"{figures['federation']}: test {figures['metric']}"
     files.write_text(
         folder / "comparison.svg", comparison_plot(values, title=title), for_others=True
@@ -85,12 +88,13 @@ def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
-    head, *rows = table_rows(figures)
+    head, *rows = table_rows(figures, narrow=True)
     better = "higher" if figures["higher_is_better"] else "lower"
     seeds = figures["seed_numbers"]
     table = Table(
         title=f"{figures['federation']}: test {figures['metric']} ({better} is better), "
-        f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
+        f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; "
+        f"best epochs by validation {figures['chosen_by']}",
         title_justify="left",
     )
     for number, name in enumerate(head):

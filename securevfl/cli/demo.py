@@ -18,6 +18,7 @@ from securevfl.federation.build import features_of, primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
+from securevfl.models.baselines.fit import BaselineResult
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.digits import demo_federation, digits_tables, write_tables
@@ -32,11 +33,17 @@ def run_demo(*, out: Path | None, fast: bool, seed: int, as_json: bool) -> dict[
     tables = digits_tables(seed=seed)
     write_tables(tables, folder / "tables")
 
-    def beside() -> dict[str, float]:
+    def beside() -> dict[str, Any]:
         print("without noise (simulated), for comparison", file=sys.stderr)
         no_privacy = _without_noise(source, tables)
         print("combine: all features in one place", file=sys.stderr)
-        return {"no_privacy_test": no_privacy, "combine_test": combined_test(config, tables)}
+        combine = combined(config, tables)
+        return {
+            "no_privacy_test": no_privacy["test"],
+            "no_privacy_test_metrics": no_privacy["test_metrics"],
+            "combine_test": combine.test,
+            "combine_test_metrics": combine.test_metrics,
+        }
 
     metrics = train_and_report(
         config, folder, data_root=folder, resume=False, device="cpu", beside=beside
@@ -45,25 +52,23 @@ def run_demo(*, out: Path | None, fast: bool, seed: int, as_json: bool) -> dict[
     return metrics
 
 
-def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> float:
+def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, Any]:
     privacy = {"mechanism": "none", "encoder": source["privacy"]["encoder"]}
     for name in ("links_per_record", "clip_norm"):
         if name in source["privacy"]:
             privacy[name] = source["privacy"][name]
     config = parse_federation({**source, "privacy": privacy}, file="demo without noise")
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
-        result = simulate_federation(
+        return simulate_federation(
             config,
             {table.name: table for table in tables},
             Path(folder),
             device=torch.device("cpu"),
-        )
-    test: float = result.metrics["test"]
-    return test
+        ).metrics
 
 
-def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
-    """Return the test metric of one network on all features, joined by the true matches."""
+def combined(config: FederationConfig, tables: list[PartyTable]) -> BaselineResult:
+    """Train one network on all features, joined by the true matches."""
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
     spec = link_spec(config)
@@ -78,4 +83,4 @@ def combined_test(config: FederationConfig, tables: list[PartyTable]) -> float:
             torch.from_numpy(features_of(party, table))
             for party, table in zip(config.secondaries, secondaries, strict=True)
         ],
-    ).test
+    )

@@ -247,6 +247,14 @@ def compare(
             help="Folder; what it holds is kept. Default: runs/NAME-compare.",
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The task's metric to compare by; trains nothing anew. Default: training.metric.",
+        ),
+    ] = None,
     device: Device = "cpu",
     data_root: DataRoot = None,
     as_json: AsJson = False,
@@ -260,6 +268,7 @@ def compare(
         seeds=seeds,
         jobs=jobs,
         out=out,
+        metric=metric,
         device=device,
         data_root=data_root,
         as_json=as_json,

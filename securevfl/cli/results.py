@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from securevfl.runtime.figures import models_measured
+
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
     """Print a run's metrics on stdout."""
@@ -16,17 +18,13 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
         print(json.dumps(metrics))
         return
     console = Console()
-    table = Table(title=f"{metrics['federation']}: test {metrics['metric']}", title_justify="left")
-    table.add_column("model")
-    table.add_column(metrics["metric"], justify="right")
-    table.add_row(f"{metrics['family']} (joint)", f"{metrics['test']:.4f}")
-    table.add_row("solo (the primary alone)", f"{metrics['solo_test']:.4f}")
-    if "no_privacy_test" in metrics:
-        table.add_row(
-            f"{metrics['family']} without noise (simulated)", f"{metrics['no_privacy_test']:.4f}"
-        )
-    if "combine_test" in metrics:
-        table.add_row("combine (all features in one place)", f"{metrics['combine_test']:.4f}")
+    title = f"{metrics['federation']}: test rows; best epoch by validation {metrics['metric']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for name in metrics["test_metrics"]:
+        table.add_column(name, justify="right")
+    for model, values in models_measured(metrics).items():
+        table.add_row(model, *map(_figure, values.values()))
     console.print(table)
     _print_privacy(console, metrics["privacy"])
     if metrics["bytes"]:
@@ -83,6 +81,10 @@ def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:
             cells.append(_megabytes(memory[name]))
         table.add_row(*cells)
     console.print(table)
+
+
+def _figure(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
 
 
 def _megabytes(count: int) -> str:

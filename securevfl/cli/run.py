@@ -17,7 +17,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, told
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure, report_memory
 from securevfl.launch.child import report as report_to_launcher
-from securevfl.models.tasks import TaskHead
+from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import finished_metrics, simulate_from_file, train
 from securevfl.runtime.figures import RunFigures
@@ -208,4 +208,4 @@ def _warn(config: FederationConfig) -> None:
 
 
 def _metric_name(config: FederationConfig) -> str:
-    return TaskHead(task=config.federation.task, num_classes=2).metric_name
+    return metrics_of(config.federation.task, config.training.metric)[0].name

@@ -48,8 +48,15 @@ _SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_
 _INPUTS: Final = ("neighbours", "keys_as_features")
 """Fields of ``[model]`` that are the file's for every method: links and inputs are equal."""
 
-_COMMON: Final = ("validation_fraction", "test_fraction", "labelled_rows", "keys_as_features")
-"""Fields that no method may have for itself: methods are compared on equal rows and inputs."""
+_COMMON: Final = (
+    "validation_fraction",
+    "test_fraction",
+    "labelled_rows",
+    "metric",
+    "keys_as_features",
+)
+"""Fields that no method may have for itself: methods are compared on equal rows and inputs, and
+by one metric."""
 
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.linking.protections.table import PROTECTIONS
+from securevfl.models.task_metrics import metrics_of
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -89,6 +90,7 @@ def require_trainable(config: FederationConfig) -> None:
     """
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
+    metrics_of(config.federation.task, config.training.metric)
     reads_keys = config.family.reads_keys or config.model.keys_as_features
     if reads_keys and not key_spec(config).are_numbers:
         raise ConfigError(

@@ -46,6 +46,11 @@ class TrainingSettings:
     weight_decay: float = 0.0
     """Decoupled weight decay of every party's optimizer."""
 
+    metric: str | None = None
+    """Which of the task's metrics chooses the best epoch, ends training by ``patience``, and stands
+    first in results; the others are reported beside it. Default: rmse, auc (binary) or accuracy
+    (multiclass)."""
+
     patience: int = 10
     """Epochs without a better validation metric before training stops."""
 

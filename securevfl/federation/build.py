@@ -231,9 +231,11 @@ def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> T
     assert table.labels is not None, "the primary's table has labels"
     if config.federation.task == "regression":
         scaler = LabelScaler.fit(table.labels[split.train])
-        return TaskHead(task="regression", label_deviation=scaler.deviation)
+        return TaskHead(
+            task="regression", label_deviation=scaler.deviation, chosen=config.training.metric
+        )
     classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    return TaskHead(task=config.federation.task, num_classes=classes)
+    return TaskHead(task=config.federation.task, num_classes=classes, chosen=config.training.metric)
 
 
 def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tensor:

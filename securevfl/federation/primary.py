@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
 from securevfl.models.split import Explained
-from securevfl.models.tasks import TaskHead
+from securevfl.models.tasks import Metrics, TaskHead
+
+VALIDATION: Final = "validation_"
+"""Stands before a metric's name in an epoch's line of the history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ class Primary:
         self.best_epoch = 0
         self.best_metric: float | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.history: list[dict[str, float | int]] = []
+        self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Loss of every training round of this session, in order."""
 
@@ -96,6 +99,30 @@ class Primary:
             self._run_epoch(after_epoch)
 
     @property
+    def best_validation(self) -> Metrics:
+        """Metrics of the validation rows at the best epoch."""
+        line = self.history[self.best_epoch - 1]
+        return {
+            name.removeprefix(VALIDATION): value
+            for name, value in line.items()
+            if name.startswith(VALIDATION)
+        }
+
+    def require_measurable(self) -> None:
+        """Refuse rows for which the metric that training goes by is not defined.
+
+        Raises:
+            DataError: Naming the rows; no round was asked for yet.
+        """
+        split = self.data.split
+        for rows, name in (
+            (split.train, "training"),
+            (split.validation, "validation"),
+            (split.test, "test"),
+        ):
+            self.head.require_defined(self._targets(rows), rows=name)
+
+    @property
     def finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
         stale = self.epoch - self.best_epoch >= self.training.patience
@@ -104,11 +131,12 @@ class Primary:
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
         epoch = self.epoch + 1
-        loss, metric = self._train_epoch(epoch)
+        loss, train = self._train_epoch(epoch)
         every = self.plan.average_positions_every
         if every and epoch % every == 0:
             self._average_positions()
-        validation = self.evaluate(self.data.split.validation, "validation")
+        metrics = self.evaluate(self.data.split.validation, "validation")
+        validation = self.head.headline(metrics)
         self.epoch = epoch
         best = self.best_metric is None or self.head.is_better(validation, self.best_metric)
         if best:
@@ -116,19 +144,30 @@ class Primary:
             self.best_weights = {
                 name: value.detach().clone() for name, value in self.top.state_dict().items()
             }
+        seconds = round(time.monotonic() - start, 3)
         self.history.append(
             {
                 "epoch": epoch,
                 "loss": loss,
-                "train": metric,
+                "train": train,
                 "validation": validation,
-                "seconds": round(time.monotonic() - start, 3),
+                **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
+                "seconds": seconds,
             }
         )
         mark = EpochMark(epoch=epoch, best=best)
         self.exchange.end_epoch(mark)
         after_epoch(mark)
-        self.observe(_epoch_done(self.history[-1], epochs=self.training.epochs))
+        self.observe(
+            EpochDone(
+                epoch=epoch,
+                epochs=self.training.epochs,
+                loss=loss,
+                train=train,
+                validation=validation,
+                seconds=seconds,
+            )
+        )
 
     def restore_best(self) -> None:
         """Go back to the best epoch's weights, here and at every secondary.
@@ -173,10 +212,14 @@ class Primary:
         self.optimizer.step()
         return float(loss.detach()), output.detach()
 
-    def evaluate(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> float:
-        """Return the task's metric over ``rows``; every batch is a release like any other."""
+    def evaluate(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Metrics:
+        """Return the task's metrics over ``rows``; every batch is a release like any other.
+
+        Raises:
+            DataError: If the one that training goes by is not defined there.
+        """
         outputs = self.predict(rows, purpose)
-        return self.head.metric(outputs, self._targets(rows))
+        return self.head.metrics(outputs, self._targets(rows))
 
     def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
         """Return the top model's outputs for ``rows``, shape (rows, outputs)."""
@@ -257,15 +300,3 @@ class Primary:
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]
         self.history = state["history"]
-
-
-def _epoch_done(line: Mapping[str, float | int], *, epochs: int) -> EpochDone:
-    """Return what a line of the history says, as an event; whoever pays adds what was spent."""
-    return EpochDone(
-        epoch=int(line["epoch"]),
-        epochs=epochs,
-        loss=line["loss"],
-        train=line["train"],
-        validation=line["validation"],
-        seconds=line["seconds"],
-    )

@@ -1,33 +1,184 @@
-"""Metrics of a set of rows, each one number."""
+"""The metrics of each task: what each one says, in which units, and where it says nothing."""
 
-from jaxtyping import Float, Int
-from sklearn.metrics import roc_auc_score
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from securevfl.core.errors import DataError
+import numpy as np
+from jaxtyping import Float64, Shaped
+from scipy.special import expit, softmax
+from sklearn import metrics as sklearn
+
+from securevfl.core.errors import ConfigError
+from securevfl.core.task import Task
+
+Outputs = Float64[np.ndarray, "rows outputs"]
+"""Of a model: predictions, the second class's logit, or a logit for each class."""
+
+Targets = Shaped[np.ndarray, " rows"]
+"""Labels in the outputs' units, 0 or 1, or class numbers."""
 
 
-def rmse(outputs: Float[Tensor, "rows 1"], targets: Float[Tensor, " rows"]) -> float:
-    """Return the root mean squared error, in the units of ``targets``."""
-    return float((outputs[:, 0].double() - targets.double()).square().mean().sqrt())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskMetric:
+    """One figure of a set of rows."""
+
+    name: str
+    """What files, tables and ``training.metric`` call it."""
+
+    meaning: str
+    """What it is, for people."""
+
+    unit: str = "none"
+    """``"label"``: the labels' own units."""
+
+    values: str
+    """Where it can lie."""
+
+    higher_is_better: bool = True
+
+    needs: str = "a row"
+    """What the rows must have for it to be defined."""
+
+    defined: Callable[[Targets, int], bool] = lambda targets, _classes: len(targets) > 0
+    """Whether these labels have it; the number is that of the outputs."""
+
+    measure: Callable[[Outputs, Targets], float]
+    """Returns it, by scikit-learn's definition."""
 
 
-def accuracy(outputs: Float[Tensor, "rows classes"], targets: Int[Tensor, " rows"]) -> float:
-    """Return the share of rows whose largest output is the target's, in [0, 1]."""
-    return float((outputs.argmax(dim=1) == targets).double().mean())
+def _labels_differ(targets: Targets, _outputs: int) -> bool:
+    return len(np.unique(targets)) > 1
 
 
-def auc(outputs: Float[Tensor, "rows 1"], targets: Float[Tensor, " rows"]) -> float:
-    """Return the area under the ROC curve, in [0, 1]; ties count one half.
+def _has_second_class(targets: Targets, _outputs: int) -> bool:
+    return bool((targets == 1).any())
+
+
+def _has_every_class(targets: Targets, outputs: int) -> bool:
+    return len(np.unique(targets)) == outputs
+
+
+_REGRESSION: Final = (
+    TaskMetric(
+        name="rmse",
+        meaning="root of the mean squared error",
+        unit="label",
+        values="0 and above",
+        higher_is_better=False,
+        measure=lambda out, true: sklearn.root_mean_squared_error(true, out[:, 0]),
+    ),
+    TaskMetric(
+        name="mae",
+        meaning="mean absolute error",
+        unit="label",
+        values="0 and above",
+        higher_is_better=False,
+        measure=lambda out, true: sklearn.mean_absolute_error(true, out[:, 0]),
+    ),
+    TaskMetric(
+        name="r2",
+        meaning="share of the labels' variance that is explained (R²); 0 for their mean",
+        values="up to 1",
+        needs="labels that differ",
+        defined=_labels_differ,
+        measure=lambda out, true: sklearn.r2_score(true, out[:, 0]),
+    ),
+)
+_BINARY: Final = (
+    TaskMetric(
+        name="auc",
+        meaning="area under the ROC curve; ties count one half",
+        values="0 to 1",
+        needs="rows of both classes",
+        defined=_labels_differ,
+        measure=lambda out, true: sklearn.roc_auc_score(true, out[:, 0]),
+    ),
+    TaskMetric(
+        name="accuracy",
+        meaning="share of the rows whose class is right; the second one above probability 0.5",
+        values="0 to 1",
+        measure=lambda out, true: sklearn.accuracy_score(true, out[:, 0] > 0),
+    ),
+    TaskMetric(
+        name="f1",
+        meaning="F1 of the second class: harmonic mean of precision and recall at probability 0.5",
+        values="0 to 1",
+        needs="a row of the second class",
+        defined=_has_second_class,
+        measure=lambda out, true: sklearn.f1_score(true, out[:, 0] > 0),
+    ),
+    TaskMetric(
+        name="log_loss",
+        meaning="mean negative logarithm of the true class's probability, which is cut at 2e-16",
+        unit="nats",
+        values="0 to 36",
+        higher_is_better=False,
+        measure=lambda out, true: sklearn.log_loss(true, expit(out[:, 0]), labels=[0, 1]),
+    ),
+)
+_MULTICLASS: Final = (
+    TaskMetric(
+        name="accuracy",
+        meaning="share of the rows whose most probable class is right (top 1)",
+        values="0 to 1",
+        measure=lambda out, true: sklearn.accuracy_score(true, out.argmax(axis=1)),
+    ),
+    TaskMetric(
+        name="macro_f1",
+        meaning="mean F1 over the classes that are there or predicted",
+        values="0 to 1",
+        measure=lambda out, true: sklearn.f1_score(true, out.argmax(axis=1), average="macro"),
+    ),
+    TaskMetric(
+        name="macro_auc",
+        meaning="mean over the classes of the area under the ROC curve, each against the rest",
+        values="0 to 1",
+        needs="rows of every class",
+        defined=_has_every_class,
+        measure=lambda out, true: _one_against_the_rest(softmax(out, axis=1), true),
+    ),
+)
+
+
+def _one_against_the_rest(probabilities: Outputs, targets: Targets) -> float:
+    return float(
+        np.mean(
+            [
+                sklearn.roc_auc_score(targets == number, column)
+                for number, column in enumerate(probabilities.T)
+            ]
+        )
+    )
+
+
+TASK_METRICS: Final[Mapping[Task, tuple[TaskMetric, ...]]] = {
+    "regression": _REGRESSION,
+    "binary": _BINARY,
+    "multiclass": _MULTICLASS,
+}
+"""The metrics of every task; the first one chooses the best epoch unless a run says otherwise.
+
+[FedSim] reports RMSE, R² and accuracy (of game, a binary task), [FeT] RMSE and accuracy, [FedHSSL]
+top-1 accuracy, AUC and F1.
+"""
+
+
+def metrics_of(
+    task: Task, first: str | None, *, named: str = "training.metric"
+) -> tuple[TaskMetric, ...]:
+    """Return the metrics of a task.
+
+    Args:
+        task: What the label is.
+        first: Name of the one that comes first; None: the one that is usual for the task.
+        named: What the message calls ``first``.
 
     Raises:
-        DataError: If all targets are of one class: the area is not defined then.
+        ConfigError: If the task has no such metric.
     """
-    if not bool((targets != targets[0]).any()):
-        raise DataError(
-            f"AUC needs rows of both classes, and all {len(targets)} rows have the label "
-            f"{targets[0].item():g}; give this split more rows"
-        )
-    return float(
-        roc_auc_score(targets.cpu().numpy(), outputs[:, 0].detach().double().cpu().numpy())
-    )
+    own = TASK_METRICS[task]
+    names = [metric.name for metric in own]
+    if first is not None and first not in names:
+        raise ConfigError(f"{named}: a {task} task has {', '.join(names)}; got {first!r}")
+    return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))

@@ -6,10 +6,11 @@ from typing import Any
 import jinja2
 
 from securevfl.core import files
-from securevfl.core.errors import ConfigError
 from securevfl.federation.ledger_book import lines_of_run
+from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
-from securevfl.runtime.run_folder import read_history
+from securevfl.runtime.figures import models_measured
+from securevfl.runtime.run_folder import read_figures, read_history
 
 _TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
     (Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ def write_report(run: Path) -> Path:
     Raises:
         ConfigError: If the folder is not that of a finished run.
     """
-    metrics = _read_json(run / "metrics.json")
+    metrics = read_figures(run)
     history = read_history(run)
     epsilon = _spending(run / metrics["ledger"], metrics["run"])
     privacy = metrics["privacy"]
@@ -39,9 +40,11 @@ def write_report(run: Path) -> Path:
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     if (run / "explanation.json").exists():
-        figures += plots.explanation_plots(_read_json(run / "explanation.json"))
+        figures += plots.explanation_plots(files.read_json(run / "explanation.json"))
     page = _TEMPLATE.render(
         metrics=metrics,
+        models=models_measured(metrics),
+        meanings=metrics_of(metrics["task"], metrics["metric"]),
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
@@ -81,12 +84,6 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
             value = "not bounded" if "epsilon" in name else "none"
         shown[label] = f"{value:.5g}" if isinstance(value, float) else str(value)
     return shown
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ConfigError(f"run folder {path.parent}: has no {path.name}; is it a finished run?")
-    return files.read_json(path)
 
 
 def _spending(path: Path, run: str) -> list[float]:

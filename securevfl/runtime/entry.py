@@ -13,7 +13,7 @@ from securevfl.federation.ledger_book import lines_of_run
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.preflight import warnings_about
-from securevfl.runtime.run_folder import read_history
+from securevfl.runtime.run_folder import read_figures, read_history
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -44,7 +44,7 @@ def train(
         device: ``"cpu"`` or ``"cuda"``, where each party computes.
         observe: Hears of progress and of warnings.
         beside: Returns figures that are computed once the run is done and stand beside its own:
-            ``no_privacy_test`` and ``combine_test``.
+            ``no_privacy_test``, ``combine_test`` and all metrics of both.
 
     Returns:
         Metrics, history, the primary's ledger, and the losses of the rounds that this call
@@ -124,10 +124,9 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
     """Return the metrics of a run that has nothing left to do, or None if it is not finished.
 
     Raises:
-        ConfigError: If it is a run of other settings.
+        ConfigError: If it is a run of other settings, or its figures lack some.
     """
-    path = folder / "metrics.json"
-    if not path.exists():
+    if not (folder / "metrics.json").exists():
         return None
     ran = read_federation(folder / "federation.toml")
     if ran.settings_digest != config.settings_digest:
@@ -135,7 +134,7 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
             f"run folder {folder}: holds a finished run of other settings; restore the federation "
             f"file, or choose another --out"
         )
-    return files.read_json(path)
+    return read_figures(folder)
 
 
 def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from securevfl.config.channels import channels
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
+from securevfl.models.tasks import Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +74,19 @@ class RunFigures:
     task: str
     family: str
     metric: str
+    """Name of the metric that training goes by: what ``train``, ``validation``, ``test`` and
+    ``solo_test`` are figures of."""
     higher_is_better: bool
     train: float
     validation: float
     test: float
     solo_test: float | None
     """Of the primary alone; None where it was not asked for."""
+    validation_metrics: Metrics
+    """Every metric of the task, at the best epoch; like the next two. A metric is None where the
+    rows' labels do not define it."""
+    test_metrics: Metrics
+    solo_test_metrics: Metrics | None
     epochs: int
     best_epoch: int
     seconds: float
@@ -97,8 +105,10 @@ class RunFigures:
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None where nobody launched them."""
     no_privacy_test: float | None = None
-    """Like the next one, of the demo alone: the same federation without noise."""
+    """Like the next three, of the demo alone: the same federation without noise."""
     combine_test: float | None = None
+    no_privacy_test_metrics: Metrics | None = None
+    combine_test_metrics: Metrics | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
@@ -127,7 +137,26 @@ _NOT_OF_EVERY_RUN: Final = (
     "peak_memory_bytes",
     "no_privacy_test",
     "combine_test",
+    "no_privacy_test_metrics",
+    "combine_test_metrics",
 )
+
+
+def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
+    """Return the metrics of every model that a run has measured, by words for people.
+
+    Args:
+        figures: What ``metrics.json`` holds.
+    """
+    family = figures["family"]
+    words = {
+        f"{family} (joint)": "test_metrics",
+        f"{family}, validation rows": "validation_metrics",
+        "solo (the primary alone)": "solo_test_metrics",
+        f"{family} without noise (simulated)": "no_privacy_test_metrics",
+        "combine (all features in one place)": "combine_test_metrics",
+    }
+    return {text: figures[name] for text, name in words.items() if figures.get(name)}
 
 
 def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:

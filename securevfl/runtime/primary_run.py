@@ -34,6 +34,7 @@ from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunPlan
+from securevfl.models.tasks import Metrics
 from securevfl.runtime.baselines import train_solo
 from securevfl.runtime.figures import RunFigures, privacy_figures
 from securevfl.runtime.run_folder import write_history
@@ -141,7 +142,7 @@ class PrimaryRun:
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
         self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
-        self.test_metric = math.nan
+        self.test_metrics: Metrics = {}
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
 
@@ -164,10 +165,13 @@ class PrimaryRun:
 
         Raises:
             BudgetExceededError: If what a resumed run has left does not cover a release.
+            DataError: If the metric that training goes by is not defined for a split's labels;
+                nothing was released then.
 
         Reveals:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
         """
+        self.primary.require_measurable()
         if self.plan.facts.resume_epoch:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
@@ -197,7 +201,7 @@ class PrimaryRun:
         try:
             self.primary.train(after_epoch=self._save)
             self.primary.restore_best()
-            self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+            self.test_metrics = self.primary.evaluate(self.data.split.test, "test")
         finally:
             self.primary.exchange = secondaries
 
@@ -211,7 +215,7 @@ class PrimaryRun:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save_and_countersign)
         self.primary.restore_best()
-        self.test_metric = self.primary.evaluate(self.data.split.test, "test")
+        self.test_metrics = self.primary.evaluate(self.data.split.test, "test")
 
     def _room_for_an_epoch(self) -> bool:
         """Return whether one more epoch and the final test fit into the budget.
@@ -260,9 +264,9 @@ class PrimaryRun:
         solo = None
         if with_solo:
             self._observe(Stage(text="training solo"))
-            solo = train_solo(self.plan.config, self.data).test
+            solo = train_solo(self.plan.config, self.data).test_metrics
         primary, config, head = self.primary, self.plan.config, self.data.head
-        best = primary.history[primary.best_epoch - 1]
+        best, validation = primary.history[primary.best_epoch - 1], primary.best_validation
         write_history(run_folder, primary.history)
         explanation = primary.explanation()
         if explanation:
@@ -274,9 +278,12 @@ class PrimaryRun:
             metric=head.metric_name,
             higher_is_better=head.higher_is_better,
             train=best["train"],
-            validation=best["validation"],
-            test=self.test_metric,
-            solo_test=solo,
+            validation=head.headline(validation),
+            test=head.headline(self.test_metrics),
+            solo_test=None if solo is None else head.headline(solo),
+            validation_metrics=validation,
+            test_metrics=self.test_metrics,
+            solo_test_metrics=solo,
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,
             seconds=round(time.monotonic() - self._start, 3),

@@ -11,6 +11,7 @@ import tomli_w
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.primary import VALIDATION
 from securevfl.runtime.figures import RunFigures
 
 _COUNTS = ("epoch", "bytes")
@@ -18,11 +19,13 @@ HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", 
 
 
 def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``history.csv``: a row an epoch."""
+    """Write ``history.csv``: a row an epoch, with each of the validation rows' metrics."""
+    metrics = dict.fromkeys(name for row in history for name in row if name.startswith(VALIDATION))
+    names = (*HISTORY_FIELDS, *metrics)
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, HISTORY_FIELDS, lineterminator="\n")
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: row.get(name, "") for name in HISTORY_FIELDS} for row in history)
+    writer.writerows({name: row.get(name, "") for name in names} for row in history)
     files.write_text(run_folder / "history.csv", buffer.getvalue(), for_others=True)
 
 
@@ -59,3 +62,21 @@ def write_federation(run_folder: Path, config: FederationConfig) -> None:
 def write_figures(run_folder: Path, figures: RunFigures) -> None:
     """Write ``metrics.json``: the last of a run's files, since it says that the run is finished."""
     files.write_json(run_folder / "metrics.json", figures.as_json(), for_others=True)
+
+
+def read_figures(run_folder: Path) -> dict[str, Any]:
+    """Read ``metrics.json``.
+
+    Raises:
+        ConfigError: If it is not that of a finished run, or lacks figures.
+    """
+    path = run_folder / "metrics.json"
+    if not path.exists():
+        raise ConfigError(f"run folder {run_folder}: has no {path.name}; is it a finished run?")
+    figures = files.read_json(path)
+    missing = sorted({"metric", "test_metrics", "privacy"} - set(figures))
+    if missing:
+        raise ConfigError(
+            f"{path}: has no {missing[0]!r}; it is of another version, or no run's figures"
+        )
+    return figures

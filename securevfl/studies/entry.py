@@ -58,6 +58,7 @@ def compare(
     seeds: int = 5,
     jobs: int = 1,
     out: Path | None = None,
+    metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
     tell: Callable[[MethodRun, ProgressEvent], None] = lambda _run, _event: None,
@@ -74,6 +75,8 @@ def compare(
         jobs: Processes at a time, with one thread each.
         out: Folder that gets the table and a folder a run, and where a comparison that was cut off
             goes on; default: a temporary one that is removed.
+        metric: Which of the task's metrics the methods are compared by; nothing is trained again
+            for another one. Default: the one that training goes by, ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Where relative data paths start; default: next to the file, and the current
             folder if there is no file.
@@ -100,6 +103,7 @@ def compare(
             data_root=root,
             folder=folder,
             device=device,
+            metric=metric,
         )
         figures = compare_and_write(comparison, jobs=jobs, tell=tell, done=done)
         if out is None:
@@ -130,7 +134,9 @@ def compare_and_write(
     """
     results = compare_methods(comparison, jobs=jobs, tell=tell, done=done)
     federation = comparison.config.federation
-    figures = summary(results, federation=federation.name, task=federation.task)
+    figures = summary(
+        results, federation=federation.name, task=federation.task, metric=comparison.metric
+    )
     figures["folder"] = str(comparison.folder)
     write_comparison(comparison.folder, figures, results)
     return figures

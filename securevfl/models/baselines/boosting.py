@@ -1,5 +1,6 @@
 """Gradient-boosted trees on one table: the baseline that tables are usually measured against."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +14,7 @@ from torch import Tensor
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
 from securevfl.models.baselines.baseline_config import BoostingConfig
-from securevfl.models.tasks import TaskHead
+from securevfl.models.tasks import Metrics, TaskHead
 
 # What a class that no training row has gets: less than any other, and still finite.
 _NEVER = -1e9
@@ -24,13 +25,17 @@ class BoostingResult:
     """Metrics of the chosen number of trees."""
 
     train: float
-    """Metric of the training rows."""
+    """Like the next two, the metric that training goes by: of the training rows."""
 
     validation: float | None
     """None where no rows chose it."""
 
     test: float
-    """Metric of the test rows."""
+
+    validation_metrics: Metrics | None
+    """All metrics of the task, like the next ones; None where no rows chose it."""
+
+    test_metrics: Metrics
 
     iterations: int
     """Rounds of boosting that are used."""
@@ -55,7 +60,7 @@ def fit_boosting(
     Args:
         inputs: One table, as :mod:`securevfl.models.baselines.tables` makes it.
         targets: As :class:`TaskHead` wants them.
-        head: Loss and metric.
+        head: Loss and metrics.
         train: Rows to learn from.
         validation: Rows that choose the number of rounds; without any, all rounds are used.
         test: Rows that are reported.
@@ -63,7 +68,8 @@ def fit_boosting(
         seed: Run seed.
 
     Raises:
-        DataError: If there is no training or test row, or only one class to learn.
+        DataError: If there is no training or test row, only one class to learn, or a split for
+            whose labels the metric that training goes by is not defined.
     """
     for name, rows in (("training", train), ("test", test)):
         if len(rows) == 0:
@@ -75,26 +81,31 @@ def fit_boosting(
         raise DataError("boosting: its training rows are all of one class")
     model.fit(table[own], labels[own])
 
-    def metrics(rows: Tensor) -> Iterator[tuple[float, Tensor]]:
-        chosen = rows.cpu()
-        for outputs in _staged(model, table[chosen.numpy()], head):
-            yield head.metric(outputs, targets.cpu()[chosen]), outputs
+    known = targets.cpu()
 
-    def of_round(rows: Tensor, number: int) -> tuple[float, Tensor]:
-        return next(islice(metrics(rows), number - 1, None))
+    def staged(rows: Tensor) -> Iterator[Tensor]:
+        return _staged(model, table[rows.cpu().numpy()], head)
 
-    best, rounds = None, config.iterations
+    def of_round(rows: Tensor, number: int) -> Tensor:
+        return next(islice(staged(rows), number - 1, None))
+
+    best, rounds = math.nan, config.iterations
     if len(validation):
-        values = [value for value, _ in metrics(validation)]
-        best, rounds = values[0], 1
-        for number, value in enumerate(values[1:], 2):
+        for number, outputs in enumerate(staged(validation), 1):
+            value = head.metric(outputs, known[validation.cpu()])
             if head.is_better(value, best):
                 best, rounds = value, number
-    tested, outputs = of_round(test, rounds)
+    validated = None
+    if len(validation):
+        validated = head.metrics(of_round(validation, rounds), known[validation.cpu()])
+    outputs = of_round(test, rounds)
+    tested = head.metrics(outputs, known[test.cpu()])
     return BoostingResult(
-        train=of_round(train, rounds)[0],
-        validation=best,
-        test=tested,
+        train=head.metric(of_round(train, rounds), known[train.cpu()]),
+        validation=None if validated is None else head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
         iterations=rounds,
         outputs=outputs,
     )

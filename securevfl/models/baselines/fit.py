@@ -12,7 +12,7 @@ from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.initial import initialise
 from securevfl.models.mlp import MLP
 from securevfl.models.optimisers import build_optimizer
-from securevfl.models.tasks import TaskHead
+from securevfl.models.tasks import Metrics, TaskHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,12 @@ class BaselineResult:
     """Metrics of the epoch that validated best."""
 
     train: float
+    """Like the next two, the metric that training goes by."""
     validation: float
     test: float
+    validation_metrics: Metrics
+    """All metrics of the task, like the next ones."""
+    test_metrics: Metrics
     epochs: int
     """Epochs run."""
     best_epoch: int
@@ -45,7 +49,7 @@ def fit_table(
     Args:
         inputs: One table, float32; see :mod:`securevfl.models.baselines.tables`.
         targets: As :class:`TaskHead` wants them.
-        head: Loss and metric.
+        head: Loss and metrics.
         train: Rows to learn from.
         validation: Rows that choose the epoch.
         test: Rows that are reported.
@@ -53,7 +57,8 @@ def fit_table(
         seed: Run seed of initialisation, shuffling and dropout.
 
     Raises:
-        DataError: If a group of rows is empty.
+        DataError: If a group of rows is empty, or the metric that training goes by is not defined
+            for its labels.
     """
     for name, rows in (("training", train), ("validation", validation), ("test", test)):
         if len(rows) == 0:
@@ -64,7 +69,7 @@ def fit_table(
         model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
         initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
         model.to(inputs.device)
-        best, best_epoch, epoch = _train(
+        best_epoch, epoch = _train(
             model,
             inputs,
             targets,
@@ -74,10 +79,15 @@ def fit_table(
             config=config,
             order=torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline")),
         )
+    validated, tested = (
+        head.metrics(_outputs(model, inputs[rows]), targets[rows]) for rows in (validation, test)
+    )
     return BaselineResult(
-        train=_evaluate(model, inputs, targets, train, head),
-        validation=best,
-        test=_evaluate(model, inputs, targets, test, head),
+        train=head.metric(_outputs(model, inputs[train]), targets[train]),
+        validation=head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
         epochs=epoch,
         best_epoch=best_epoch,
         model=model,
@@ -85,9 +95,10 @@ def fit_table(
 
 
 @torch.no_grad()
-def _evaluate(model: MLP, inputs: Tensor, targets: Tensor, rows: Tensor, head: TaskHead) -> float:
+def _outputs(model: MLP, inputs: Tensor) -> Tensor:
     model.eval()
-    return head.metric(model(inputs[rows]), targets[rows])
+    outputs: Tensor = model(inputs)
+    return outputs
 
 
 def _train(
@@ -100,8 +111,8 @@ def _train(
     validation: Tensor,
     config: BaselineConfig,
     order: torch.Generator,
-) -> tuple[float, int, int]:
-    """Leave the best epoch's weights in ``model``; return its metric, it and the epochs run."""
+) -> tuple[int, int]:
+    """Leave the best epoch's weights in ``model``; return that epoch and the epochs run."""
     optimizer = build_optimizer(
         "adamw",
         model.parameters(),
@@ -118,9 +129,9 @@ def _train(
             optimizer.zero_grad()
             head.loss(model(inputs[rows]), targets[rows]).backward()
             optimizer.step()
-        metric = _evaluate(model, inputs, targets, validation, head)
+        metric = head.metric(_outputs(model, inputs[validation]), targets[validation])
         if best_epoch == 0 or head.is_better(metric, best):
             best, best_epoch = metric, epoch
             weights = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
-    return best, best_epoch, epoch
+    return best_epoch, epoch

@@ -15,6 +15,7 @@ from securevfl.config.reading import method_config
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import ProgressEvent
+from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.baselines import true_matches
 from securevfl.runtime.device import device_named
 from securevfl.runtime.tables import read_tables
@@ -50,8 +51,12 @@ class Comparison:
     device: str = "cpu"
     """Where models are computed."""
 
+    metric: str | None = None
+    """The metric that methods are compared by; None: the one that training goes by."""
+
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
+        metrics_of(self.config.federation.task, self.metric, named="metric")
         if not self.methods:
             raise ConfigError("methods: name at least one")
         for name in self.methods:

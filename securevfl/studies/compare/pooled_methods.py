@@ -23,17 +23,21 @@ from securevfl.models.baselines.fit import BaselineResult
 from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.encoders import EncoderConfig
-from securevfl.models.tasks import TaskHead
+from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.runtime.baselines import joined_inputs, train_combined, train_solo, true_matches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """The results of one method, measured by the task's metric."""
+    """The results of one method."""
 
     train: float
+    """Like the next two, the metric that training goes by."""
     validation: float
     test: float
+    validation_metrics: Metrics
+    """All metrics of the task, like the next ones."""
+    test_metrics: Metrics
     epochs: int
     """Epochs, or rounds of boosting, that were run."""
     best_epoch: int
@@ -128,10 +132,13 @@ def _boosted(joined: _Joined, settings: BoostingConfig) -> Figures:
         seed=joined.config.federation.seed,
     )
     assert fit.validation is not None, "a federation has validation rows"
+    assert fit.validation_metrics is not None, "a federation has validation rows"
     return Figures(
         train=fit.train,
         validation=fit.validation,
         test=fit.test,
+        validation_metrics=fit.validation_metrics,
+        test_metrics=fit.test_metrics,
         epochs=settings.iterations,
         best_epoch=fit.iterations,
     )
@@ -160,16 +167,20 @@ def _cross_view(joined: _Joined, settings: FedCVTConfig) -> Figures:
     epochs = settings.passes(len(known))
 
     @torch.no_grad()
-    def measure(rows: Tensor) -> float:
+    def measure(rows: Tensor) -> Metrics:
         outputs = network(views[0][rows], views[1][rows])
         if head.task == "binary":
             outputs = outputs[:, 1:] - outputs[:, :1]
-        return head.metric(outputs, joined.data.targets[rows])
+        return head.metrics(outputs, joined.data.targets[rows])
 
+    validated = measure(torch.as_tensor(split.validation, device=device))
+    tested = measure(torch.as_tensor(split.test, device=device))
     return Figures(
-        train=measure(known),
-        validation=measure(torch.as_tensor(split.validation, device=device)),
-        test=measure(torch.as_tensor(split.test, device=device)),
+        train=head.headline(measure(known)),
+        validation=head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
         epochs=epochs,
         best_epoch=epochs,
     )
@@ -180,6 +191,8 @@ def _figures(fit: BaselineResult) -> Figures:
         train=fit.train,
         validation=fit.validation,
         test=fit.test,
+        validation_metrics=fit.validation_metrics,
+        test_metrics=fit.test_metrics,
         epochs=fit.epochs,
         best_epoch=fit.best_epoch,
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,6 +21,19 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.compare.pooled_methods import train_in_one_place
 from securevfl.version import __version__
+
+_KEPT: Final = (
+    "metric",
+    "higher_is_better",
+    "train",
+    "validation",
+    "test",
+    "validation_metrics",
+    "test_metrics",
+    "epochs",
+    "best_epoch",
+)
+"""What of a simulated run's figures stands in its result, as every method's does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +75,7 @@ def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, 
     """Return what a finished run found, or None if it is still to be done.
 
     Raises:
-        ConfigError: If it was trained under other settings or on other tables.
+        ConfigError: If it was trained under other settings or on other tables, or lacks figures.
     """
     path = run.folder(comparison) / "result.json"
     if not path.exists():
@@ -75,6 +88,11 @@ def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, 
     if made_from != digest:
         raise ConfigError(
             f"{path}: was trained under other settings or on other tables; "
+            f"remove {path.parent}, or choose another --out"
+        )
+    if not {*_KEPT} <= {*result}:
+        raise ConfigError(
+            f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"
         )
     return result
@@ -164,8 +182,7 @@ def _simulate(
         metrics = simulate_federation(
             own, tables, folder, device=device, with_solo=False, observe=observe
         ).metrics
-    kept = ("metric", "higher_is_better", "train", "validation", "test", "epochs", "best_epoch")
-    figures = {name: metrics[name] for name in kept}
+    figures = {name: metrics[name] for name in _KEPT}
     return {**figures, "epsilon": metrics["privacy"]["epsilon"]}, whole
 
 

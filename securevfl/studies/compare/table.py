@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core import files
+from securevfl.core.task import Task
+from securevfl.models.task_metrics import metrics_of
 from securevfl.version import __version__
 
 REFERENCES: Final = ("fedsim", "fet")
@@ -28,35 +30,47 @@ _CSV_FIELDS: Final = (
 )
 
 
-def summary(results: Sequence[Mapping[str, Any]], *, federation: str, task: str) -> dict[str, Any]:
+def summary(
+    results: Sequence[Mapping[str, Any]], *, federation: str, task: Task, metric: str | None = None
+) -> dict[str, Any]:
     """Return a comparison as one JSON object.
 
     Args:
         results: What :func:`securevfl.studies.compare.comparison.compare_methods` returned.
         federation: Its name.
         task: What the label is.
+        metric: The metric that methods are compared by; default: the one that training went by.
 
     Returns:
-        ``metric``, ``methods`` with each method's ``mean``, ``std`` (of a sample: n - 1; None for
-        one seed) and ``seeds`` (the test metric of each), and ``differences``: for each reference
-        that takes part, each other method minus it, seed by seed.
+        ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
+        each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
+        test metric of each), and the same of every metric of the task in ``metrics``; and
+        ``differences``: for each reference that takes part, each other method minus it, seed by
+        seed. A metric that is not defined for some seed's rows has no mean and no deviation.
+
+    Raises:
+        ConfigError: If the task has no such metric.
     """
     methods: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         methods.setdefault(result["method"], []).append(result)
-    tests = {name: [run["test"] for run in runs] for name, runs in methods.items()}
     first = results[0]
+    ordered = metrics_of(task, metric or first["metric"])
+    shown = ordered[0]
+    tests = {name: _tests(runs, shown.name) for name, runs in methods.items()}
     return {
         "federation": federation,
         "task": task,
-        "metric": first["metric"],
-        "higher_is_better": first["higher_is_better"],
+        "metric": shown.name,
+        "higher_is_better": shown.higher_is_better,
+        "chosen_by": first["metric"],
         "seed_numbers": [run["seed"] for run in methods[first["method"]]],
         "methods": {
             name: {
                 **_spread(tests[name]),
+                "metrics": {one.name: _spread(_tests(runs, one.name)) for one in ordered},
                 "family": runs[0]["family"],
-                "validation": statistics.fmean(run["validation"] for run in runs),
+                "validation": _mean([run["validation_metrics"][shown.name] for run in runs]),
                 "epochs": [run["epochs"] for run in runs],
                 "samples_per_cpu_second": _speed(runs),
                 "cpu_seconds": _total(runs, "cpu_seconds"),
@@ -68,7 +82,7 @@ def summary(results: Sequence[Mapping[str, Any]], *, federation: str, task: str)
             reference: {
                 name: _spread(
                     [
-                        mine - theirs
+                        None if mine is None or theirs is None else mine - theirs
                         for mine, theirs in zip(tests[name], tests[reference], strict=True)
                     ]
                 )
@@ -82,12 +96,24 @@ def summary(results: Sequence[Mapping[str, Any]], *, federation: str, task: str)
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
+def _tests(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float | None]:
+    return [run["test_metrics"][metric] for run in runs]
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    several = len(known) == len(values) > 1
     return {
-        "mean": statistics.fmean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "mean": _mean(values),
+        "std": statistics.stdev(known) if several else None,
         "seeds": list(values),
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is unknown: that of the others is one of other splits."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _total(runs: Sequence[Mapping[str, Any]], field: str) -> float | None:
@@ -104,16 +130,27 @@ def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return round(passed / sum(run["cpu_seconds"] for run in timed), 1)
 
 
-def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """Return the table for people, its heading first."""
+def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
+    """Return the table for people, its heading first.
+
+    Args:
+        figures: What :func:`summary` returned.
+        narrow: Whether metrics other than the first get no deviations, which a screen is too
+            narrow for.
+    """
     references = list(figures["differences"])
-    rows = [["method", figures["metric"], *(f"minus {name}" for name in references), "CPU s a run"]]
+    first = next(iter(figures["methods"].values()))
+    others = [name for name in first["metrics"] if name != figures["metric"]]
+    differences = (f"minus {name}" for name in references)
+    rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
     seeds = len(figures["seed_numbers"])
     for name, method in figures["methods"].items():
         cells = [name, _cell(method)]
         for reference in references:
             other = figures["differences"][reference].get(name)
             cells.append("" if other is None else _cell(other, sign="+"))
+        spreads = [method["metrics"][other] for other in others]
+        cells += [_cell({**one, "std": None} if narrow else one) for one in spreads]
         cpu = method["cpu_seconds"]
         rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
     return rows
@@ -121,6 +158,8 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
 
 def _cell(spread: Mapping[str, Any], *, sign: str = "") -> str:
     mean, deviation = spread["mean"], spread["std"]
+    if mean is None:
+        return "undefined"
     digits = 4 if abs(mean) < 2 else 2
     text = f"{mean:{sign}.{digits}f}"
     return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
@@ -137,10 +176,24 @@ def write_comparison(
     folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
+    rows = [
+        {
+            **result,
+            **{
+                f"{split}_{name}": value
+                for split in ("test", "validation")
+                for name, value in result[f"{split}_metrics"].items()
+            },
+        }
+        for result in results
+    ]
+    more = [name for name in rows[0] if name not in results[0]]
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, _CSV_FIELDS, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(
+        buffer, (*_CSV_FIELDS, *more), lineterminator="\n", extrasaction="ignore"
+    )
     writer.writeheader()
-    writer.writerows(results)
+    writer.writerows(rows)
     files.write_text(folder / "comparison.csv", buffer.getvalue(), for_others=True)
     files.write_text(folder / "comparison.md", markdown_table(figures), for_others=True)
     files.write_json(folder / "comparison.json", figures, for_others=True)

@@ -41,7 +41,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
 def simulated(path: Path, out: Path):
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), with_solo=False)
+    return simulate_federation(config, tables, out, device=torch.device("cpu"))
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
@@ -79,7 +79,9 @@ def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
 
     assert len(losses) == len(alone.losses) > 0
     assert losses == pytest.approx(alone.losses, abs=2**-14)
-    assert metrics["test"] == alone.metrics["test"]
+    for name in ("test", "test_metrics", "validation_metrics", "solo_test_metrics"):
+        assert metrics[name] == alone.metrics[name]
+    assert len(metrics["test_metrics"]) == 3
 
 
 def test_fedsim_is_equal_too(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ def test_json_and_files(tmp_path: Path, capfd: Capture) -> None:
     assert shown.code == 0
     assert "minus fet" in shown.out
     assert f"{answer['methods']['fet']['mean']:.4f}" in shown.out
+    assert answer["chosen_by"] == "accuracy"
+    by_f1 = securevfl(capfd, *command, "--metric", "macro_f1")
+    assert (by_f1.code, "done 4/4" in by_f1.err) == (0, True)
+    assert "test macro_f1" in by_f1.out
+    compared = json.loads((out / "comparison.json").read_text())
+    for name, method in answer["methods"].items():
+        assert compared["methods"][name]["seeds"] == method["metrics"]["macro_f1"]["seeds"]
     ran = tomllib.loads((out / "runs/fet/seed-4/federation.toml").read_text())
     assert ran["federation"]["seed"] == 4
     report = securevfl(capfd, "report", out / "runs/fet/seed-4")
@@ -71,6 +78,7 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
     [
         (("--methods", "fet,fedsym"), ["method 'fedsym'", "there are 'solo', 'combine'", "'fet'"]),
         (("--methods", ""), ["methods: name at least one"]),
+        (("--methods", "fet", "--metric", "auc"), ["metric: a multiclass task has accuracy"]),
         (("--methods", "fet", "--seeds", "0"), ["--seeds: must be at least 1, got 0"]),
         (("--methods", "fet", "--jobs", "-1"), ["--jobs: must be at least 1, got -1"]),
         (("--methods", "fet,fet"), ["'fet' is named twice"]),

@@ -1,5 +1,6 @@
 """Methods side by side: equal to single runs, resumed, interrupted, and their figures."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,12 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
 from securevfl.studies.compare.run import MethodRun, run_config
-from securevfl.studies.compare.table import markdown_table, summary, write_comparison
+from securevfl.studies.compare.table import (
+    markdown_table,
+    summary,
+    table_rows,
+    write_comparison,
+)
 
 SMALL: dict[str, Any] = {
     "rows": 60,
@@ -25,6 +31,8 @@ SMALL: dict[str, Any] = {
     "training": {"epochs": 2, "batch_size": 32},
     "methods": {"solo": {"epochs": 2}, "narrow": {"family": "fet", "hidden": 4}},
 }
+
+METRICS = ("validation_metrics", "test_metrics")
 
 
 def comparison(folder: Path, *methods: str, seeds: int = 2, **sections: Any) -> Comparison:
@@ -54,12 +62,13 @@ def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
     alone = simulate_federation(
         config, read_tables(config, tmp_path), tmp_path / "alone", device=torch.device("cpu")
     ).metrics
-    for figure in ("test", "validation", "train", "best_epoch"):
+    for figure in ("test", "validation", "train", "best_epoch", *METRICS):
         assert results["fet", 4][figure] == alone[figure]
     longer = comparison(tmp_path, "solo", methods={})
     elsewhere = {"folder": tmp_path / "longer", "seeds": 2}
     again = compare_methods(Comparison(**{**fields_of(longer), **elsewhere}))
     assert again[1]["test"] == alone["solo_test"]
+    assert again[1]["test_metrics"] == alone["solo_test_metrics"]
 
 
 def fields_of(plan: Comparison) -> dict[str, Any]:
@@ -160,6 +169,10 @@ def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None
     assert 1 <= boosted["best_epoch"] <= 20
     assert cross_view["epochs"] == 40
     assert {one["train_rows"] for one in (combined, boosted, cross_view)} == {140}
+    for one in (combined, boosted, cross_view):
+        for part in ("validation", "test"):
+            assert set(one[f"{part}_metrics"]) == {"accuracy", "macro_f1", "macro_auc"}
+            assert one[part] == one[f"{part}_metrics"]["accuracy"]
     for one in (boosted, cross_view):
         assert one["train"] > 0.6
         assert 0.3 < one["test"] <= 1
@@ -199,7 +212,8 @@ def test_impossible_comparisons(
         comparison(tmp_path, *methods, **more)
 
 
-def made_up(method: str, seed: int, test: float) -> dict[str, Any]:
+def made_up(method: str, seed: int, test: float, r2: float | None = 0.5) -> dict[str, Any]:
+    metrics = {"rmse": test, "mae": test / 2, "r2": r2}
     return {
         "method": method,
         "family": method,
@@ -209,6 +223,8 @@ def made_up(method: str, seed: int, test: float) -> dict[str, Any]:
         "test": test,
         "validation": test,
         "train": test,
+        "validation_metrics": metrics,
+        "test_metrics": metrics,
         "epochs": 2,
         "best_epoch": 1,
         "epsilon": None,
@@ -239,6 +255,55 @@ def test_figures(tmp_path: Path) -> None:
     assert markdown_table(figures).splitlines()[2].startswith("| solo | 4.00 ± 1.41 | +0.50")
     runs = pd.read_csv(tmp_path / "comparison.csv")
     assert runs.groupby("method")["test"].mean().to_dict() == {"solo": 4, "fedsim": 3.5, "fet": 1}
+
+
+def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
+    """Another one is compared by without new runs; what some split does not define has no mean."""
+    results = [
+        made_up(name, seed, test, r2)
+        for seed, r2 in ((0, 0.5), (1, None))
+        for name, test in (("solo", 3.0), ("fet", 1.0))
+    ]
+    figures = summary(results, federation="made-up", task="regression")
+    by_mae = summary(results, federation="made-up", task="regression", metric="mae")
+
+    assert (figures["metric"], by_mae["metric"]) == ("rmse", "mae")
+    assert figures["chosen_by"] == by_mae["chosen_by"] == "rmse"
+    for shown in (figures, by_mae):
+        spreads = shown["methods"]["solo"]["metrics"]
+        assert spreads["mae"]["seeds"] == [1.5, 1.5]
+        assert spreads["r2"] == {"mean": None, "std": None, "seeds": [0.5, None]}
+        assert shown["methods"]["solo"]["mean"] == spreads[shown["metric"]]["mean"]
+    assert by_mae["differences"]["fet"]["solo"]["seeds"] == [1.0, 1.0]
+    head, _, solo, _ = (line.split(" | ") for line in markdown_table(by_mae).splitlines())
+    cells = dict(zip(head, solo, strict=True))
+    assert cells["mae"] == "1.5000 ± 0.0000"
+    assert cells["rmse"] == "3.00 ± 0.00"
+    assert cells["r2"] == "undefined"
+    narrow = dict(zip(*table_rows(by_mae, narrow=True)[:2], strict=True))
+    assert (narrow["mae"], narrow["rmse"]) == ("1.5000 ± 0.0000", "3.00")
+    by_r2 = summary(results, federation="made-up", task="regression", metric="r2")
+    assert by_r2["higher_is_better"]
+    assert by_r2["differences"]["fet"]["solo"]["seeds"] == [0.0, None]
+    write_comparison(tmp_path, figures, results)
+    runs = pd.read_csv(tmp_path / "comparison.csv")
+    assert runs["test_mae"].tolist() == [1.5, 0.5, 1.5, 0.5]
+    assert runs["validation_r2"].isna().tolist() == [False, False, True, True]
+    with pytest.raises(ConfigError, match="a regression task has rmse, mae, r2; got 'auc'"):
+        summary(results, federation="made-up", task="regression", metric="auc")
+
+
+def test_results_without_all_metrics_are_refused(tmp_path: Path) -> None:
+    """Those of an earlier version are not mixed with new ones, and say where they lie."""
+    plan = comparison(tmp_path, "solo", seeds=1)
+    (result,) = compare_methods(plan)
+    assert set(result["test_metrics"]) == {"accuracy", "macro_f1", "macro_auc"}
+    assert result["test"] == result["test_metrics"]["accuracy"]
+    path = tmp_path / "out/runs/solo/seed-3/result.json"
+    del result["test_metrics"]
+    path.write_text(json.dumps(result))
+    with pytest.raises(ConfigError, match=r"result\.json: was written by another version.*--out"):
+        compare_methods(plan)
 
 
 def test_one_seed_has_no_deviation() -> None:

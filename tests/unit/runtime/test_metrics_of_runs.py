@@ -1,0 +1,163 @@
+"""Every metric of a task in a run's files and on its screen, and which one training goes by."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.command_line import securevfl
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.federation.ledger_book import lines_of_run
+from securevfl.federation.run_plan import run_facts
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+
+Capture = pytest.CaptureFixture[str]
+BINARY = ("auc", "accuracy", "f1", "log_loss")
+
+
+def binary(folder: Path, *, share: float, rows: int = 240, **sections: Any) -> Path:
+    """Write a federation whose label is one for a share of the rows, those of the highest x0."""
+    sections["federation"] = {"task": "binary", **sections.get("federation", {})}
+    path = write_federation(folder, rows=rows, secondaries=1, **sections)
+    table = pd.read_csv(folder / "agency.csv")
+    table["y"] = (table["x0"] > table["x0"].quantile(1 - share)).astype(int)
+    table.to_csv(folder / "agency.csv", index=False)
+    return path
+
+
+def run(path: Path, out: Path, **options: Any) -> RunResult:
+    config = read_federation(path)
+    tables = read_tables(config, path.parent)
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+
+
+def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Capture) -> None:
+    """The chosen one first, as the headline; of test and validation rows, and of solo."""
+    training = {"metric": "f1", "epochs": 3}
+    path, out = binary(tmp_path, share=0.4, training=training), tmp_path / "run"
+    ended = securevfl(capfd, "simulate", path, "--out", out)
+
+    assert ended.code == 0, ended.err
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert (metrics["metric"], metrics["higher_is_better"]) == ("f1", True)
+    for part in ("validation", "test", "solo_test"):
+        figures = metrics[f"{part}_metrics"]
+        assert tuple(figures) == ("f1", "auc", "accuracy", "log_loss")
+        assert metrics[part] == figures["f1"]
+        for value in figures.values():
+            assert f"{value:.4f}" in ended.out
+            assert f"{value:.4f}" in (out / "report.html").read_text()
+    assert "best epoch by validation f1" in ended.out
+    with (out / "history.csv").open(newline="") as file:
+        best = list(csv.DictReader(file))[metrics["best_epoch"] - 1]
+    for name in BINARY:
+        assert float(best[f"validation_{name}"]) == metrics["validation_metrics"][name]
+    assert best["validation"] == best["validation_f1"]
+
+
+def test_the_chosen_metric_decides_the_epoch(tmp_path: Path) -> None:
+    """Few rows are of the second class: ordering them comes first, the threshold much later."""
+    found = {}
+    for metric in ("auc", "accuracy"):
+        training = {"metric": metric, "epochs": 6, "patience": 6, "learning_rate": 1e-3}
+        path = binary(tmp_path, share=0.25, training=training)
+        found[metric] = run(path, tmp_path / metric, with_solo=False)
+        values = [line[f"validation_{metric}"] for line in found[metric].history]
+        assert found[metric].metrics["best_epoch"] == 1 + int(np.argmax(values))
+    auc, accuracy = found["auc"], found["accuracy"]
+
+    assert auc.losses == accuracy.losses
+    assert auc.metrics["best_epoch"] != accuracy.metrics["best_epoch"]
+    assert auc.metrics["test_metrics"] != accuracy.metrics["test_metrics"]
+    assert auc.metrics["validation_metrics"]["auc"] > accuracy.metrics["validation_metrics"]["auc"]
+
+
+def seed_without_ones(path: Path) -> int:
+    """Return a run seed for which no validation row is of the second class."""
+    config = read_federation(path)
+    table = read_tables(config, path.parent)["agency"]
+    assert table.labels is not None
+    for seed in range(1000):
+        path = write_seed(path, seed)
+        split, _ = run_facts(read_federation(path), table)
+        parts = (table.labels[rows].any() for rows in (split.train, split.validation, split.test))
+        if tuple(map(bool, parts)) == (True, False, True):
+            return seed
+    raise AssertionError("no such seed")
+
+
+def write_seed(path: Path, seed: int) -> Path:
+    text = path.read_text(encoding="utf-8")
+    (old,) = (line for line in text.splitlines() if line.startswith("seed = "))
+    path.write_text(text.replace(old, f"seed = {seed}"), encoding="utf-8")
+    return path
+
+
+def test_a_split_of_one_class(tmp_path: Path, capfd: Capture) -> None:
+    """What it does not define is null, if something else was chosen; else the run is refused.
+
+    It is refused before any row is released: the ledger has no charge.
+    """
+    privacy = {"encoder": "trained", "noise_multiplier": 5.0, "delta": 1e-4}
+    sections = {"privacy": privacy, "training": {"epochs": 1, "metric": "accuracy"}, "rows": 60}
+    path = binary(tmp_path, share=0.1, **sections)
+    seed = seed_without_ones(path)
+    ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "accuracy")
+    assert ended.code == 0, ended.err
+    assert "undefined" in ended.out
+    metrics = json.loads((tmp_path / "accuracy" / "metrics.json").read_text())
+    assert metrics["validation_metrics"]["auc"] is None
+    assert metrics["validation_metrics"]["f1"] is None
+    assert np.isfinite(metrics["validation_metrics"]["log_loss"])
+    assert metrics["test_metrics"]["auc"] is not None
+
+    sections = {**sections, "training": {"epochs": 1}, "federation": {"seed": seed}}
+    path = binary(tmp_path, share=0.1, **sections)
+    with pytest.raises(DataError, match=r"auc is not defined for the 6 validation rows: it needs"):
+        run(path, tmp_path / "auc")
+    ledger = tmp_path / "auc" / "parties" / "bank-1" / "ledger.jsonl"
+    (session,) = (json.loads(line) for line in ledger.read_text().splitlines())
+    assert session["run"]
+    assert len(lines_of_run(ledger, session["run"])) == 1
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "AUC"])
+def test_a_metric_that_does_not_go_with_the_task(metric: str, tmp_path: Path) -> None:
+    """One line with the setting and what there is, before any table is read."""
+    sections = {"federation": {"task": "regression"}, "training": {"metric": metric}}
+    path = write_federation(tmp_path, **sections)
+    (tmp_path / "agency.csv").unlink()
+    with pytest.raises(ConfigError, match=f"training.metric: .* rmse, mae, r2; got '{metric}'"):
+        read_federation(path)
+
+
+def test_methods_of_a_comparison_share_the_metric(tmp_path: Path) -> None:
+    """Two best epochs by two metrics would not be compared by one."""
+    path = write_federation(tmp_path, methods={"fet": {"metric": "macro_f1"}})
+    with pytest.raises(
+        ConfigError, match=r"must be the same for all methods; set training\.metric"
+    ):
+        read_federation(path)
+
+
+def test_figures_of_an_earlier_version_are_refused_in_a_line(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    """They lack what is printed: no traceback, for a report and for a run that is finished."""
+    path, out = write_federation(tmp_path, rows=60, training={"epochs": 1}), tmp_path / "run"
+    assert securevfl(capfd, "simulate", path, "--out", out).code == 0
+    figures = json.loads((out / "metrics.json").read_text())
+    del figures["test_metrics"]
+    (out / "metrics.json").write_text(json.dumps(figures))
+    for command in (("report", out), ("simulate", path, "--out", out, "--resume")):
+        ended = securevfl(capfd, *command)
+        assert ended.code == 2
+        assert "metrics.json: has no 'test_metrics'" in ended.complaint
