@@ -50,3 +50,7 @@ class FeTFamily(Family[FeTConfig]):
         """Return whether frozen encoders are pooled."""
         # FeTBottom pools by itself, after attention has mixed its records.
         return frozen and settings.release == "pooled"
+
+    def shares_positions(self, settings: FeTConfig) -> bool:
+        """Return what ``positions_start`` says."""
+        return settings.positions_start == "shared"
