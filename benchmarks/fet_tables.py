@@ -155,11 +155,14 @@ def positions(name: str, seeds: Sequence[int]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 metrics = run(name, changed, seed=seed, out=Path(folder)).metrics
                 study = study_of(name, seed=seed)
-                config = federation(study, changed, seed=seed)
+                model = federation(study, changed, seed=seed).model
+                assert isinstance(model, FeTConfig)
                 names = [table.name for table in study.tables]
                 grid = grid_of(study.tables[0].key_dim)
-                before = [drawn(config, party, grid) for party in names]
-                after = [kept(config, Path(folder) / "parties" / party, grid) for party in names]
+                before = [drawn(model, seed, party, grid) for party in names]
+                best = f"best-{metrics['best_epoch']}.pt"
+                files = [Path(folder) / "parties" / party / best for party in names]
+                after = [kept(model, file, grid) for file in files]
             values.append(float(metrics["test"]))
             likeness.append([*alike(grid, before), *alike(grid, after)])
         base = base or values
@@ -190,21 +193,20 @@ def alike(keys: Tensor, encodings: Sequence[Tensor]) -> list[float]:
     return [float(cosine), float(within), float(np.mean([correlation(*pair) for pair in pairs]))]
 
 
-def drawn(config: FederationConfig, party: str, grid: Tensor) -> Tensor:
+def drawn(model: FeTConfig, run_seed: int, party: str, grid: Tensor) -> Tensor:
     """Return a party's encodings of the grid before training."""
-    whose = [] if config.model.positions_start == "shared" else [party]
-    seed = derive_seed(config.federation.seed, "init", "positions", *whose)
-    positions = empty(config.model, grid)
+    whose = [] if model.positions_start == "shared" else [party]
+    seed = derive_seed(run_seed, "init", "positions", *whose)
+    positions = empty(model, grid)
     initialise(positions, seed=seed, positions_seed=seed)
     return positions(grid).detach()
 
 
-def kept(config: FederationConfig, folder: Path, grid: Tensor) -> Tensor:
+def kept(model: FeTConfig, file: Path, grid: Tensor) -> Tensor:
     """Return a party's encodings of the grid by the weights of its best epoch."""
-    (best,) = folder.glob("best-*.pt")
-    weights = torch.load(best)["state"]
+    weights = torch.load(file)["state"]
     where = "embedding.positions."
-    positions = empty(config.model, grid)
+    positions = empty(model, grid)
     positions.load_state_dict(
         {key.removeprefix(where): value for key, value in weights.items() if key.startswith(where)}
     )
@@ -231,7 +233,7 @@ def paired(values: Sequence[float], base: Sequence[float]) -> str:
         return ""
     gaps = [one - other for one, other in zip(values, base, strict=True)]
     deviation = statistics.stdev(gaps) if len(gaps) > 1 else float("nan")
-    return f"{statistics.mean(gaps):+.2g} ± {deviation:.2g}"
+    return f"{round(statistics.mean(gaps), 6):+.2g} ± {deviation:.2g}"
 
 
 def main() -> None:
