@@ -207,17 +207,14 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model from its party's stream, and its positional encoding from a common one.
-
-    Common initial encodings cost nothing and are aligned from the first round; averaging keeps
-    them so ([FeT] section 5.1, "Positional Encoding Averaging").
-    """
+    """Build a model from its party's stream, and its positional encoding as its family says."""
     with torch.random.fork_rng(devices=[]):
         model = build()
+    whose = () if config.family.shares_positions(config.model) else (party,)
     initialise(
         model,
         seed=derive_seed(config.federation.seed, "init", party),
-        positions_seed=derive_seed(config.federation.seed, "init", "positions"),
+        positions_seed=derive_seed(config.federation.seed, "init", "positions", *whose),
     )
     return model
 

@@ -170,6 +170,13 @@ class Family(ABC, Generic[S]):
         """
         return False
 
+    def shares_positions(self, settings: S) -> bool:  # noqa: ARG002
+        """Return whether all parties' positional encodings start with equal weights.
+
+        Otherwise each party draws its own.
+        """
+        return True
+
     def require_separate_rows(self, settings: S) -> None:
         """Refuse settings by which one record moves the representations of other rows.
 

@@ -26,12 +26,12 @@ def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
     Args:
         model: A bottom or top model.
         seed: The party's own seed.
-        positions_seed: Seed of ``model.positions``, one for all parties: encodings that start
-            equal are aligned from the first round on.
+        positions_seed: Seed of ``model.positions``. Where all parties have the same one, their
+            encodings are aligned from the first round on.
 
     References:
         [FeT] section 5.1, "Positional Encoding Averaging": encodings that differ between parties
-        are what averaging repairs. Starting from common ones costs nothing.
+        are what averaging repairs.
     """
     _draw_all(model, torch.Generator().manual_seed(seed))
     positions = getattr(model, "positions", None)

@@ -1,11 +1,15 @@
-"""Transformer blocks: pre-norm, multi-head attention with an additive bias for each key position.
+"""Transformer blocks: multi-head attention with an additive bias for each key position.
 
 B = rows of the batch, Q = queries, M = memory positions, H = width, h = heads, E = H/h.
 """
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from securevfl.models.fet.fet_config import FeTConfig
 
 
 class Attention(nn.Module):
@@ -52,26 +56,45 @@ class Attention(nn.Module):
 class FeedForward(nn.Sequential):
     """The position-wise perceptron of a block, twice as wide inside."""
 
-    def __init__(self, width: int, *, dropout: float) -> None:
+    def __init__(self, config: FeTConfig) -> None:
         super().__init__(
-            nn.Linear(width, 2 * width),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(2 * width, width),
-            nn.Dropout(dropout),
+            nn.Linear(config.hidden, 2 * config.hidden),
+            nn.GELU() if config.activation == "gelu" else nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(2 * config.hidden, config.hidden),
+            nn.Dropout(config.dropout),
         )
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention and a perceptron, each behind its own norm and around a residual path."""
+class _Block(nn.Module):
+    """Layers on a residual path, with norms inside it (``pre``) or on it (``post``)."""
 
-    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
+    def __init__(self, config: FeTConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads=heads)
-        self.attention_dropout = nn.Dropout(dropout)
-        self.forward_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, dropout=dropout)
+        self.norm_first = config.norm == "pre"
+        self.attention_dropout = nn.Dropout(config.dropout)
+
+    def _add(self, hidden: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return hidden + layer(norm(hidden))
+        out: Tensor = norm(hidden + layer(hidden))
+        return out
+
+
+class EncoderBlock(_Block):
+    """Self-attention and a perceptron.
+
+    References:
+        [FeT] section 5.1: "the conventional transformer", which is ``norm = "post"`` and
+        ``activation = "relu"``.
+    """
+
+    def __init__(self, config: FeTConfig) -> None:
+        super().__init__(config)
+        self.attention_norm = nn.LayerNorm(config.hidden)
+        self.attention = Attention(config.hidden, heads=config.heads)
+        self.forward_norm = nn.LayerNorm(config.hidden)
+        self.feed_forward = FeedForward(config)
 
     def forward(
         self,
@@ -79,24 +102,30 @@ class EncoderBlock(nn.Module):
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
         """Return the block's output; ``bias`` as in :class:`Attention`."""
-        normed = self.attention_norm(hidden)
-        hidden = hidden + self.attention_dropout(self.attention(normed, normed, bias))
-        out: Tensor = hidden + self.feed_forward(self.forward_norm(hidden))
-        return out
+
+        def attend(inputs: Tensor) -> Tensor:
+            out: Tensor = self.attention_dropout(self.attention(inputs, inputs, bias))
+            return out
+
+        hidden = self._add(hidden, self.attention_norm, attend)
+        return self._add(hidden, self.forward_norm, self.feed_forward)
 
 
-class DecoderBlock(nn.Module):
-    """Self-attention, attention to a memory, and a perceptron."""
+class DecoderBlock(_Block):
+    """Self-attention, attention to a memory, and a perceptron.
 
-    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.self_norm = nn.LayerNorm(width)
-        self.self_attention = Attention(width, heads=heads)
-        self.memory_norm = nn.LayerNorm(width)
-        self.memory_attention = Attention(width, heads=heads)
-        self.attention_dropout = nn.Dropout(dropout)
-        self.forward_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, dropout=dropout)
+    References:
+        As :class:`EncoderBlock`.
+    """
+
+    def __init__(self, config: FeTConfig) -> None:
+        super().__init__(config)
+        self.self_norm = nn.LayerNorm(config.hidden)
+        self.self_attention = Attention(config.hidden, heads=config.heads)
+        self.memory_norm = nn.LayerNorm(config.hidden)
+        self.memory_attention = Attention(config.hidden, heads=config.heads)
+        self.forward_norm = nn.LayerNorm(config.hidden)
+        self.feed_forward = FeedForward(config)
 
     def forward(
         self,
@@ -105,9 +134,20 @@ class DecoderBlock(nn.Module):
         bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch queries width"]:
         """Return the block's output; ``bias`` weighs memory positions."""
-        normed = self.self_norm(hidden)
-        hidden = hidden + self.attention_dropout(self.self_attention(normed, normed))
-        mixed = self.memory_attention(self.memory_norm(hidden), memory, bias)
-        hidden = hidden + self.attention_dropout(mixed)
-        out: Tensor = hidden + self.feed_forward(self.forward_norm(hidden))
-        return out
+
+        def attend(inputs: Tensor) -> Tensor:
+            out: Tensor = self.attention_dropout(self.self_attention(inputs, inputs))
+            return out
+
+        def look_up(inputs: Tensor) -> Tensor:
+            out: Tensor = self.attention_dropout(self.memory_attention(inputs, memory, bias))
+            return out
+
+        hidden = self._add(hidden, self.self_norm, attend)
+        hidden = self._add(hidden, self.memory_norm, look_up)
+        return self._add(hidden, self.forward_norm, self.feed_forward)
+
+
+def last_norm(config: FeTConfig) -> nn.Module:
+    """Return what follows the last block: its residual path has no norm on it with ``pre``."""
+    return nn.LayerNorm(config.hidden) if config.norm == "pre" else nn.Identity()

@@ -6,22 +6,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.models.fet.attention import EncoderBlock
+from securevfl.models.fet.attention import EncoderBlock, last_norm
 from securevfl.models.fet.embedding import RecordEmbedding
 from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.masking import DynamicMask, attention_bias
+from securevfl.models.fet.masking import attention_bias, dynamic_mask
 from securevfl.models.fet.positions import FourierPositions
 
 
 class FeTBottom(nn.Module):
     """Encode a row's links, which come nearest first.
 
-    Without ``ranked``, reordering the links reorders a sequence, and leaves a pooled row as it is.
-    With it, one learned number a rank joins the mask, and is the only thing that knows the order.
+    Reordering the links reorders a sequence, and leaves a pooled row as it is, unless the model is
+    told the order (``ranked``) or reads it (``mask_reads = "keys"``).
 
     References:
-        [FeT] section 5.1 and Algorithm 1, line 7. ``release = "pooled"`` is ours: the K vectors
-        are averaged by the softmax of the dynamic mask, which shrinks a release K times.
+        [FeT] section 5.1 and Algorithm 1, line 7. With ``release = "pooled"`` the K vectors are
+        averaged by the softmax of the dynamic mask.
     """
 
     recordwise = False
@@ -30,13 +30,10 @@ class FeTBottom(nn.Module):
         super().__init__()
         self.pools = config.release == "pooled"
         self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
-        self.mask = DynamicMask(key_dim, hidden=config.hidden) if config.dynamic_masking else None
+        self.mask = dynamic_mask(config, key_dim) if config.dynamic_masking else None
         self.rank_bias = nn.Parameter(torch.zeros(config.neighbours)) if config.ranked else None
-        self.blocks = nn.ModuleList(
-            EncoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
-            for _ in range(config.encoder_blocks)
-        )
-        self.norm = nn.LayerNorm(config.hidden)
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
+        self.norm = last_norm(config)
 
     @property
     def positions(self) -> FourierPositions:

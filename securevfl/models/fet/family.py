@@ -1,6 +1,7 @@
 """The Federated Transformer as a family."""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.top import FeTTop
 from securevfl.models.frozen import FrozenBottom
+from securevfl.models.preset import Preset
 
 
 class FeTFamily(Family[FeTConfig]):
@@ -18,6 +20,38 @@ class FeTFamily(Family[FeTConfig]):
     name = "fet"
     settings_class = FeTConfig
     reads_keys = True
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                model={
+                    "norm": "post",
+                    "activation": "relu",
+                    "mask_reads": "keys",
+                    "ranked": False,
+                    "memory_norm": False,
+                    "positions_start": "separate",
+                    "average_positions_every": 1,
+                    "neighbours": 100,
+                    "hidden": 100,
+                    "heads": 4,
+                    "encoder_blocks": 3,
+                    "decoder_blocks": 3,
+                    "dropout": 0.3,
+                },
+                training={
+                    "optimizer": "lamb",
+                    "learning_rate": 1e-3,
+                    "weight_decay": 1e-5,
+                    "batch_size": 128,
+                    "epochs": 100,
+                    "patience": 100,
+                },
+            )
+        }
+    )
+    """[FeT] section 5.1 for the network; sizes and training, which the paper leaves to appendices
+    and scripts, as its authors' scripts have them for tables of houses. Under noise,
+    ``own_clip_norm`` is line 11 of its Algorithm 1."""
 
     def build_bottom(
         self,
@@ -50,3 +84,7 @@ class FeTFamily(Family[FeTConfig]):
         """Return whether frozen encoders are pooled."""
         # FeTBottom pools by itself, after attention has mixed its records.
         return frozen and settings.release == "pooled"
+
+    def shares_positions(self, settings: FeTConfig) -> bool:
+        """Return what ``positions_start`` says."""
+        return settings.positions_start == "shared"

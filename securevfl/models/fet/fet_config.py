@@ -26,6 +26,12 @@ class FeTConfig:
     decoder_blocks: int = 1
     """Blocks of the primary's decoder, which attends to the aggregate."""
 
+    norm: Literal["pre", "post"] = "pre"
+    """Norms at the inputs of a block's layers, or, as in the paper, on its residual path."""
+
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Of the blocks' perceptrons; the paper's is ``relu``."""
+
     dropout: float = 0.1
     """Share of units dropped in training, inside blocks."""
 
@@ -38,18 +44,23 @@ class FeTConfig:
     dynamic_masking: bool = True
     """Whether attention weighs links by a mask made from their keys."""
 
-    ranked: bool = True
-    """Whether the model may learn what a link's rank is worth; links are listed nearest first.
+    mask_reads: Literal["offsets", "keys"] = "offsets"
+    """What the mask is made from: each key and how it lies to the centre of its row's keys, or the
+    row's K keys joined."""
 
-    An addition to the paper: a mask made from keys alone does not know the primary's key, so it
-    cannot tell the nearest link from the others.
-    """
+    ranked: bool = True
+    """Whether the model may learn what a link's rank is worth; links are listed nearest first. The
+    paper has no ranks."""
+
+    memory_norm: bool = True
+    """Whether the primary norms the aggregate before its decoder; the paper does not."""
+
+    own_clip_norm: float | None = None
+    """Largest norm of the primary's own representation, the paper's C; default: not clipped."""
 
     keys_as_features: bool = True
-    """Whether keys are model inputs beside the features, as in the published code.
-
-    Positional encoding and masking read keys in any case.
-    """
+    """Whether keys are model inputs beside the features, as in the paper. Positional encoding and
+    masking read keys in any case."""
 
     top: Literal["attention", "additive"] = "attention"
     """The primary's part after the cut: the paper's decoder, or own evidence plus that of the
@@ -66,6 +77,10 @@ class FeTConfig:
 
     average_positions_every: int = 1
     """T_pe, epochs between averagings of the positional encodings; 0 never averages."""
+
+    positions_start: Literal["shared", "separate"] = "shared"
+    """Whether all parties' positional encodings start with equal weights, or, as in the paper, each
+    with its own."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
@@ -97,6 +112,12 @@ class FeTConfig:
         checks.at_least(0, average_positions_every=self.average_positions_every)
         checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
         checks.positive(fourier_scale=self.fourier_scale, frozen_bandwidth=self.frozen_bandwidth)
+        if self.own_clip_norm is not None:
+            checks.positive(own_clip_norm=self.own_clip_norm)
+        checks.one_of(("pre", "post"), norm=self.norm)
+        checks.one_of(("gelu", "relu"), activation=self.activation)
+        checks.one_of(("offsets", "keys"), mask_reads=self.mask_reads)
+        checks.one_of(("shared", "separate"), positions_start=self.positions_start)
         checks.one_of(("sequence", "pooled"), release=self.release)
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
         checks.one_of(("attention", "additive"), top=self.top)

@@ -4,7 +4,39 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.mlp import MLP
+
+
+def dynamic_mask(config: FeTConfig, key_dim: int) -> nn.Module:
+    """Return the mask that ``mask_reads`` names: keys and presence in, (B, K) numbers out."""
+    if config.mask_reads == "keys":
+        return JoinedMask(key_dim, links=config.neighbours)
+    return DynamicMask(key_dim, hidden=config.hidden)
+
+
+class JoinedMask(nn.Module):
+    """One perceptron from the K keys of a row, joined end to end, to the K numbers.
+
+    It can only know a link by its place in the list, and has K times the inputs.
+
+    References:
+        [FeT] section 5.1, "Dynamic Masking"; widths as in the published code.
+    """
+
+    def __init__(self, key_dim: int, *, links: int) -> None:
+        super().__init__()
+        self.score = MLP(links * key_dim, [2 * links * key_dim], links)
+
+    def forward(
+        self,
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links"]:
+        """Return the additive mask; entries of absent links mean nothing."""
+        there = keys.masked_fill(~present.unsqueeze(-1), 0.0)
+        score: Tensor = self.score(there.flatten(1))
+        return score
 
 
 class DynamicMask(nn.Module):
@@ -13,9 +45,6 @@ class DynamicMask(nn.Module):
     A perceptron reads the link's key, and how it lies to the centre of the row's links, which
     stands in for the primary's key: a secondary need not know that one to see which links are
     outlying. The same perceptron serves every link, so reordering the links reorders the mask.
-
-    Differs from FeT's published code: there one perceptron reads the K keys joined end to end,
-    so the mask depends on the order of the links and needs K times the inputs.
 
     References:
         [FeT] section 5.1, "Dynamic Masking".

@@ -20,9 +20,6 @@ class FourierPositions(nn.Module):
     and W_r starts as N(0, gamma^-2): a variance, so the standard deviation is 1/gamma. Then
     r(x) . r(y) approximates the Gaussian kernel exp(-||x - y||^2 / (2 gamma^2)), halved.
 
-    Differs from FeT's published code: there W_r has the standard deviation gamma^-2, which at
-    its gamma of 0.05 makes the encoding a hash of the key.
-
     References:
         [Li21] Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding
         (arXiv:2106.02795v3), equations (2), (6) and Algorithm 1, with one positional group.

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.fet.attention import DecoderBlock, EncoderBlock
+from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
 from securevfl.models.fet.embedding import RecordEmbedding
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
@@ -18,29 +18,26 @@ _MEMORY_EPSILON: Final = 1e-10
 class FeTTop(nn.Module):
     """Encode the primary's row as one position, let it attend to the L of the aggregate, predict.
 
-    Differs from FeT's published code: there the primary's encoder is built and never called.
-
     References:
-        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10 and 13.
+        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10, 11 and 13.
     """
 
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
         super().__init__()
+        self.own_clip_norm = config.own_clip_norm
         self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
-        self.encoder = nn.ModuleList(
-            EncoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
-            for _ in range(config.encoder_blocks)
-        )
+        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
         # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
         # works with; a norm at the primary is post-processing of what was released.
-        self.memory_norm = nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
+        self.memory_norm = (
+            nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
+            if config.memory_norm
+            else nn.Identity()
+        )
         # Position j of a sequence averages the parties' j-th nearest links.
         self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
-        self.decoder = nn.ModuleList(
-            DecoderBlock(config.hidden, heads=config.heads, dropout=config.dropout)
-            for _ in range(config.decoder_blocks)
-        )
-        self.norm = nn.LayerNorm(config.hidden)
+        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_blocks))
+        self.norm = last_norm(config)
         self.output = nn.Linear(config.hidden, outputs)
 
     @property
@@ -59,6 +56,8 @@ class FeTTop(nn.Module):
         hidden = self.embedding(features, keys).unsqueeze(1)
         for block in self.encoder:
             hidden = block(hidden)
+        if self.own_clip_norm is not None:
+            hidden = hidden.renorm(2, 0, self.own_clip_norm)
         memory = self.memory_norm(aggregate)
         if self.ranks is not None:
             memory = memory + self.ranks

@@ -45,8 +45,13 @@ def simulated(path: Path, out: Path):
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
-    """24 rounds with dropout, party dropout and averaged encodings: equal; with noise: not."""
-    model = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}
+    """24 rounds with dropout, party dropout, own and averaged encodings: equal; with noise: not."""
+    model = {
+        "party_dropout": 0.5,
+        "average_positions_every": 2,
+        "positions_start": "separate",
+        "dropout": 0.2,
+    }
     path = write_federation(tmp_path, model=model, training={"epochs": EPOCHS})
     losses, metrics = federated_losses(path, tmp_path / "federated")
     alone = simulated(path, tmp_path / "simulated")

@@ -1,0 +1,255 @@
+"""FeT's departures from its paper one at a time, and its alignment of positional encodings.
+
+    [SECUREVFL_DATA=...] python benchmarks/fet_tables.py departures TABLE [--seeds 5]
+    [SECUREVFL_DATA=...] python benchmarks/fet_tables.py positions TABLE [--seeds 5]
+
+``departures`` changes one setting at a time to the paper's value, and then all of them.
+``positions`` is the ablation behind the paper's Figure 4: encodings that start equal or not,
+averaged or not. TABLE is ``digits`` (five parties, FeT's protocol), ``mnist`` (the same on 4,000
+rows) or ``house_kc`` (two parties, 4,000 rows). Differences to the first line are paired by seed.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
+from securevfl.core.seeds import derive_seed
+from securevfl.data.builtin import load_builtin, load_folder, load_full
+from securevfl.data.partition import split_table
+from securevfl.data.tables import PartyTable
+from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.fet.positions import FourierPositions
+from securevfl.models.initial import initialise
+from securevfl.runtime.simulation import RunResult, simulate_federation
+
+ROWS: Final = 4_000
+# A clip that does not bite: what the paper calls "without privacy mechanisms".
+UNCLIPPED: Final = {"privacy.clip_norm": 1000.0}
+PAPER: Final[dict[str, Any]] = {
+    "norm": "post",
+    "activation": "relu",
+    "mask_reads": "keys",
+    "ranked": False,
+    "memory_norm": False,
+    "positions_start": "separate",
+    **UNCLIPPED,
+}
+DEPARTURES: Final[dict[str, dict[str, Any]]] = {
+    "as it is": {},
+    "the paper's form": PAPER,
+    **{f"{name} = {value}": {name: value} for name, value in PAPER.items()},
+    "memory_norm = False, clip_norm = 1000": {"memory_norm": False, **UNCLIPPED},
+    "own_clip_norm = 1": {"own_clip_norm": 1.0},
+    "training.optimizer = lamb": {"training.optimizer": "lamb"},
+}
+STARTS: Final[dict[str, dict[str, Any]]] = {
+    f"{start}, {'averaged' if every else 'not averaged'}": {
+        "positions_start": start,
+        "average_positions_every": every,
+    }
+    for start, every in itertools.product(("shared", "separate"), (1, 0))
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """Tables, and the settings that every line of a study shares."""
+
+    tables: list[PartyTable]
+    task: str
+    neighbours: int
+    epochs: int
+
+
+def study_of(name: str, *, seed: int) -> Study:
+    if name == "house_kc":
+        primary, secondary = load_folder(name)
+        chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:ROWS])
+        assert primary.labels is not None
+        primary = dataclasses.replace(
+            primary,
+            keys=primary.keys[chosen],
+            features=primary.features[chosen],
+            labels=primary.labels[chosen],
+        )
+        return Study(tables=[primary, secondary], task="regression", neighbours=10, epochs=8)
+    table = load_builtin(name) if name == "digits" else load_full(name)
+    chosen = np.random.RandomState(0).permutation(len(table.y))[:ROWS]
+    tables = split_table(table.X[chosen], table.y[chosen], parties=5, seed=seed)
+    return Study(tables=tables, task="multiclass", neighbours=5, epochs=12)
+
+
+def federation(study: Study, changed: Mapping[str, Any], *, seed: int) -> FederationConfig:
+    """Return the file of a run; ``changed`` names fields of ``[model]``, or SECTION.FIELD."""
+    parties = [
+        {
+            "name": table.name,
+            "role": "secondary" if number else "primary",
+            "data": f"{table.name}.csv",
+            "key": list(table.key_names),
+            "scaling": "clamped",
+            **({} if number else {"label": "y", "address": "127.0.0.1:0"}),
+        }
+        for number, table in enumerate(study.tables)
+    ]
+    source: dict[str, Any] = {
+        "federation": {"name": "fet", "task": study.task, "seed": seed},
+        "model": {"family": "fet", "neighbours": study.neighbours},
+        "training": {
+            "epochs": study.epochs,
+            "batch_size": 128,
+            "learning_rate": 2e-3,
+            "patience": study.epochs,
+        },
+        "privacy": {"mechanism": "none", "encoder": "trained"},
+        "linkage": {"protection": "none"},
+        "party": parties,
+    }
+    for name, value in changed.items():
+        section, _, field = name.rpartition(".")
+        source[section or "model"][field] = value
+    return parse_federation(source, file="fet")
+
+
+def run(name: str, changed: Mapping[str, Any], *, seed: int, out: Path) -> RunResult:
+    study = study_of(name, seed=seed)
+    return simulate_federation(
+        federation(study, changed, seed=seed),
+        {table.name: table for table in study.tables},
+        out,
+        device=torch.device("cpu"),
+        with_solo=False,
+    )
+
+
+def departures(name: str, seeds: Sequence[int], only: Sequence[str]) -> None:
+    base: list[float] = []
+    for line, changed in DEPARTURES.items():
+        if line not in ("as it is", *(only or DEPARTURES)):
+            continue
+        values = []
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                metrics = run(name, changed, seed=seed, out=Path(folder)).metrics
+            values.append(float(metrics["test"]))
+        base = base or values
+        print(f"| {line} | {spread(values)} | {paired(values, base)} |", flush=True)
+
+
+def positions(name: str, seeds: Sequence[int]) -> None:
+    base: list[float] = []
+    for line, changed in STARTS.items():
+        values, likeness = [], []
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                metrics = run(name, changed, seed=seed, out=Path(folder)).metrics
+                study = study_of(name, seed=seed)
+                model = federation(study, changed, seed=seed).model
+                assert isinstance(model, FeTConfig)
+                names = [table.name for table in study.tables]
+                grid = grid_of(study.tables[0].key_dim)
+                before = [drawn(model, seed, party, grid) for party in names]
+                best = f"best-{metrics['best_epoch']}.pt"
+                files = [Path(folder) / "parties" / party / best for party in names]
+                after = [kept(model, file, grid) for file in files]
+            values.append(float(metrics["test"]))
+            likeness.append([*alike(grid, before), *alike(grid, after)])
+        base = base or values
+        cells = " | ".join(f"{value:+.2f}" for value in np.mean(likeness, axis=0))
+        print(f"| {line} | {cells} | {spread(values)} | {paired(values, base)} |", flush=True)
+
+
+def grid_of(key_dim: int) -> Tensor:
+    """Return some 600 keys within two deviations, shape (keys, key_dim)."""
+    one = torch.linspace(-2, 2, round(625 ** (1 / key_dim)))
+    return torch.cartesian_prod(*[one] * key_dim).view(-1, key_dim)
+
+
+def alike(keys: Tensor, encodings: Sequence[Tensor]) -> list[float]:
+    """Return how alike parties' encodings of the same keys are, by three numbers.
+
+    The mean cosine between two parties; and, as in the paper's Figure 4, how keys' distances
+    correlate with those of their encodings, within a party and between two.
+    """
+    pairs = list(itertools.combinations(encodings, 2))
+    cosine = np.mean([float(torch.cosine_similarity(a, b).mean()) for a, b in pairs])
+    apart = torch.cdist(keys, keys).flatten()
+
+    def correlation(a: Tensor, b: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([apart, torch.cdist(a, b).flatten()]))[0, 1])
+
+    within = np.mean([correlation(one, one) for one in encodings])
+    return [float(cosine), float(within), float(np.mean([correlation(*pair) for pair in pairs]))]
+
+
+def drawn(model: FeTConfig, run_seed: int, party: str, grid: Tensor) -> Tensor:
+    """Return a party's encodings of the grid before training."""
+    whose = [] if model.positions_start == "shared" else [party]
+    seed = derive_seed(run_seed, "init", "positions", *whose)
+    positions = empty(model, grid)
+    initialise(positions, seed=seed, positions_seed=seed)
+    return positions(grid).detach()
+
+
+def kept(model: FeTConfig, file: Path, grid: Tensor) -> Tensor:
+    """Return a party's encodings of the grid by the weights of its best epoch."""
+    weights = torch.load(file)["state"]
+    where = "embedding.positions."
+    positions = empty(model, grid)
+    positions.load_state_dict(
+        {key.removeprefix(where): value for key, value in weights.items() if key.startswith(where)}
+    )
+    return positions(grid).detach()
+
+
+def empty(model: FeTConfig, grid: Tensor) -> FourierPositions:
+    return FourierPositions(
+        grid.shape[1],
+        num_features=model.fourier_features,
+        hidden=model.fourier_width,
+        width=model.hidden,
+        scale=model.fourier_scale,
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    deviation = statistics.stdev(values) if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.4g} ± {deviation:.2g}"
+
+
+def paired(values: Sequence[float], base: Sequence[float]) -> str:
+    if values is base:
+        return ""
+    gaps = [one - other for one, other in zip(values, base, strict=True)]
+    deviation = statistics.stdev(gaps) if len(gaps) > 1 else float("nan")
+    return f"{round(statistics.mean(gaps), 6):+.2g} ± {deviation:.2g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=["departures", "positions"])
+    parser.add_argument("table", choices=["digits", "mnist", "house_kc"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], help="lines of departures; default: all")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if options.study == "departures":
+        departures(options.table, seeds, options.only)
+    else:
+        positions(options.table, seeds)
+
+
+if __name__ == "__main__":
+    main()
