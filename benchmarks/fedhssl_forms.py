@@ -43,7 +43,7 @@ _PAPER = {"sends": "online", "start": "separate", "weights": "parties", "views":
 FORMS: dict[str, Form] = {
     "defaults": Form(runs=(*HSSL, *MOMENTUM, *AVERAGES_NOTHING)),
     "sends = target": Form(runs=MOMENTUM, pretraining={"sends": "target"}),
-    "start = separate": Form(pretraining={"start": "separate"}),
+    "start = separate": Form(runs=(*HSSL, *MOMENTUM), pretraining={"start": "separate"}),
     "start = shared": Form(runs=AVERAGES_NOTHING, pretraining={"start": "shared"}),
     "views = apart": Form(pretraining={"views": "apart"}),
     "queue = 4096": Form(runs=(("fedhssl", "moco"),), pretraining={"queue": 4096}),
