@@ -99,8 +99,8 @@ class Results:
 
     @staticmethod
     def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-        names = ("set", "aligned", "method", "algorithm", "seed", "labelled", "updates", "rounds")
-        return tuple(line.get(name) for name in names)
+        names = ("set", "aligned", "method", "algorithm", "seed", "labelled")
+        return tuple(line.get(name) for name in (*names, "updates", "rounds", "form"))
 
     def has(self, **cell: Any) -> bool:
         """Whether the cell was measured."""

@@ -2,8 +2,8 @@
 
 Pretraining is the package's own (``securevfl.federation.pretraining``), all parties in one process.
 Fine-tuning is the package's split network (``securevfl.models.fedhssl.split``) with the plain
-average that SplitAvg computes, without clipping and without noise: what is compared is what the
-encoders are worth, not what privacy costs.
+average that SplitAvg computes, without clipping (unless asked for) and without noise: what is
+compared is what the encoders are worth, not what privacy costs.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ import torch
 from aligned.views import AlignedViews, ScarceRows
 from torch import Tensor
 
-from securevfl.core.seeds import derive_seed
+from securevfl.core.seeds import derive_seed, stream
+from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.run_plan import new_run
 from securevfl.federation.secondary import SecondaryData
@@ -65,6 +66,10 @@ class Setting:
     images: Mapping[str, float] | None = None
     """Settings of image augmentations, for sets of images; None corrupts features instead."""
     cvt: Mapping[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    """Length that secondaries' representations are cut to; None does not clip."""
+    share: float = 1.0
+    """Share of the training rows that secondaries learn from by themselves."""
 
 
 @dataclass
@@ -124,6 +129,10 @@ def pretrain(
         )
         return LearnerWithRecords(learner, view, own, name=f"party-{party}", seed=seed)
 
+    def fewer(own: np.ndarray) -> np.ndarray:
+        drawn = stream(seed, "share").permutation(own)
+        return np.sort(drawn[: round(setting.share * len(own))])
+
     def secondary(party: int) -> PretrainingSecondary:
         return PretrainingSecondary(
             SecondaryData(
@@ -133,7 +142,7 @@ def pretrain(
                 links=links,
                 primary_rows=len(everything),
             ),
-            build=lambda own: learning(party, own),
+            build=lambda own: learning(party, fewer(own) if setting.share < 1 else own),
             save=nothing,
             observe=nothing,
             restore=None,
@@ -234,7 +243,7 @@ def fine_tune(
                 shuffled = rows[torch.randperm(len(rows), generator=order).to(device)]
             batch = shuffled.tensor_split(batches)[step % batches]
             optimizer.zero_grad()
-            outputs = joint(top, bottoms, views, batch)
+            outputs = joint(top, bottoms, views, batch, clip_norm=setting.clip_norm)
             prepared.head.loss(outputs, prepared.targets[batch]).backward()
             optimizer.step()
             schedule.step()
@@ -242,12 +251,22 @@ def fine_tune(
         model.eval()
     test = torch.as_tensor(prepared.data.test, device=device)
     with torch.no_grad():
-        outputs = torch.cat([joint(top, bottoms, views, part) for part in test.split(2048)])
+        outputs = torch.cat(
+            [
+                joint(top, bottoms, views, part, clip_norm=setting.clip_norm)
+                for part in test.split(2048)
+            ]
+        )
     return measure(prepared, outputs)
 
 
 def joint(
-    top: FedHSSLTop, bottoms: list[FedHSSLBottom], views: tuple[Tensor, ...], rows: Tensor
+    top: FedHSSLTop,
+    bottoms: list[FedHSSLBottom],
+    views: tuple[Tensor, ...],
+    rows: Tensor,
+    *,
+    clip_norm: float | None,
 ) -> Tensor:
     present = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
     keys = torch.zeros(len(rows), 1, 1, device=rows.device)
@@ -255,6 +274,8 @@ def joint(
         bottom(view[rows].unsqueeze(1), keys, present)
         for bottom, view in zip(bottoms, views[1:], strict=True)
     ]
+    if clip_norm is not None:
+        given = [clip_rows(vectors, clip_norm) for vectors in given]
     return top(views[0][rows], keys[:, 0], torch.stack(given).mean(dim=0), None)
 
 

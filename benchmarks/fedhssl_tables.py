@@ -117,7 +117,7 @@ def print_gains(lines: Sequence[Line]) -> None:
                 of_step = [_mean_by_seed(gains) for gains in zip(*own_steps, strict=True)]
                 rows.append((f"mean of {len(own_steps)} sets of digits", number, of_step))
         for name, number, steps in rows:
-            cells = [_with_interval(list(gains.values())) for gains in steps]
+            cells = [with_interval(list(gains.values())) for gains in steps]
             if any(cells):
                 print(f"| {name} | {number} | " + " | ".join(cells) + " |")
 
@@ -142,7 +142,8 @@ def _mean_by_seed(gains: Sequence[dict[int, float]]) -> dict[int, float]:
     return {seed: statistics.mean(one[seed] for one in gains if seed in one) for seed in seeds}
 
 
-def _with_interval(gains: list[float]) -> str:
+def with_interval(gains: list[float]) -> str:
+    """Return a mean and half of its 95 % interval; nothing of fewer than three."""
     if len(gains) < 3:
         return ""
     return f"{statistics.mean(gains):+.1f} ± {_half_interval(gains):.1f}"

@@ -158,10 +158,12 @@ def pretraining_aggregation(config: FederationConfig) -> Channel | None:
     """Describe means of models in pretraining."""
     if "aggregate" not in config.family.pretraining:
         return None
+    reveals = "every party: the mean of all parties' local top encoders and heads"
+    if config.pretraining.weights == "records":
+        reveals += ", weighted by records; the primary: how many records all have together"
     return Channel(
         "pretraining, aggregation of models",
-        "every party: the weighted mean of all parties' local top encoders and heads; the "
-        "primary: the sum of the weights, which are counts of records",
+        reveals,
         "not covered: with one secondary the mean gives its weights away"
         if _alone(config)
         else "heuristic: a secure mean without noise",

@@ -63,11 +63,17 @@ class PretrainingExchange(Protocol):
     def aggregate(
         self, own: Mapping[str, Tensor], *, weight: int, round_number: int
     ) -> dict[str, Tensor]:
-        """Return the mean of all parties' local top encoders, weighted by their records.
+        """Return the mean of all parties' local top encoders.
+
+        Args:
+            own: The primary's.
+            weight: Its say in the mean: 1, or its records.
+            round_number: A new round.
 
         Reveals:
-            To every party: the mean. To the primary: also how many records all parties have
-            together. Of two parties, each learns the other's weights from the mean.
+            To every party: the mean. To the primary: also the sum of the weights, which is the
+            number of parties or, with ``weights = "records"``, how many records all have together.
+            Of two parties, each learns the other's weights from the mean.
         """
         ...
 

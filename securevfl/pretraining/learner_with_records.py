@@ -70,8 +70,13 @@ class LearnerWithRecords:
 
     @property
     def weight(self) -> int:
-        """The party's say in aggregated weights: how many records it learns from."""
-        return len(self.own)
+        """The party's say in aggregated weights.
+
+        References:
+            [FedHSSL] Algorithm 1, line 32: 1/K, so all equal. ``weights = "records"`` weighs by
+            the records that each learns from.
+        """
+        return len(self.own) if self.learner.settings.weights == "records" else 1
 
     def begin_iteration(self, iteration: int) -> None:
         """Get ready for an iteration, counted from 0."""

@@ -47,6 +47,10 @@ class FedHSSLConfig:
     """Which pretrained encoders are fine-tuned: a party's representation is their outputs side by
     side."""
 
+    normalise: bool = True
+    """Whether the head gets the primary's representation and the aggregate each at mean 0 and
+    deviation 1 in every row; an aggregate is clipped, and the primary's own is not."""
+
     head: tuple[int, ...] = ()
     """Widths of hidden layers between the representations and the outputs."""
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -13,10 +13,13 @@ from securevfl.models.fedhssl.augment import Augmentation
 from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import build_encoder
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fedhssl.losses import NegativeQueue, Objective, unit
+from securevfl.models.fedhssl.losses import NegativeQueue, Objective
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.towers import Tower
 from securevfl.models.optimisers import build_optimizer
+
+# [FedHSSL] appendix B-A, the size of MoCo's dictionary.
+_QUEUE: Final = 4096
 
 
 class PartyLearner:
@@ -46,7 +49,7 @@ class PartyLearner:
             settings: How to pretrain.
             num_features: Feature columns of the party's table.
             columns: Its categorical columns.
-            records: Its records, which limit queues.
+            records: Its records, which limit queues where the settings name no length.
             augment: Makes views of its records.
             party: Its name, for its own streams.
             seed: The run seed.
@@ -60,6 +63,9 @@ class PartyLearner:
         self.generator.manual_seed(derive_seed(seed, "augment", party))
         self.towers: dict[str, Tower] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        equal = settings.start == "shared" or (
+            settings.start is None and "aggregate" in config.STEPS
+        )
         for name in ("cross", "local"):
             if name not in config.STEPS:
                 continue
@@ -67,10 +73,12 @@ class PartyLearner:
                 encoder = build_encoder(
                     config.encoder_config, num_features=num_features, columns=columns
                 )
-                tower = Tower(encoder, settings)
+                # The other parties are the targets of a cross-party encoder.
+                follows = name == "local" or settings.sends == "target"
+                tower = Tower(encoder, settings, follows=follows)
             tower.start(
                 seed=derive_seed(seed, "init", party, name),
-                shared_seed=derive_seed(seed, "init", "shared", name),
+                shared_seed=derive_seed(seed, "init", "shared", name) if equal else None,
             )
             self.towers[name] = tower.to(device).train()
             self._optimizers[name] = self._optimizer(tower)
@@ -91,6 +99,10 @@ class PartyLearner:
 
         Reveals:
             Nothing by itself; it is what the exchange of pretraining protects or sends.
+
+        References:
+            [FedHSSL] Algorithm 1, line 6: the online encoder's. ``sends = "target"`` returns those
+            of its moving average.
         """
         tower = self.towers["cross"]
         projected = tower(self._view(features))
@@ -129,7 +141,7 @@ class PartyLearner:
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "views width"]]:
         """Learn from two views of the party's own records, guided by its cross-party encoder.
 
-        Both views go through each network in one pass.
+        The cross-party encoder stays as it is, running statistics included.
 
         Returns:
             The loss, and the targets of both views, whose spread tells of collapse.
@@ -139,16 +151,16 @@ class PartyLearner:
         """
         tower, gamma = self.towers["local"], self.settings.guidance
         views = self.augment(torch.cat([features, features]), self.generator)
-        projected = tower(views)
-        predicted = tower.predictor(projected)
-        target = tower.target(views, projected)
+        parts = views.chunk(2) if self.settings.views == "apart" else (views,)
+        projected = [tower(part) for part in parts]
+        predicted = torch.cat([tower.predictor(one) for one in projected])
+        target = torch.cat([tower.target(*one) for one in zip(parts, projected, strict=True)])
         # The mean over both views is the symmetrised loss: each half has the other's targets.
         other = target.roll(len(features), dims=0)
         loss = self._objectives["local"](predicted, [other])
         guide = None
         if "cross" in self.towers and gamma > 0:
-            with torch.no_grad():
-                guide = unit(self.towers["cross"](views))
+            guide = torch.cat([self.towers["cross"].guide(part) for part in parts])
             # Equation 6 sums over the two views here, where the first term is their mean.
             loss = loss + 2 * gamma * self._objectives["guide"](predicted, [guide])
         self._step("local", loss)
@@ -201,7 +213,8 @@ class PartyLearner:
     def _objective(self, records: int, seed: int) -> Objective:
         settings, queue = self.settings, None
         if settings.algorithm == "moco":
-            size = max(1, min(settings.queue, records // 2))
+            # A longer queue has every row's own target, pass after pass, among its negatives.
+            size = settings.queue or max(1, min(_QUEUE, records // 2))
             generator = torch.Generator().manual_seed(seed)
             queue = NegativeQueue(size, settings.projection_width, generator=generator)
             queue.to(self.device)

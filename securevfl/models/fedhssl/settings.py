@@ -56,8 +56,9 @@ class PretrainingSettings:
     temperature: float = 0.5
     """Of moco's InfoNCE loss."""
 
-    queue: int = 4096
-    """Negatives that moco keeps, in each of its queues; at most half of a party's records."""
+    queue: int | None = None
+    """Negatives that moco keeps, in each of its queues; default: 4096, or half of a party's records
+    where that is less."""
 
     projector: tuple[int, ...] | None = None
     """Widths of the projector's layers; default: 512, 512, 512, and 512, 512, 128 for moco."""
@@ -68,8 +69,22 @@ class PretrainingSettings:
     corruption: float = 0.3
     """Share of features that an augmented view replaces by values of other records."""
 
+    views: Literal["together", "apart"] = "together"
+    """Whether a network sees both views of a batch in one pass, or each in one of its own, with
+    batch statistics of its own."""
+
     augment_aligned: bool = False
     """Whether aligned rows are augmented too; the paper exchanges them as they are."""
+
+    sends: Literal["online", "target"] = "online"
+    """Whose projections byol and moco exchange: the online encoder's or its moving average's."""
+
+    start: Literal["shared", "separate"] | None = None
+    """Whether tops, projectors and predictors start equal at all parties, or each with weights of
+    its own; default: shared in methods that average them, separate in others."""
+
+    weights: Literal["parties", "records"] = "parties"
+    """Whether every party counts as much in the average of local tops, or as it has records."""
 
     exchange: Literal["average", "plain"] = "average"
     """What the primary gets of the secondaries' projections: their average alone, or each of
@@ -97,12 +112,14 @@ class PretrainingSettings:
             "cross_epochs": self.cross_epochs,
             "local_epochs": self.local_epochs,
             "local_updates": self.local_updates,
-            "queue": self.queue,
             "predictor": self.predictor,
         }
+        if self.queue is not None:
+            counts["queue"] = self.queue
         checks.whole(**counts, batch_size=self.batch_size)
         checks.at_least(1, **counts)
-        checks.at_least(2, batch_size=self.batch_size)
+        # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
+        checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
         checks.rate(aligned=self.aligned)
         checks.positive(learning_rate=self.learning_rate, temperature=self.temperature)
         checks.non_negative(

@@ -90,6 +90,7 @@ class FedHSSLTop(nn.Module):
     """The primary's encoders and a head on them and on the aggregate.
 
     Of two parties this is the paper's concatenation; of more, the secondaries are averaged first.
+    With ``normalise`` each half is normalised by itself, which the paper does not do.
 
     References:
         [FedHSSL] Equation 1.
@@ -107,9 +108,12 @@ class FedHSSLTop(nn.Module):
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
         self.positions = nn.Identity()
         _, width = config.cut_shape
-        # Secondaries' vectors are clipped; both halves come to the head at one scale.
-        self.own_norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.aggregate_norm = nn.LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
+        self.own_norm: nn.Module = nn.Identity()
+        self.aggregate_norm: nn.Module = nn.Identity()
+        if config.normalise:
+            # Secondaries' vectors are clipped; both halves come to the head at one scale.
+            self.own_norm = nn.LayerNorm(width, elementwise_affine=False)
+            self.aggregate_norm = nn.LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
         self.dropout = nn.Dropout(config.dropout)
         self.head = MLP(2 * width, config.head, outputs, dropout=config.dropout)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from securevfl.models.fedhssl.encoders import Encoder
 from securevfl.models.fedhssl.losses import unit
@@ -16,31 +17,41 @@ from securevfl.models.initial import initialise
 class Tower(nn.Module):
     """An online encoder and its target ([FedHSSL] figure 2).
 
-    SimSiam's target is the online encoder itself; BYOL's and MoCo's follows it slowly.
+    SimSiam's target is the online encoder itself; BYOL's and MoCo's follows it slowly. A follower
+    takes parameters alone: running statistics are those of the batches it saw itself, and nothing
+    reads them, since it always uses a batch's own.
     """
 
-    def __init__(self, encoder: Encoder, settings: PretrainingSettings) -> None:
+    def __init__(self, encoder: Encoder, settings: PretrainingSettings, *, follows: bool) -> None:
+        """Build it; :meth:`start` draws its weights.
+
+        Args:
+            encoder: The online encoder.
+            settings: How to pretrain.
+            follows: Whether it needs the moving average that the algorithm may have.
+        """
         super().__init__()
         self.encoder = encoder
         self.projector = _projector(encoder.width, settings.projector_widths)
         self.predictor: nn.Module = nn.Identity()
         if settings.algorithm != "moco":
             self.predictor = _predictor(settings.projection_width, settings.predictor)
-        self.momentum = settings.target_momentum
+        self.momentum = settings.target_momentum if follows else 0.0
         self.follower: nn.Module | None = None
 
-    def start(self, *, seed: int, shared_seed: int) -> None:
+    def start(self, *, seed: int, shared_seed: int | None) -> None:
         """Draw all weights anew, and let the target start as a copy.
 
         Args:
             seed: The party's own.
-            shared_seed: All parties'. What they will average starts out equal: weights that
-                never met have no mean that means anything.
+            shared_seed: All parties', of what :meth:`shared_weights` returns: weights that never
+                met have no mean that means anything. None lets these start apart, too.
         """
         self.follower = None
         initialise(self, seed=seed, positions_seed=0)
-        for number, part in enumerate(self._shared()):
-            initialise(part, seed=shared_seed + number, positions_seed=0)
+        if shared_seed is not None:
+            for number, part in enumerate(self._shared()):
+                initialise(part, seed=shared_seed + number, positions_seed=0)
         if self.momentum:
             self.follower = nn.Sequential(
                 copy.deepcopy(self.encoder), copy.deepcopy(self.projector)
@@ -67,6 +78,17 @@ class Tower(nn.Module):
         if self.follower is not None:
             return unit(self.follower(features))
         return unit(self(features) if projected is None else projected.detach())
+
+    @torch.no_grad()
+    def guide(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
+        """Return the online encoder's unit vectors, for another encoder to learn from.
+
+        Nothing of the tower moves: batch statistics are those of ``features``, as in learning, and
+        running statistics stay what they were.
+        """
+        # Layers write running statistics where they find them: here, in copies.
+        buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        return unit(functional_call(self, buffers, (features,)))
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -4,46 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.learners import SMALL, flat, learner, table
 
-from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.fedhssl_config import (
     FedCSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
 )
-from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.losses import simsiam_loss, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.towers import spread
-
-SMALL: dict[str, Any] = {"hidden": 16, "encoder_hidden": 16}
-
-
-def table(rows: int = 64, features: int = 6, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
-
-
-def learner(
-    party: str = "a", kind: type[FedHSSLConfig] = FedHSSLConfig, features: int = 6, **settings: Any
-) -> PartyLearner:
-    pretraining = PretrainingSettings(
-        projector=(16, 16, 8), predictor=8, batch_size=32, queue=16, **settings
-    )
-    return PartyLearner(
-        kind(**SMALL),
-        pretraining,
-        num_features=features,
-        records=64,
-        augment=CorruptedFeatures(table(features=features), rate=0.3),
-        party=party,
-        seed=1,
-        device=torch.device("cpu"),
-    )
-
-
-def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([value.flatten() for value in weights.values()])
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:

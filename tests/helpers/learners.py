@@ -1,0 +1,50 @@
+"""Small learners of FedHSSL's pretraining, and what they learn from."""
+
+from typing import Any, Final
+
+import torch
+
+from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.augment_images import AugmentedImages
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
+from securevfl.models.fedhssl.learner import PartyLearner
+from securevfl.models.fedhssl.settings import PretrainingSettings
+
+SMALL: Final[dict[str, Any]] = {"hidden": 16, "encoder_hidden": 16}
+
+
+def table(rows: int = 64, features: int = 6, seed: int = 0) -> torch.Tensor:
+    """Return features of some records."""
+    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
+
+
+def learner(
+    party: str = "a",
+    kind: type[FedHSSLConfig] = FedHSSLConfig,
+    features: int = 6,
+    model: dict[str, Any] | None = None,
+    **settings: Any,
+) -> PartyLearner:
+    """Return a party's learner; keywords are settings of pretraining."""
+    pretraining = PretrainingSettings(
+        **{"projector": (16, 16, 8), "predictor": 8, "batch_size": 32, "queue": 16, **settings}
+    )
+    config = kind(**{**SMALL, **(model or {})})
+    augment: Augmentation = CorruptedFeatures(table(features=features), rate=0.3)
+    if config.image:
+        augment = AugmentedImages(image=config.image, low=-3.0, high=3.0)
+    return PartyLearner(
+        config,
+        pretraining,
+        num_features=features,
+        records=64,
+        augment=augment,
+        party=party,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return all weights as one vector."""
+    return torch.cat([value.flatten() for value in weights.values()])

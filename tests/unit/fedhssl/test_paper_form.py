@@ -1,0 +1,190 @@
+"""Lines of the paper's algorithm that are settings, and what local learning must leave alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.learners import SMALL, flat, learner, table
+
+from securevfl.core.errors import ConfigError
+from securevfl.models.fedhssl.fedhssl_config import (
+    FedCSSLConfig,
+    FedGSSLConfig,
+    FedHSSLConfig,
+    FedLocalSSLConfig,
+)
+from securevfl.models.fedhssl.losses import simsiam_loss, unit
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.split import FedHSSLTop
+from securevfl.models.fedhssl.towers import Tower
+from securevfl.mpc.secure_mean import decode_mean, encode_weighted
+from securevfl.pretraining.learner_with_records import LearnerWithRecords
+
+ALGORITHMS = ("simsiam", "byol", "moco")
+IMAGES: dict[str, Any] = {"encoder": "resnet18", "hidden": 16, "image": (1, 8, 8), "stem": "small"}
+
+
+def with_records(features: torch.Tensor, records: int = 64, **settings: Any) -> LearnerWithRecords:
+    one = learner(features=features.shape[1], **settings)
+    return LearnerWithRecords(one, features, np.arange(records), name="a", seed=1)
+
+
+@pytest.mark.parametrize("algorithm", ["byol", "moco"])
+@pytest.mark.parametrize("sends", ["online", "target"])
+def test_whose_projections_are_exchanged(algorithm: str, sends: str) -> None:
+    """The online encoder's, unless the file asks for the moving average's."""
+    one = with_records(table(), algorithm=algorithm, sends=sends, learning_rate=5e-3)
+    rows = np.arange(32)
+    target = unit(table(32, features=8, seed=3))
+    for number in range(30):
+        one.project(rows, round_number=number)
+        one.learn_cross([target])
+    tower = one.learner.towers["cross"]
+    # A follower of its own: the tower's may be none where nobody asks for it.
+    twin = Tower(tower.encoder, one.learner.settings, follows=False)
+    twin.projector = tower.projector
+    online = unit(twin(table()[:32])).detach()
+    sent = one.project(rows, round_number=31)
+    assert torch.allclose(sent, online, atol=1e-5) == (sends == "online")
+    if sends == "target":
+        assert torch.allclose(sent, unit(tower.follower(table()[:32])), atol=1e-5)
+
+
+@pytest.mark.parametrize("views", ["together", "apart"])
+@pytest.mark.parametrize("model", [{}, IMAGES], ids=["mlp", "resnet18"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_local_epoch_leaves_the_cross_party_encoder_as_it_is(
+    algorithm: str, model: dict[str, Any], views: str
+) -> None:
+    """Its parameters and its running statistics, of encoder, projector and predictor, bit by bit.
+
+    Statistics that followed corrupted views would be what fine-tuning starts from and predicts by.
+    """
+    features = table(features=64 if model else 6)
+    one = with_records(features, algorithm=algorithm, model=model, views=views, guidance=0.5)
+    towers = one.learner.towers
+    before = {
+        name: {key: value.clone() for key, value in tower.state_dict().items()}
+        for name, tower in towers.items()
+    }
+    assert any("running_mean" in key for key in before["cross"])
+    one.begin_iteration(0)
+    one.learn_local(0)
+    after = towers["cross"].state_dict()
+    assert after.keys() == before["cross"].keys()
+    moved = [key for key, value in after.items() if not torch.equal(value, before["cross"][key])]
+    assert moved == []
+    learned = towers["local"].state_dict()
+    assert any(not torch.equal(learned[key], value) for key, value in before["local"].items())
+
+
+@pytest.mark.parametrize("algorithm", ["byol", "moco"])
+def test_nothing_reads_the_running_statistics_of_a_follower(algorithm: str) -> None:
+    """It takes parameters alone, since its targets always have a batch's own statistics."""
+    one, other = learner(algorithm=algorithm), learner(algorithm=algorithm)
+    follower = other.towers["local"].follower
+    for name, buffer in follower.named_buffers():
+        if "running" in name:
+            buffer.add_(5)
+    for _ in range(3):
+        mine, theirs = one.learn_local(table()), other.learn_local(table())
+        assert torch.equal(mine[1], theirs[1])
+    assert torch.equal(flat(one.encoders()["local"]), flat(other.encoders()["local"]))
+
+
+def starts(kind: type[FedHSSLConfig], **settings: Any) -> set[bool]:
+    """Return whether two parties' tops, projectors and predictors start equal."""
+    towers = [learner(party, kind=kind, **settings).towers for party in ("a", "b")]
+    return {
+        torch.equal(flat(towers[0][name].shared_weights()), flat(towers[1][name].shared_weights()))
+        for name in towers[0]
+    }
+
+
+@pytest.mark.parametrize("kind", [FedGSSLConfig, FedCSSLConfig, FedLocalSSLConfig])
+def test_a_method_that_averages_nothing_starts_separately(kind: type[FedHSSLConfig]) -> None:
+    assert starts(kind) == {False}
+    assert starts(kind, start="shared") == {True}
+
+
+def test_a_method_that_averages_starts_equal_unless_asked_otherwise() -> None:
+    assert starts(FedHSSLConfig) == {True}
+    assert starts(FedHSSLConfig, start="separate") == {False}
+
+
+@pytest.mark.parametrize("weights", ["parties", "records"])
+def test_how_much_a_party_counts_in_the_average(weights: str) -> None:
+    """1/K whatever it has; only ``weights = "records"`` lets a sum tell how many records are."""
+    few, many = (with_records(table(), number, weights=weights) for number in (8, 64))
+    for one in (few, many):
+        one.begin_iteration(0)
+        one.learn_local(0)
+    words = [
+        encode_weighted(one.shared_weights(), weight=one.weight, parties=2) for one in (few, many)
+    ]
+    total = words[0] + words[1]
+    mean = decode_mean(total, {k: v.shape for k, v in few.shared_weights().items()})
+    share = 0.5 if weights == "parties" else 8 / 72
+    for name, value in mean.items():
+        expected = share * few.shared_weights()[name] + (1 - share) * many.shared_weights()[name]
+        assert torch.allclose(value, expected, atol=1e-6)
+    # The last word is the sum of the weights, which the primary reads.
+    assert int(total[-1]) >> 32 == (2 if weights == "parties" else 72)
+
+
+@pytest.mark.parametrize("views", ["together", "apart"])
+def test_local_loss_is_equation_6(views: str) -> None:
+    """Apart, each view has a pass and batch statistics of its own; together, one for both."""
+    one = learner(guidance=0.7, views=views)
+    x = table()
+    twin = torch.Generator().manual_seed(0)
+    twin.set_state(one.generator.get_state())
+    both = one.augment(torch.cat([x, x]), twin)
+    tower, cross = one.towers["local"], one.towers["cross"]
+
+    def through(network: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if views == "apart":
+            first, second = (network(part) for part in inputs.chunk(2))
+        else:
+            first, second = network(inputs).chunk(2)
+        return first, second
+
+    with torch.no_grad():
+        z1, z2 = through(tower, both)
+        p1, p2 = through(tower.predictor, torch.cat([z1, z2]))
+        c1, c2 = (unit(part) for part in through(cross, both))
+        expected = 0.5 * (simsiam_loss(p1, unit(z2)) + simsiam_loss(p2, unit(z1)))
+        expected += 0.7 * (simsiam_loss(p1, c1) + simsiam_loss(p2, c2))
+    assert float(one.learn_local(x)[0]) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_one_row_alone_has_no_batch_statistics() -> None:
+    with pytest.raises(ConfigError, match="batch_size must be at least 3"):
+        PretrainingSettings(views="apart", batch_size=2)
+
+
+def test_a_queue_is_as_long_as_the_file_says() -> None:
+    """Longer than the table, too; by default at most half of it."""
+    for asked, size in ((None, 32), (16, 16), (500, 500)):
+        for kind in ("cross", "local", "guide"):
+            queue = learner(algorithm="moco", queue=asked)._objectives[kind].queue
+            assert queue is not None
+            assert len(queue.vectors) == size
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_head_gets_the_two_halves(normalise: bool) -> None:
+    """As they are, as the paper's Equation 1 says, or each at mean 0 and deviation 1 in a row."""
+    config = FedHSSLConfig(**SMALL, normalise=normalise)
+    top = FedHSSLTop(config, num_features=6, outputs=3).eval()
+    x, aggregate = table(), 0.01 * table(features=32, seed=1)
+    halves = [top.encoders(x), aggregate]
+    if normalise:
+        halves = [
+            (half - half.mean(dim=1, keepdim=True)) / half.std(dim=1, correction=0, keepdim=True)
+            for half in halves
+        ]
+    expected = top.head(torch.cat(halves, dim=1))
+    given = top(x, torch.zeros(64, 1), aggregate.unsqueeze(1), None)
+    assert torch.allclose(given, expected, atol=1e-3 if normalise else 0)
