@@ -39,18 +39,19 @@ class Form:
     setting: Mapping[str, Any] = field(default_factory=dict)
 
 
-_PAPER = {"sends": "online", "start": "separate", "weights": "parties", "views": "apart"}
+_PAPER = {"views": "apart", "queue": 4096}
 FORMS: dict[str, Form] = {
     "defaults": Form(runs=(*HSSL, *MOMENTUM, *AVERAGES_NOTHING)),
     "sends = target": Form(runs=MOMENTUM, pretraining={"sends": "target"}),
-    "start = separate": Form(runs=(*HSSL, *MOMENTUM), pretraining={"start": "separate"}),
-    "start = shared": Form(runs=AVERAGES_NOTHING, pretraining={"start": "shared"}),
+    "start = shared": Form(
+        runs=(*HSSL, *MOMENTUM, *AVERAGES_NOTHING), pretraining={"start": "shared"}
+    ),
     "views = apart": Form(pretraining={"views": "apart"}),
     "queue = 4096": Form(runs=(("fedhssl", "moco"),), pretraining={"queue": 4096}),
     "normalise = false": Form(runs=(("fedlocalssl", "simsiam"), *HSSL), model={"normalise": False}),
     "paper": Form(
         runs=(*HSSL, *MOMENTUM),
-        pretraining={**_PAPER, "queue": 4096},
+        pretraining=_PAPER,
         model={"normalise": False},
     ),
     # Secondaries with a quarter of the primary's records: with equal counts both are the same.

@@ -1,6 +1,7 @@
 """FedHSSL and its parts as families."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,7 @@ from securevfl.models.fedhssl.fedhssl_config import (
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.split import Encoders, FedHSSLBottom, FedHSSLTop
+from securevfl.models.preset import Preset
 
 
 class FedHSSLFamily(Family[FedHSSLConfig]):
@@ -29,6 +31,58 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     name = "fedhssl"
     settings_class: type[FedHSSLConfig] = FedHSSLConfig
     pretraining = FedHSSLConfig.STEPS
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                model={
+                    "encoder_hidden": 512,
+                    "hidden": 512,
+                    "embedding": 32,
+                    "norm": "batch",
+                    "encoders": "both",
+                    "head": (),
+                    "normalise": False,
+                },
+                training={
+                    "optimizer": "sgd",
+                    "learning_rate": 0.01,
+                    "weight_decay": 3e-5,
+                    "batch_size": 512,
+                    "epochs": 20,
+                },
+                pretraining={
+                    "iterations": 10,
+                    "cross_epochs": 1,
+                    "local_epochs": 1,
+                    "local_updates": 1,
+                    "batch_size": 512,
+                    "guidance": 0.5,
+                    "corruption": 0.3,
+                    "augment_aligned": False,
+                    "sends": "online",
+                    "views": "apart",
+                    "start": "separate",
+                    "weights": "parties",
+                    "exchange": "plain",
+                    "optimizer": "sgd",
+                    "learning_rate": 0.05,
+                    "weight_decay": 3e-5,
+                },
+                algorithms={
+                    "simsiam": {"projector": (512, 512, 512), "predictor": 128},
+                    "byol": {"projector": (512, 512, 512), "predictor": 128, "momentum": 0.995},
+                    "moco": {
+                        "projector": (512, 512, 128),
+                        "momentum": 0.99,
+                        "temperature": 0.5,
+                        "queue": 4096,
+                    },
+                },
+            )
+        }
+    )
+    """[FedHSSL] Algorithm 1, section V and appendix B-A; the published code's where they are silent
+    (widths, optimizers, decay, the rate of pretraining)."""
 
     def build_bottom(
         self,

@@ -63,9 +63,6 @@ class PartyLearner:
         self.generator.manual_seed(derive_seed(seed, "augment", party))
         self.towers: dict[str, Tower] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        equal = settings.start == "shared" or (
-            settings.start is None and "aggregate" in config.STEPS
-        )
         for name in ("cross", "local"):
             if name not in config.STEPS:
                 continue
@@ -76,9 +73,10 @@ class PartyLearner:
                 # The other parties are the targets of a cross-party encoder.
                 follows = name == "local" or settings.sends == "target"
                 tower = Tower(encoder, settings, follows=follows)
+            shared = derive_seed(seed, "init", "shared", name)
             tower.start(
                 seed=derive_seed(seed, "init", party, name),
-                shared_seed=derive_seed(seed, "init", "shared", name) if equal else None,
+                shared_seed=shared if settings.start == "shared" else None,
             )
             self.towers[name] = tower.to(device).train()
             self._optimizers[name] = self._optimizer(tower)

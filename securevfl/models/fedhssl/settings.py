@@ -79,9 +79,9 @@ class PretrainingSettings:
     sends: Literal["online", "target"] = "online"
     """Whose projections byol and moco exchange: the online encoder's or its moving average's."""
 
-    start: Literal["shared", "separate"] | None = None
-    """Whether tops, projectors and predictors start equal at all parties, or each with weights of
-    its own; default: shared in methods that average them, separate in others."""
+    start: Literal["separate", "shared"] = "separate"
+    """Whether every party's tops, projectors and predictors start with weights of their own, or
+    equal at all parties."""
 
     weights: Literal["parties", "records"] = "parties"
     """Whether every party counts as much in the average of local tops, or as it has records."""

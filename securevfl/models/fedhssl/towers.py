@@ -44,8 +44,8 @@ class Tower(nn.Module):
 
         Args:
             seed: The party's own.
-            shared_seed: All parties', of what :meth:`shared_weights` returns: weights that never
-                met have no mean that means anything. None lets these start apart, too.
+            shared_seed: All parties', of what :meth:`shared_weights` returns; None lets these start
+                apart, too.
         """
         self.follower = None
         initialise(self, seed=seed, positions_seed=0)

@@ -78,13 +78,24 @@ PAPER = "fedsim-paper"
 
 def test_every_method_with_a_preset_can_be_read(tmp_path: Path) -> None:
     """No preset names a field that is none, or a value that its family refuses."""
-    config = read_federation(write_federation(tmp_path, secondaries=1, model={"neighbours": 8}))
     names = methods_with_presets()
-    assert {"fedsim-paper", "top1sim-paper", "avgsim-paper"} <= set(names)
-    assert set(names) <= set(known_methods(config.source))
+    assert {"fedsim-paper", "avgsim-paper", "fedhssl-paper-byol", "fet-paper"} <= set(names)
     for name in names:
+        one_link = "ssl" in name or "splitnn" in name
+        model = {"neighbours": 1 if one_link else 8}
+        config = read_federation(write_federation(tmp_path, secondaries=1, model=model))
+        assert name in known_methods(config.source)
         read = method_config(config, name)
         assert FAMILIES[read.family.name].presets
         alone = preset(read.family.name)
         assert type(alone.model) is type(read.model)
         assert alone.privacy.clip_norm == 1000
+
+
+def test_an_algorithm_brings_its_own(tmp_path: Path) -> None:
+    """MoCo's projector and queue, whichever way it is asked for."""
+    path = write_federation(tmp_path, secondaries=1, model={"neighbours": 1})
+    moco = method_config(read_federation(path), "fedhssl-paper-moco").pretraining
+    assert moco == preset("fedhssl", algorithm="moco").pretraining
+    assert (moco.algorithm, moco.queue, moco.projection_width) == ("moco", 4096, 128)
+    assert preset("fedhssl").pretraining.projection_width == 512

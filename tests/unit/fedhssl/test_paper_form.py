@@ -102,15 +102,10 @@ def starts(kind: type[FedHSSLConfig], **settings: Any) -> set[bool]:
     }
 
 
-@pytest.mark.parametrize("kind", [FedGSSLConfig, FedCSSLConfig, FedLocalSSLConfig])
-def test_a_method_that_averages_nothing_starts_separately(kind: type[FedHSSLConfig]) -> None:
+@pytest.mark.parametrize("kind", [FedHSSLConfig, FedGSSLConfig, FedCSSLConfig, FedLocalSSLConfig])
+def test_parties_start_apart_unless_asked_otherwise(kind: type[FedHSSLConfig]) -> None:
     assert starts(kind) == {False}
     assert starts(kind, start="shared") == {True}
-
-
-def test_a_method_that_averages_starts_equal_unless_asked_otherwise() -> None:
-    assert starts(FedHSSLConfig) == {True}
-    assert starts(FedHSSLConfig, start="separate") == {False}
 
 
 @pytest.mark.parametrize("weights", ["parties", "records"])
