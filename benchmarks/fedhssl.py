@@ -99,7 +99,10 @@ class Results:
 
     @staticmethod
     def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-        names = ("set", "aligned", "method", "algorithm", "seed", "labelled", "updates", "rounds")
+        names = (
+            "set", "aligned", "method", "algorithm", "seed", "labelled", "updates", "rounds",
+            "places", "lambda_p", "lambda_f",
+        )  # fmt: skip
         return tuple(line.get(name) for name in names)
 
     def has(self, **cell: Any) -> bool:

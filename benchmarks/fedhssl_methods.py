@@ -19,6 +19,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from securevfl.core.seeds import derive_seed
+from securevfl.federation.iso_noise import with_iso_noise
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.run_plan import new_run
 from securevfl.federation.secondary import SecondaryData
@@ -65,6 +66,8 @@ class Setting:
     batch_size: int = 128
     images: Mapping[str, float] | None = None
     """Settings of image augmentations, for sets of images; None corrupts features instead."""
+    iso_gradients: float = 0.0
+    """lambda of the ISO noise on the gradient that the secondaries get in fine-tuning."""
     cvt: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -235,7 +238,7 @@ def fine_tune(
                 shuffled = rows[torch.randperm(len(rows), generator=order).to(device)]
             batch = shuffled.tensor_split(batches)[step % batches]
             optimizer.zero_grad()
-            outputs = joint(top, bottoms, views, batch)
+            outputs = joint(top, bottoms, views, batch, iso_scale=setting.iso_gradients)
             prepared.head.loss(outputs, prepared.targets[batch]).backward()
             optimizer.step()
             schedule.step()
@@ -248,7 +251,12 @@ def fine_tune(
 
 
 def joint(
-    top: FedHSSLTop, bottoms: list[FedHSSLBottom], views: tuple[Tensor, ...], rows: Tensor
+    top: FedHSSLTop,
+    bottoms: list[FedHSSLBottom],
+    views: tuple[Tensor, ...],
+    rows: Tensor,
+    *,
+    iso_scale: float = 0.0,
 ) -> Tensor:
     present = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
     keys = torch.zeros(len(rows), 1, 1, device=rows.device)
@@ -256,7 +264,10 @@ def joint(
         bottom(view[rows].unsqueeze(1), keys, present)
         for bottom, view in zip(bottoms, views[1:], strict=True)
     ]
-    return top(views[0][rows], keys[:, 0], torch.stack(given).mean(dim=0), None)
+    aggregate = torch.stack(given).mean(dim=0)
+    if aggregate.requires_grad:
+        aggregate.register_hook(lambda gradient: with_iso_noise(gradient, iso_scale))
+    return top(views[0][rows], keys[:, 0], aggregate, None)
 
 
 def measure(prepared: Prepared, outputs: Tensor) -> Measured:

@@ -87,7 +87,7 @@ class PartyLearner:
             optimizer.param_groups[0]["lr"] = self.settings.learning_rate * factor
 
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return unit vectors of aligned rows, for another party; the next step is on them.
+        """Return projections of aligned rows, for another party; the next step is on them.
 
         Reveals:
             Nothing by itself; it is what the exchange of pretraining protects or sends.
@@ -141,7 +141,7 @@ class PartyLearner:
         views = self.augment(torch.cat([features, features]), self.generator)
         projected = tower(views)
         predicted = tower.predictor(projected)
-        target = tower.target(views, projected)
+        target = unit(tower.target(views, projected))
         # The mean over both views is the symmetrised loss: each half has the other's targets.
         other = target.roll(len(features), dims=0)
         loss = self._objectives["local"](predicted, [other])
