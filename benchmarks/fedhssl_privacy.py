@@ -133,7 +133,7 @@ def print_pretraining(lines: list[Line]) -> None:
                 own = chosen(lines, **of, places=places, lambda_p=strength)
                 rows.append((places, strength, own))
         for places, strength, own in rows:
-            if own:
+            if own and own.keys() == base.keys():
                 difference = gain(own, base) if strength else ""
                 print(f"| {algorithm}: {places} | {strength:g} | {mean(own)} | {difference} |")
 
@@ -143,6 +143,7 @@ def print_fine_tuning(lines: list[Line]) -> None:
     heads = [f"lambda_f = {scale:g}" for scale in FINE_TUNING]
     print(f"| method | lambda_p | {' | '.join(heads)} | points at {FINE_TUNING[-1]:g} |")
     print("| --- | --- |" + " --- |" * (len(heads) + 1))
+    seeds = {line["seed"] for line in lines}
     for algorithm, method, share, places, strength, tuned in grid():
         if len(tuned) == 1:
             continue
@@ -151,7 +152,7 @@ def print_fine_tuning(lines: list[Line]) -> None:
             "lambda_p": strength,
         }  # fmt: skip
         rows = [chosen(lines, **cell, lambda_f=scale) for scale in tuned]
-        if not all(rows):
+        if not all(row.keys() == seeds for row in rows):
             continue
         label = ", ".join(part for part in (method, algorithm) if part)
         label += f", {share:.0%} aligned" if share else ""
