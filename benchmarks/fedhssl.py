@@ -99,8 +99,11 @@ class Results:
 
     @staticmethod
     def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-        names = ("set", "aligned", "method", "algorithm", "seed", "labelled")
-        return tuple(line.get(name) for name in (*names, "updates", "rounds", "form"))
+        names = (
+            "set", "aligned", "method", "algorithm", "seed", "labelled", "updates", "rounds",
+            "form", "places", "lambda_p", "lambda_f",
+        )  # fmt: skip
+        return tuple(line.get(name) for name in names)
 
     def has(self, **cell: Any) -> bool:
         """Whether the cell was measured."""

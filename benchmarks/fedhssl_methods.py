@@ -19,6 +19,7 @@ from torch import Tensor
 
 from securevfl.core.seeds import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
+from securevfl.federation.iso_noise import with_iso_noise
 from securevfl.federation.rounds import RoundCounter
 from securevfl.federation.run_plan import new_run
 from securevfl.federation.secondary import SecondaryData
@@ -65,6 +66,8 @@ class Setting:
     batch_size: int = 128
     images: Mapping[str, float] | None = None
     """Settings of image augmentations, for sets of images; None corrupts features instead."""
+    iso_gradients: float = 0.0
+    """lambda of the ISO noise on the gradient that the secondaries get in fine-tuning."""
     cvt: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
     """Length that secondaries' representations are cut to; None does not clip."""
@@ -243,7 +246,14 @@ def fine_tune(
                 shuffled = rows[torch.randperm(len(rows), generator=order).to(device)]
             batch = shuffled.tensor_split(batches)[step % batches]
             optimizer.zero_grad()
-            outputs = joint(top, bottoms, views, batch, clip_norm=setting.clip_norm)
+            outputs = joint(
+                top,
+                bottoms,
+                views,
+                batch,
+                clip_norm=setting.clip_norm,
+                iso_scale=setting.iso_gradients,
+            )
             prepared.head.loss(outputs, prepared.targets[batch]).backward()
             optimizer.step()
             schedule.step()
@@ -267,6 +277,7 @@ def joint(
     rows: Tensor,
     *,
     clip_norm: float | None,
+    iso_scale: float = 0.0,
 ) -> Tensor:
     present = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
     keys = torch.zeros(len(rows), 1, 1, device=rows.device)
@@ -276,7 +287,10 @@ def joint(
     ]
     if clip_norm is not None:
         given = [clip_rows(vectors, clip_norm) for vectors in given]
-    return top(views[0][rows], keys[:, 0], torch.stack(given).mean(dim=0), None)
+    aggregate = torch.stack(given).mean(dim=0)
+    if aggregate.requires_grad:
+        aggregate.register_hook(lambda gradient: with_iso_noise(gradient, iso_scale))
+    return top(views[0][rows], keys[:, 0], aggregate, None)
 
 
 def measure(prepared: Prepared, outputs: Tensor) -> Measured:

@@ -98,7 +98,9 @@ def ours(views: list[Tensor], parties: list[PartyLearner], iterations: int, alig
     for _ in range(iterations):
         for rows in even_batches(random.permutation(len(views[0]))[:aligned], batch_size=size):
             index = torch.as_tensor(rows)
-            sent = [one.project(view[index]) for one, view in zip(parties, views, strict=True)]
+            sent = [
+                unit(one.project(view[index])) for one, view in zip(parties, views, strict=True)
+            ]
             parties[0].learn_cross([sent[1]])
             parties[1].learn_cross([sent[0]])
         for one, view in zip(parties, views, strict=True):
@@ -121,7 +123,7 @@ def record_by_record(
             random.permutation(len(views[0]))[:aligned], -(-aligned // size)
         ):
             batches = [torch.stack([view[int(row)] for row in rows]) for view in views]
-            sent = [one.project(batch) for one, batch in zip(parties, batches, strict=True)]
+            sent = [unit(one.project(batch)) for one, batch in zip(parties, batches, strict=True)]
             parties[0].learn_cross([sent[1]])
             parties[1].learn_cross([sent[0]])
         for one, loader in zip(parties, loaders, strict=True):

@@ -14,6 +14,7 @@ from securevfl.linking.protections.table import reveals_of
 
 _NOTHING: Final = "nothing is sent"
 _NOT_COVERED: Final = "not covered"
+_ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ def gradients(config: FederationConfig) -> Channel:
     """Describe what rounds return."""
     if config.privacy.encoder == "frozen":
         return Channel("gradients", "no one: bottom models are frozen", _NOTHING)
-    return Channel(
-        "gradients",
-        "every active secondary: the gradient of the aggregate, from which labels can be inferred",
-        _NOT_COVERED,
-    )
+    reveals = "every active secondary: the gradient of the aggregate, from which labels can be "
+    if config.training.iso_gradients:
+        reveals += "inferred, behind ISO noise, and the length of the longest in the batch"
+        return Channel("gradients", reveals, f"{_ISO} how badly the worst row is predicted")
+    return Channel("gradients", f"{reveals}inferred", _NOT_COVERED)
 
 
 def positions(config: FederationConfig) -> Channel:
@@ -140,17 +141,18 @@ def pretraining_from_the_primary(config: FederationConfig) -> Channel | None:
     if "cross" not in config.family.pretraining:
         return None
     settings = config.pretraining
-    sent = {
-        "plain": _NOT_COVERED,
-        "iso": "heuristic: ISO noise promises nothing",
-        "gaussian": f"covered by epsilon = {settings.epsilon} of its own ledger; any one row "
-        f"of the primary",
-    }
+    seen, guarantee = "unit vectors of every aligned row", _NOT_COVERED
+    if settings.primary_sends == "gaussian":
+        guarantee = (
+            f"covered by epsilon = {settings.epsilon} of its own ledger; any one row of the primary"
+        )
+    elif settings.iso_projections:
+        seen = "projections of every aligned row behind ISO noise, the longest's length in a batch"
+        guarantee = f"{_ISO} that length"
     return Channel(
         "pretraining, from the primary",
-        "every secondary: the primary's unit vectors of every aligned row, made without labels; "
-        "and which rows are held out",
-        sent[settings.primary_sends],
+        f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
+        guarantee,
     )
 
 
@@ -161,13 +163,13 @@ def pretraining_aggregation(config: FederationConfig) -> Channel | None:
     reveals = "every party: the mean of all parties' local top encoders and heads"
     if config.pretraining.weights == "records":
         reveals += ", weighted by records; the primary: how many records all have together"
-    return Channel(
-        "pretraining, aggregation of models",
-        reveals,
-        "not covered: with one secondary the mean gives its weights away"
-        if _alone(config)
-        else "heuristic: a secure mean without noise",
-    )
+    guarantee = "heuristic: a secure mean without noise"
+    if _alone(config):
+        guarantee = "not covered: with one secondary the mean gives its weights away"
+    if config.pretraining.iso_weights:
+        reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
+        guarantee += f"; of the primary's weights {_ISO} each layer's longest row"
+    return Channel("pretraining, aggregation of models", reveals, guarantee)
 
 
 def fitting(config: FederationConfig) -> Channel | None:

@@ -91,6 +91,11 @@ def require_trainable(config: FederationConfig) -> None:
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
     metrics_of(config.federation.task, config.training.metric)
+    if config.training.iso_gradients and config.privacy.encoder == "frozen":
+        raise ConfigError(
+            "training.iso_gradients: frozen encoders are sent no gradient that noise could be "
+            "added to; leave it out"
+        )
     reads_keys = config.family.reads_keys or config.model.keys_as_features
     if reads_keys and not key_spec(config).are_numbers:
         raise ConfigError(

@@ -51,6 +51,11 @@ class TrainingSettings:
     first in results; the others are reported beside it. Default: rmse, auc (binary) or accuracy
     (multiclass)."""
 
+    iso_gradients: float = 0.0
+    """lambda of the ISO noise on the gradients that the primary returns to secondaries ([FedHSSL]
+    section VI), of which the longest in the batch sets the size; 0 adds none. It hides labels by a
+    heuristic, and promises nothing."""
+
     patience: int = 10
     """Epochs without a better validation metric before training stops."""
 
@@ -70,7 +75,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         checks.positive(learning_rate=self.learning_rate)
-        checks.non_negative(weight_decay=self.weight_decay)
+        checks.non_negative(weight_decay=self.weight_decay, iso_gradients=self.iso_gradients)
         checks.open_unit(
             validation_fraction=self.validation_fraction, test_fraction=self.test_fraction
         )

@@ -203,7 +203,7 @@ class Primary:
         plan = self._plan(rows, "train", active)
         self.top.train()
         with self.dropout.active():
-            aggregate = split_average(self.exchange, plan)
+            aggregate = split_average(self.exchange, plan, iso_scale=self.training.iso_gradients)
             output = self._forward(plan, aggregate)
             loss = self.head.loss(output, self._targets(rows))
             require_finite("the loss", loss.detach(), round_number=plan.round_number)

@@ -27,9 +27,9 @@ class Learner(Protocol):
         ...
 
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return unit vectors of aligned records, for others; step ``cross``.
+        """Return projections of aligned records, for others; step ``cross``.
 
-        The width is ``settings.projection_width``.
+        Others learn from their directions. The width is ``settings.projection_width``.
         """
         ...
 

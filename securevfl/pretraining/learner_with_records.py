@@ -12,6 +12,7 @@ from torch import Tensor
 
 from securevfl.core.seeds import stream
 from securevfl.federation.release import require_finite
+from securevfl.models.fedhssl.losses import unit
 from securevfl.models.fedhssl.towers import spread
 from securevfl.models.learner import Learner
 from securevfl.pretraining.rows import even_batches
@@ -86,7 +87,7 @@ class LearnerWithRecords:
     def project(
         self, records: npt.NDArray[np.int64], *, round_number: int
     ) -> Float[Tensor, "batch width"]:
-        """Return unit vectors of records, for others; zeros where there is no record (-1).
+        """Return projections of records, for others; zeros where there is no record (-1).
 
         Raises:
             PrivacyError: If training has diverged; nothing was sent.
@@ -103,7 +104,7 @@ class LearnerWithRecords:
         if self._present is not None:
             vectors = self.learner.project(self.features[index[present]])
             require_finite("a projection", vectors, round_number=round_number)
-            self._spreads["cross"] = spread(vectors)
+            self._spreads["cross"] = spread(unit(vectors))
             out[present] = vectors
         return out
 

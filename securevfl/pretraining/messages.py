@@ -59,7 +59,8 @@ class IterationBegin(TypedMessage):
 class CrossBatch(TypedMessage):
     """Row ids of a batch and the primary's projections of them.
 
-    The projections carry the noise that ``pretraining.primary_sends`` asks for.
+    The projections carry the noise that ``pretraining.primary_sends`` or ``iso_projections`` asks
+    for.
     """
 
     KIND: ClassVar = PretrainingKind.CROSS

@@ -11,7 +11,7 @@ from securevfl.pretraining.collapse import CollapseWatch
 from securevfl.pretraining.exchange import PretrainingExchange
 from securevfl.pretraining.learner_with_records import IterationFigures, LearnerWithRecords
 from securevfl.pretraining.rows import PretrainingRows, even_batches
-from securevfl.pretraining.sending import Sending
+from securevfl.pretraining.sending import Sending, sent_weights
 
 
 class PretrainingRun:
@@ -96,8 +96,9 @@ class PretrainingRun:
                 self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))
 
     def _aggregate(self) -> None:
+        scale = self.learning.learner.settings.iso_weights
         mean = self.exchange.aggregate(
-            self.learning.shared_weights(),
+            sent_weights(self.learning.shared_weights(), scale),
             weight=self.learning.weight,
             round_number=self.rounds.next(),
         )

@@ -71,10 +71,10 @@ class PretrainingSecondary:
             Nothing by itself; see :class:`securevfl.pretraining.exchange`.
         """
         records = self.data.links.link(self._checked(rows)).indices[:, 0]
-        return self.learning.project(records, round_number=round_number)
+        return unit(self.learning.project(records, round_number=round_number))
 
     def learn_cross(self, received: Float[Tensor, "batch width"]) -> None:
-        """Learn from the primary's projections of the same rows; noise may have stretched them."""
+        """Learn from the primary's projections of the same rows, whatever their lengths."""
         self.learning.learn_cross([unit(received)])
 
     def end_iteration(self, iterations: int, *, last: bool) -> IterationFigures:

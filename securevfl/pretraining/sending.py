@@ -1,12 +1,10 @@
-"""What the primary sends of its projections: as they are, with ISO noise, or accounted for."""
+"""What the primary sends in pretraining: as it is, with ISO noise, or accounted for."""
 
-import math
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,20 +13,25 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.iso_noise import with_iso_noise
 from securevfl.federation.ledger import Ledger
+from securevfl.models.fedhssl.losses import unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.mpc.codec import quantise, to_float
 from securevfl.mpc.ring_format import RingFormat
 
+# What torch's batch norms call their running statistics.
+_STATISTICS: Final = ("running_mean", "running_var")
+
 
 @runtime_checkable
 class Sending(Protocol):
-    """Protects the primary's unit vectors before they leave."""
+    """Protects the primary's projections before they leave."""
 
     def __call__(
-        self, vectors: Float[Tensor, "batch width"], *, round_number: int
+        self, projections: Float[Tensor, "batch width"], *, round_number: int
     ) -> Float[Tensor, "batch width"]:
-        """Return what is sent in place of the vectors.
+        """Return what is sent in place of the projections, which are of any length.
 
         Reveals:
             To every secondary: what is returned.
@@ -41,30 +44,30 @@ class Sending(Protocol):
 
 
 class SentPlain:
-    """The vectors as they are."""
+    """Their directions as they are, which is all that anybody learns from."""
 
     def __call__(
         self,
-        vectors: Float[Tensor, "batch width"],
+        projections: Float[Tensor, "batch width"],
         *,
         round_number: int,  # noqa: ARG002 - a Sending
     ) -> Float[Tensor, "batch width"]:
-        """Return the vectors.
+        """Return unit vectors.
 
         Reveals:
             To every secondary: a representation of each of the primary's aligned rows.
         """
-        return vectors
+        return unit(projections)
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class SentWithIso:
-    """Isotropic noise at the scale of the largest row: a heuristic that promises nothing.
+    """The projections as they are, with ISO noise: a heuristic that promises nothing.
 
     References:
-        [FedHSSL] Equation 7: sigma = lambda max ||d|| / sqrt(P).
+        [FedHSSL] section VI-B ("applies ISO to the output of its cross-party encoder"), Equation 7.
     """
 
     def __init__(self, scale: float) -> None:
@@ -72,21 +75,17 @@ class SentWithIso:
 
     def __call__(
         self,
-        vectors: Float[Tensor, "batch width"],
+        projections: Float[Tensor, "batch width"],
         *,
         round_number: int,  # noqa: ARG002 - a Sending
     ) -> Float[Tensor, "batch width"]:
-        """Return the vectors with noise.
+        """Return the projections with noise.
 
         Reveals:
-            To every secondary: the noisy vectors. No guarantee goes with them.
+            To every secondary: the noisy projections, and from the size of their noise how long the
+            longest of the batch is. No guarantee goes with them.
         """
-        largest = torch.linalg.vector_norm(vectors, dim=1).max()
-        deviation = self.scale * largest / math.sqrt(vectors.shape[1])
-        generator = torch.Generator(device=vectors.device)
-        generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
-        noise = torch.randn(vectors.shape, generator=generator, device=vectors.device)
-        return vectors + deviation * noise
+        return with_iso_noise(projections, self.scale)
 
     def close(self) -> None:
         """Do nothing."""
@@ -117,9 +116,9 @@ class SentWithGaussianNoise:
         self.noise = ExactDiscreteGaussian(tau / self.ring.granularity)
 
     def __call__(
-        self, vectors: Float[Tensor, "batch width"], *, round_number: int
+        self, projections: Float[Tensor, "batch width"], *, round_number: int
     ) -> Float[Tensor, "batch width"]:
-        """Book the batch and return its noised vectors.
+        """Book the batch and return its unit vectors with noise.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing was sent.
@@ -128,9 +127,9 @@ class SentWithGaussianNoise:
             To every secondary: the noised vectors, covered by the ledger's epsilon.
         """
         # Which rows they are does not matter to the price of a trained encoder.
-        rows = np.arange(len(vectors))
+        rows = np.arange(len(projections))
         self.ledger.charge(round_number=round_number, rows=rows, purpose="pretraining")
-        clipped = clip_rows(vectors.unsqueeze(1), self.clip_norm).squeeze(1)
+        clipped = clip_rows(unit(projections).unsqueeze(1), self.clip_norm).squeeze(1)
         units = quantise(clipped, self.ring)
         units += self.noise.sample(units.shape, device=units.device)
         return to_float(units, self.ring, divisor=1)
@@ -158,9 +157,8 @@ def sending(
         PrivacyError: If the ledger was altered.
     """
     if settings.primary_sends == "plain":
-        return SentPlain()
-    if settings.primary_sends == "iso":
-        return SentWithIso(settings.iso_scale)
+        scale = settings.iso_projections
+        return SentWithIso(scale) if scale else SentPlain()
     if settings.epsilon is None:
         raise ConfigError('pretraining.epsilon: primary_sends = "gaussian" needs it')
     passes = settings.iterations * settings.cross_epochs
@@ -185,3 +183,27 @@ def sending(
     tau = plan.noise_share_std()
     book = Ledger(ledger, party=party, plan=plan, noise_share_std=tau, run=run)
     return SentWithGaussianNoise(plan, book, noise_share_std=tau)
+
+
+def sent_weights(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the primary's weights as they enter the mean of all parties': with ISO noise.
+
+    Each parameter gets noise of its own size. A batch norm's running statistics are no parameters,
+    and stay as they are: a noised variance may be negative.
+
+    Args:
+        weights: The primary's local top encoder and heads, by name.
+        scale: lambda of ``pretraining.iso_weights``; 0 adds no noise.
+
+    Reveals:
+        Nothing by itself. From the mean, of two parties the other one takes the noisy weights, the
+        statistics as they are, and from the noise each parameter's longest row. No guarantee goes
+        with them.
+
+    References:
+        [FedHSSL] section VI-B ("and parameters of its local top encoder"), Equation 7.
+    """
+    return {
+        name: value if name.endswith(_STATISTICS) else with_iso_noise(value, scale)
+        for name, value in weights.items()
+    }

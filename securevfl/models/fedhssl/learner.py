@@ -93,7 +93,7 @@ class PartyLearner:
             optimizer.param_groups[0]["lr"] = self.settings.learning_rate * factor
 
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return unit vectors of aligned rows, for another party; the next step is on them.
+        """Return projections of aligned rows, for another party; the next step is on them.
 
         Reveals:
             Nothing by itself; it is what the exchange of pretraining protects or sends.
@@ -153,6 +153,7 @@ class PartyLearner:
         projected = [tower(part) for part in parts]
         predicted = torch.cat([tower.predictor(one) for one in projected])
         target = torch.cat([tower.target(*one) for one in zip(parts, projected, strict=True)])
+        target = unit(target)
         # The mean over both views is the symmetrised loss: each half has the other's targets.
         other = target.roll(len(features), dims=0)
         loss = self._objectives["local"](predicted, [other])

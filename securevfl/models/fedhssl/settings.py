@@ -90,12 +90,18 @@ class PretrainingSettings:
     """What the primary gets of the secondaries' projections: their average alone, or each of
     them. SimSiam and BYOL learn the same from both."""
 
-    primary_sends: Literal["plain", "iso", "gaussian"] = "plain"
-    """How the primary's own projections reach the secondaries: as they are, with ISO noise (a
-    heuristic), or with Gaussian noise that a ledger accounts for."""
+    primary_sends: Literal["plain", "gaussian"] = "plain"
+    """How the primary's own projections reach the secondaries: as they are, but for
+    ``iso_projections``, or with Gaussian noise that a ledger accounts for."""
 
-    iso_scale: float = 0.1
-    """lambda, strength of the ISO noise."""
+    iso_projections: float = 0.0
+    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7), of which the
+    longest in the batch sets the size; 0 adds none. A heuristic: it promises nothing."""
+
+    iso_weights: float = 0.0
+    """lambda of the ISO noise on the primary's weights before they are averaged; 0 adds none. Above
+    1 the means grow with every iteration, until one leaves the ring and the run stops. A heuristic:
+    it promises nothing. ``training.iso_gradients`` is the third place."""
 
     epsilon: float | None = None
     """For ``primary_sends = "gaussian"``: what all of pretraining may cost the primary's rows."""
@@ -123,7 +129,10 @@ class PretrainingSettings:
         checks.rate(aligned=self.aligned)
         checks.positive(learning_rate=self.learning_rate, temperature=self.temperature)
         checks.non_negative(
-            weight_decay=self.weight_decay, guidance=self.guidance, iso_scale=self.iso_scale
+            weight_decay=self.weight_decay,
+            guidance=self.guidance,
+            iso_projections=self.iso_projections,
+            iso_weights=self.iso_weights,
         )
         checks.fraction(corruption=self.corruption)
         if self.momentum is not None:
@@ -134,6 +143,11 @@ class PretrainingSettings:
         checks.open_unit(delta=self.delta)
         if (self.primary_sends == "gaussian") != (self.epsilon is not None):
             raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')
+        if self.primary_sends == "gaussian" and self.iso_projections:
+            raise ConfigError(
+                'iso_projections: primary_sends = "gaussian" has noise that is accounted for; '
+                "leave one of them out"
+            )
         if self.epsilon is not None:
             checks.positive(epsilon=self.epsilon)
 

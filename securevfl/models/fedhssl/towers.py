@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from securevfl.models.fedhssl.encoders import Encoder
-from securevfl.models.fedhssl.losses import unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.initial import initialise
 
@@ -68,7 +67,7 @@ class Tower(nn.Module):
         features: Float[Tensor, "rows features"],
         projected: Float[Tensor, "rows width"] | None,
     ) -> Float[Tensor, "rows width"]:
-        """Return unit vectors for another view to learn from.
+        """Return projections whose directions another view learns from.
 
         Args:
             features: The rows.
@@ -76,8 +75,9 @@ class Tower(nn.Module):
                 computed here if it is not given.
         """
         if self.follower is not None:
-            return unit(self.follower(features))
-        return unit(self(features) if projected is None else projected.detach())
+            followed: Tensor = self.follower(features)
+            return followed
+        return self(features) if projected is None else projected.detach()
 
     @torch.no_grad()
     def guide(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:

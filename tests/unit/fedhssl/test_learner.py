@@ -48,17 +48,22 @@ def test_cross_learning_lowers_its_loss(algorithm: str) -> None:
     x = table()
     losses = []
     for _ in range(60):
-        mine, theirs = one.project(x), other.project(x * 2 + 1)
+        mine, theirs = unit(one.project(x)), unit(other.project(x * 2 + 1))
         losses.append(float(one.learn_cross([theirs])))
         other.learn_cross([mine])
     assert sum(losses[-10:]) < sum(losses[:10]) - 1
 
 
-def test_projections_are_unit_vectors_without_a_gradient() -> None:
-    for algorithm in ("simsiam", "byol"):
-        sent = learner(algorithm=algorithm).project(table())
-        assert torch.allclose(sent.norm(dim=1), torch.ones(64), atol=1e-5)
-        assert not sent.requires_grad
+@pytest.mark.parametrize("algorithm", ["simsiam", "byol"])
+def test_projections_have_their_own_lengths_and_no_gradient(algorithm: str) -> None:
+    """What noise is scaled by the longest of must not have been made of length 1 before."""
+    one = learner(algorithm=algorithm)
+    sent = one.project(table())
+    tower = one.towers["cross"]
+    whole = tower(table()) if tower.follower is None else tower.follower(table())
+    assert torch.equal(sent, whole)
+    assert float(sent.norm(dim=1).max()) > 1.2 * float(sent.norm(dim=1).min())
+    assert not sent.requires_grad
 
 
 def test_target_follows_by_its_momentum() -> None:

@@ -1,0 +1,82 @@
+"""The benchmark of ISO noise: whom its noise reaches, and what its tables and its figure say."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.patience import PATIENCE_S
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("privacy", SCRIPTS / "fedhssl_privacy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_fine_tuning_noises_what_secondaries_learn_and_no_more(script: Any) -> None:
+    methods = script.methods
+    prepared = methods.prepare(script.SETS["digits"][0](None), "cpu")
+    setting = methods.Setting(model={"encoder_hidden": 8, "hidden": 8}, pretraining={})
+    config = methods.family_config("fedsplitnn", setting)
+    torch.manual_seed(1)
+    top = methods.FedHSSLTop(config, num_features=32, outputs=10)
+    bottom = methods.FedHSSLBottom(config, num_features=32)
+    rows = torch.arange(64)
+
+    def gradients(scale: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        outputs = methods.joint(top, [bottom], prepared.views, rows, iso_scale=scale)
+        prepared.head.loss(outputs, prepared.targets[rows]).backward()
+        found = [[p.grad for p in m.parameters() if p.grad is not None] for m in (top, bottom)]
+        for model in (top, bottom):
+            model.zero_grad()
+        return found[0], found[1]
+
+    (own, theirs), (own_noised, theirs_noised) = gradients(0.0), gradients(5.0)
+    assert all(map(torch.equal, own, own_noised))
+    # Equal by chance with probability below 1e-100.
+    assert not any(map(torch.equal, theirs, theirs_noised))
+
+
+def line(seed: int, value: float, **cell: Any) -> dict[str, Any]:
+    return {
+        "set": "made", "metric": "accuracy", "seed": seed, "value": value, "method": "fedhssl",
+        "algorithm": "simsiam", "aligned": 0.2, "lambda_f": 0.0, **cell,
+    }  # fmt: skip
+
+
+def test_tables_pair_by_seed(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses of 2, 3 and 4 points: mean 3, and 4.303 / sqrt(3) = 2.5 by Student's t (2 degrees)."""
+    base = (0.90, 0.92, 0.94)
+    made = [line(seed, value, places=None, lambda_p=0.0) for seed, value in enumerate(base)]
+    made += [
+        line(seed, value - 0.02 - 0.01 * seed, places="both", lambda_p=0.4)
+        for seed, value in enumerate(base)
+    ]
+    script.print_pretraining(made)
+    rows = capsys.readouterr().out.splitlines()
+    assert "| simsiam: nothing | 0 | 0.920 ± 0.020 |  |" in rows
+    assert "| simsiam: both | 0.4 | 0.890 ± 0.010 | -3.0 ± 2.5 |" in rows
+    assert np.count_nonzero(["both" in row for row in rows]) == 1
+
+
+def test_the_figure_of_measured_strengths_is_printed() -> None:
+    """The paper's Table XI, NUSWIDE with 20 % aligned, gives Table XII's 0.284."""
+    command = [sys.executable, str(SCRIPTS / "fedhssl_privacy.py"), "cap"]
+    for point in (("1", "0.538", "0.471"), ("5", "0.519", "0.449"), ("25", "0.503", "0.443")):
+        command += ["--point", *point]
+    shown = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+    ).stdout
+    assert shown.strip() == "0.284"
