@@ -40,6 +40,11 @@ def reveals_of(spec: LinkSpec, role: str) -> list[str]:
             learned.append("how many of these K records lie within the largest distance of a link")
     if spec.tells_rows and role == "primary":
         learned.append("for each of its rows and each secondary, whether it has a link")
-    if limited and role == "secondary" and protection.helpers:
-        learned.append("how many of these lie within the largest distance of a link")
+        if not limited:
+            learned.append("whether some row's nearest record there has another key")
+    if role == "secondary" and protection.helpers:
+        if limited:
+            learned.append("how many of these lie within the largest distance of a link")
+        elif spec.tells_rows:
+            learned.append("whether some row's nearest record has another key")
     return learned
