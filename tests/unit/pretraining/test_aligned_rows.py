@@ -274,6 +274,12 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     assert found["aligned"][1]["solo_test"] == found["all"][1]["solo_test"]
 
 
+def test_a_batch_may_have_one_row_or_one_linked_record(tmp_path: Path) -> None:
+    """33 labelled rows in batches of 32, of which few are linked: the last batch has one row."""
+    path = write_overlapping(tmp_path, training={"labelled_rows": 33})
+    assert np.isfinite(simulate(path, tmp_path / "run").losses).all()
+
+
 def test_no_aligned_training_row_is_one_line(tmp_path: Path) -> None:
     path = write_overlapping(tmp_path, model={"family": "top1sim"}, training={"rows": "aligned"})
     frame = pd.read_csv(tmp_path / "bank-2.csv")
