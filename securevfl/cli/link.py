@@ -47,18 +47,24 @@ def _print(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
         table = Table(title=f"{title}{found['links_per_row']}", title_justify="left")
         table.add_column("figure")
         table.add_column("value", justify="right")
-        for label, value in _rows(found):
+        for label, value in _rows(found, figures["max_distance"]):
             table.add_row(label, value)
         console.print(table)
+    console.print(
+        f"rows that keep a link at every secondary: {figures['rows_linked_everywhere']} of "
+        f"{figures['rows']}",
+        highlight=False,
+    )
     for role, sentences in figures["reveals"].items():
         console.print(f"a {role} learns: {'; '.join(sentences)}", highlight=False)
     console.print(f"peak memory: {figures['peak_memory_bytes'] / 1e6:,.0f} MB", highlight=False)
     console.print(f"lists and plot: {folder}", soft_wrap=True)
 
 
-def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    unit = found["distance_unit"]
+def _rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str, str]]:
+    unit, linked = found["distance_unit"], found["rows"] - found["rows_without_links"]
     rows = [
+        ("rows that keep a link", f"{linked} of {found['rows']}{_within(limit, unit)}"),
         ("recall@1", _share(found["recall_at_1"])),
         ("recall@K", _share(found["recall_at_k"])),
         ("pairs completeness", _share(found["pairs_completeness"])),
@@ -97,6 +103,10 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     for method, value in found.get("delta", {}).items():
         rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows
+
+
+def _within(limit: float | None, unit: str) -> str:
+    return "" if limit is None else f", at most {limit:g} apart ({unit})"
 
 
 def _share(value: float | None) -> str:

@@ -19,10 +19,12 @@ from securevfl.core.progress import (
     PretrainingRound,
     ProgressEvent,
     RoundDone,
+    RowsAligned,
     RowsReleased,
     SpendingPlanned,
     Stage,
     Warned,
+    alignment_in_words,
     told,
 )
 
@@ -71,10 +73,8 @@ class RunProgress:
         """Take one event of a run."""
         self._note(event)
         match event:
-            case Warned():
-                self._say(f"warning: {event.text}")
-            case SpendingPlanned():
-                self._say(spending_in_words(event))
+            case Warned() | SpendingPlanned() | RowsAligned():
+                self._say(_sentence(event))
             case Stage():
                 self._begin(event.text, total=event.of)
             case LinksMade():
@@ -159,6 +159,16 @@ class RunProgress:
         if time.monotonic() - self._last_line >= _QUIET_SECONDS:
             self._last_line = time.monotonic()
             print(text, file=sys.stderr, flush=True)
+
+
+def _sentence(event: Warned | SpendingPlanned | RowsAligned) -> str:
+    match event:
+        case Warned():
+            return f"warning: {event.text}"
+        case SpendingPlanned():
+            return spending_in_words(event)
+        case RowsAligned():
+            return alignment_in_words(told(event))
 
 
 def spending_in_words(event: SpendingPlanned) -> str:

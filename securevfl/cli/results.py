@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from securevfl.core.progress import alignment_in_words
 from securevfl.runtime.figures import models_measured
 
 
@@ -27,6 +28,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
         table.add_row(model, *map(_figure, values.values()))
     console.print(table)
     _print_privacy(console, metrics["privacy"])
+    _print_alignment(console, metrics)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)
@@ -48,10 +50,17 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
             loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
             table.add_row(name, f"{loss:.4f}", f"{spread:.3f}")
     console.print(table)
+    _print_alignment(console, figures)
     if figures.get("bytes"):
         _print_parties(console, figures)
     console.print(f"encoders: {folder / 'parties' / 'NAME' / 'encoders.pt'}", soft_wrap=True)
     console.print(f'train with [pretraining] checkpoint = "{folder}"', soft_wrap=True, markup=False)
+
+
+def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
+    if "alignment" in figures:
+        text = alignment_in_words(figures["alignment"])
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:

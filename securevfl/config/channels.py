@@ -84,6 +84,19 @@ def linkage(config: FederationConfig) -> Channel:
     )
 
 
+def aligned_rows(config: FederationConfig) -> Channel | None:
+    """Describe what parties learn of which rows are linked."""
+    if not link_spec(config).tells_rows:
+        return None
+    return Channel(
+        "aligned rows",
+        "the primary: for each row and each secondary, whether the row has a link there, so who of "
+        "its own is known to that secondary; every secondary: in batches, which rows have one at "
+        "all secondaries",
+        _NOT_COVERED,
+    )
+
+
 def similarities(config: FederationConfig) -> Channel:
     """Describe the similarities that some families read."""
     if link_spec(config).similarities is None:
@@ -188,6 +201,7 @@ CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
     gradients,
     positions,
     linkage,
+    aligned_rows,
     similarities,
     scaling_statistics,
     counts,

@@ -1,5 +1,7 @@
 """What a federation file says about linking, as the linking stage takes it."""
 
+import math
+
 from securevfl.config.federation import FederationConfig
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.table import METRICS
@@ -28,6 +30,20 @@ def key_spec(config: FederationConfig) -> KeySpec:
     )
 
 
+def tells_rows(config: FederationConfig) -> bool:
+    """Whether the primary is told which of its rows are linked, to learn from these alone.
+
+    Cross-party pretraining needs that, and so does ``training.rows = "aligned"``.
+    """
+    pretrains = "cross" in config.family.pretraining and config.pretraining.checkpoint is None
+    return pretrains or config.training.rows == "aligned"
+
+
+def _max_distance(config: FederationConfig) -> float:
+    limit = config.linkage.max_distance
+    return min(config.family.max_distance, math.inf if limit is None else limit)
+
+
 def link_spec(config: FederationConfig) -> LinkSpec:
     """Return all that linking needs; a run asks once and hands it on."""
     linkage, privacy, training = config.linkage, config.privacy, config.training
@@ -48,7 +64,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             links_per_record=privacy.links_per_record,
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
-            max_distance=config.family.max_distance,
+            max_distance=_max_distance(config),
         ),
         roles=LinkRoles(
             primary=config.primary.name,
@@ -61,6 +77,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             test_fraction=training.test_fraction,
         ),
         similarities=similarities,
+        tells_rows=tells_rows(config),
         cache=linkage.cache,
         idle_timeout_s=config.runtime.idle_timeout_s,
         written=config.source["linkage"],

@@ -28,6 +28,12 @@ class LinkageSettings:
     ``privacy.links_per_record`` nearest rows. The latter halves what one record can change, and
     needs a frozen encoder with pooled rows."""
 
+    max_distance: float | None = None
+    """The farthest that a link may be, >= 0: farther ones are none, and 0 leaves those of equal
+    keys. In the metric's unit: edits (``levenshtein``), a share of 1 (``mixed``), metres
+    (``great-circle``), the unit in which tables hold the keys, not scaled (``euclidean``); and
+    differing bits wherever codes are compared (``bloom``, as metric or as protection)."""
+
     truth: str | None = None
     """Column that tells true matches; never a feature."""
 
@@ -92,6 +98,8 @@ class LinkageSettings:
         for pair in self.ranges or ():
             if len(pair) != 2 or not -1e150 < pair[0] < pair[1] < 1e150:
                 raise ConfigError(f"ranges: must be [low, high] pairs, ascending; got {list(pair)}")
+        if self.max_distance is not None:
+            checks.non_negative(max_distance=self.max_distance)
         self._check_similarities()
         self._check_metric()
         self._check_protection()

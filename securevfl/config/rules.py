@@ -2,7 +2,7 @@
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec
+from securevfl.config.link_spec import key_spec, tells_rows
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.linking.protections.table import PROTECTIONS
@@ -19,6 +19,8 @@ def require_linkable(config: FederationConfig) -> None:
     keys = key_spec(config)
     keys.metric.check(keys)
     PROTECTIONS[linkage.protection].check(keys)
+    if linkage.max_distance is not None:
+        PROTECTIONS[linkage.protection].check_distance(keys, linkage.max_distance)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(
@@ -103,9 +105,15 @@ def require_trainable(config: FederationConfig) -> None:
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "
             f"choose a family that links by keys alone (fedsim, top1sim, avgsim, featuresim)"
         )
+    fresh = config.privacy.sampling_rate < 1
+    if fresh and config.privacy.encoder != "frozen" and tells_rows(config):
+        raise ConfigError(
+            "privacy.sampling_rate: rows are aligned for good, and links within a fresh sample "
+            'change from round to round; set it to 1, or training.rows to "all" and a family '
+            "without cross-party pretraining"
+        )
     if not config.family.needs_similarities(config.model):
         return
-    fresh = config.privacy.sampling_rate < 1
     helpers = PROTECTIONS[config.linkage.protection].helpers
     if fresh and (config.privacy.encoder != "frozen" or "coordinator" in helpers):
         raise ConfigError(
@@ -167,6 +175,12 @@ def require_covered_channels(config: FederationConfig) -> None:
     if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
         return
     _require_covered_pretraining(config)
+    if config.training.rows == "aligned":
+        raise PrivacyError(
+            'training.rows: "aligned" shows the primary which rows have a record at every '
+            "secondary, which no noise covers, so epsilon would not hold for one record; set it "
+            'to "all"'
+        )
     if config.privacy.sampling_rate < 1 and config.family.needs_similarities(config.model):
         raise PrivacyError(
             f"privacy.sampling_rate: {config.family.name!r} shows the primary how near its links "

@@ -68,6 +68,11 @@ class TrainingSettings:
     labelled_rows: int | None = None
     """How many training rows keep their labels; default: all. Pretraining uses the others too."""
 
+    rows: Literal["all", "aligned"] = "all"
+    """Which labelled training rows the joint model learns from: ``all``, where a secondary without
+    a link gives zeros; or those that are ``aligned``, linked at every secondary. The primary then
+    learns which these are, which no noise covers. Validation and test rows stay all of them."""
+
     empty_labels: Literal["refuse", "unlabelled"] = "refuse"
     """What an empty label cell is: a mistake, or a training row without a label, for pretraining.
     Validation and test rows are drawn from those that have one."""

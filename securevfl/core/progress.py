@@ -86,6 +86,19 @@ class CiphertextsMade:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowsAligned:
+    """All are linked, and the primary knows which of its rows are linked at every secondary."""
+
+    EVENT: ClassVar[str] = "aligned"
+
+    aligned: int
+    """Rows that are linked at every secondary."""
+    rows: int
+    by_secondary: Mapping[str, int]
+    """Rows that are linked at each of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RowsReleased:
     """So many rounds of the one pass over all rows, with frozen encoders, are done."""
 
@@ -177,6 +190,7 @@ ProgressEvent = (
     | Stage
     | LinksMade
     | CiphertextsMade
+    | RowsAligned
     | RowsReleased
     | RoundDone
     | EpochDone
@@ -198,6 +212,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         Stage,
         LinksMade,
         CiphertextsMade,
+        RowsAligned,
         RowsReleased,
         RoundDone,
         EpochDone,
@@ -216,6 +231,16 @@ def told(event: ProgressEvent) -> dict[str, Any]:
     """Return an event's figures by name, without those that are not known."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def alignment_in_words(figures: Mapping[str, Any]) -> str:
+    """Return how many rows are linked, and where, in one line.
+
+    Args:
+        figures: With the fields of :class:`RowsAligned`.
+    """
+    each = ", ".join(f"{name} {count}" for name, count in figures["by_secondary"].items())
+    return f"{figures['aligned']} of {figures['rows']} rows are aligned (linked at {each})"
 
 
 def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:

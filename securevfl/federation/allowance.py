@@ -54,7 +54,7 @@ class SessionLimits:
         return cls(
             rows=facts.rows,
             part_rows={
-                "train": facts.train_rows,
+                "train": plan.training_rows,
                 "validation": facts.validation_rows,
                 "test": facts.test_rows,
             },

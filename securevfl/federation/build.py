@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 from torch import nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
-from securevfl.core.errors import PrivacyError
+from securevfl.core.errors import DataError, PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
@@ -259,7 +259,8 @@ def primary_data(
     them. Regression labels are standardised by training rows alone.
 
     Raises:
-        DataError: If the labels are constant in the training rows.
+        DataError: If the labels are constant in the training rows, or none of these is aligned
+            where only such rows may train.
     """
     head = task_head(config, table, split)
     return PrimaryData(
@@ -268,10 +269,26 @@ def primary_data(
         targets=targets_of(table, split, head).to(device),
         head=head,
         split=split,
+        aligned=_aligned(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
     )
+
+
+def _aligned(
+    config: FederationConfig, linked: LinkedPrimary, split: RowSplit
+) -> Bool[np.ndarray, " rows"] | None:
+    """Return which rows training rounds may have; None for all."""
+    if config.training.rows == "all" or linked.alignment is None:
+        return None
+    aligned = linked.alignment.everywhere
+    if not aligned[split.train].any():
+        raise DataError(
+            f"training.rows: none of the {len(split.train)} labelled training rows is linked at "
+            f'every secondary; set it to "all", or look at linkage.max_distance'
+        )
+    return aligned
 
 
 def build_primary(

@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
@@ -34,6 +34,7 @@ class RoundKind(MessageKind):
     MEAN = 13
     EPOCH = 14
     READY = 16
+    TRAINING_ROWS = 38
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +167,41 @@ class Ready(TypedMessage):
 
     KIND: ClassVar = RoundKind.READY
     WAY: ClassVar = "caller to primary"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRows(TypedMessage):
+    """How many of the primary's labelled training rows are linked at every secondary.
+
+    Only with ``training.rows = "aligned"``: training rounds have these rows and no others.
+    """
+
+    KIND: ClassVar = RoundKind.TRAINING_ROWS
+    WAY: ClassVar = "primary to every secondary"
+
+    rows: int
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"rows": self.rows})
+
+    @classmethod
+    def from_message(cls, message: Message, *, most: int) -> "TrainingRows":
+        """Read the primary's.
+
+        Args:
+            message: As it came.
+            most: Labelled training rows.
+
+        Raises:
+            ProtocolError: If there are none, or more than the primary has.
+        """
+        rows = message.figure("rows", int)
+        if not 1 <= rows <= most:
+            raise ProtocolError(
+                f"the primary calls {rows} training rows aligned; it has {most} with a label"
+            )
+        return cls(rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

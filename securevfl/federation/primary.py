@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer, RoundDone
@@ -38,9 +38,18 @@ class PrimaryData:
     head: TaskHead
     """The task: its loss, its metric, and how many numbers it asks of the top model."""
     split: RowSplit
+    aligned: Bool[np.ndarray, " rows"] | None = None
+    """Which rows training rounds may have, where ``training.rows = "aligned"`` leaves others out;
+    None for all."""
     similarities: Float[Tensor, "rows secondaries links"] | None = None
     """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
     families that read them."""
+
+    @property
+    def training_rows(self) -> Int64[np.ndarray, " train"]:
+        """Rows of training rounds, labelled all of them."""
+        rows = self.split.train
+        return rows if self.aligned is None else rows[self.aligned[rows]]
 
 
 class Primary:
@@ -182,7 +191,7 @@ class Primary:
         chosen = stream(self.seed, "party-dropout", epoch)
         total, outputs, targets = 0.0, [], []
         parts = training_batches(
-            self.data.split.train,
+            self.data.training_rows,
             batch_size=self.training.batch_size,
             seed=self.seed,
             epoch=epoch,
@@ -195,7 +204,7 @@ class Primary:
             targets.append(self._targets(rows))
             self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
         metric = self.head.metric(torch.cat(outputs), torch.cat(targets))
-        return total / len(self.data.split.train), metric
+        return total / len(self.data.training_rows), metric
 
     def _train_batch(
         self, rows: npt.NDArray[np.int64], active: tuple[int, ...]

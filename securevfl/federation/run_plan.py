@@ -100,6 +100,10 @@ class RunPlan:
     ranks: Mapping[str, int]
     """Name to rank: the primary is 0, secondaries count from 1, third parties come after them."""
 
+    training_rows: int
+    """Rows of an epoch's training rounds: all labelled ones; fewer with
+    ``training.rows = "aligned"``, once keys are linked. The accounting is of all of them."""
+
     @property
     def frozen(self) -> bool:
         """Whether bottom models stay as they are and every row is released once."""
@@ -151,6 +155,7 @@ def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
         noise_share_std=noise_share_std,
         cut=Cut(ring=ring, slots=slots, shape=config.family.cut_shape(config.model)),
         ranks=config.ranks,
+        training_rows=facts.train_rows,
     )
 
 

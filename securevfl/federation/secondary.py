@@ -303,6 +303,9 @@ def represent_distinct(
         index: Record of each link; anything valid where there is none.
         present: Which links there are.
     """
+    if bool(present.any()):
+        # A record that nobody linked must not stand in for none: batch norm would look at it.
+        index = torch.where(present, index, index[present][0])
     records, place = _distinct(index, len(features))
     alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
     vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
+from securevfl.linkage.alignment import Alignment
 from securevfl.linkage.sources import LinkSource
 
 
@@ -19,6 +20,9 @@ class LinkedPrimary:
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
     """One a link, NaN where a slot holds no record; None if the family reads none."""
+
+    alignment: Alignment | None = None
+    """Which rows are linked, at which secondary; None where nobody asks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,5 +41,14 @@ class LinkedSecondary:
     similarities: Float32[np.ndarray, "rows links"] | None = None
     """What the primary gets, in the order of the links; None if the family reads none."""
 
+    apart: bool = False
+    """Whether some row's first link has another key than the row, where that decides what counts as
+    aligned: where rows are told and no largest distance is set."""
+
     figures: Mapping[str, Any]
     """What the party's log says of its links: counts, never a row or a record."""
+
+    def linked_rows(self) -> Bool[np.ndarray, " rows"]:
+        """Return which of the primary's rows have a link."""
+        rows = np.arange(self.primary_rows, dtype=np.int64)
+        return np.asarray(self.source.link(rows).present.any(axis=1))

@@ -48,7 +48,7 @@ class ChoiceSpec:
     """Whether all rows are linked once, in one sample, as frozen encoders ask for."""
 
     max_distance: float = math.inf
-    """The farthest that a record may be linked, in the metric's unit."""
+    """The farthest that a record may be linked, in the unit of what is compared."""
 
     @property
     def fixed(self) -> bool:
@@ -106,6 +106,9 @@ class LinkSpec:
 
     similarities: SimilaritySpec | None = None
     """None if the model's family reads none."""
+
+    tells_rows: bool = False
+    """Whether every secondary tells the primary which rows have a link."""
 
     cache: str | None = None
     """Folder on every party's own machine that keeps links between runs."""

@@ -1,5 +1,6 @@
 """Ranked candidates, and what a secondary's rounds choose among them with its secret samples."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +33,10 @@ class Candidates:
 
     pairs: EligiblePairs | None = None
     """Under a record-side cap: the pairs of a row and a record that picked it."""
+
+    apart: bool = False
+    """Whether some row's first record has another key than the row, where that is told
+    (:func:`tells_apart`)."""
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +81,23 @@ def places_of(indices: Int64[np.ndarray, "rows links"]) -> LinkTable:
     """Return links whose distances are their places in the list, from 0."""
     table = np.broadcast_to(np.arange(indices.shape[1], dtype=np.float64), indices.shape)
     return LinkTable(indices=indices, distances=np.where(indices >= 0, table, np.inf))
+
+
+def tells_apart(spec: LinkSpec, links: LinkTable) -> bool:
+    """Return whether some row's first link has another key, where it decides what is aligned.
+
+    With a largest distance, or where nobody asks which rows are linked, nobody is told, and it
+    returns False.
+
+    Args:
+        spec: What linking needs.
+        links: Links with their distances.
+    """
+    if not spec.tells_rows or spec.choice.max_distance < math.inf:
+        return False
+    # Similarities may have another order than distances: the nearest counts.
+    nearest = links.distances.min(axis=1)
+    return bool((nearest[np.isfinite(nearest)] > 0).any())
 
 
 def ranked_length(spec: LinkSpec, records: int) -> int:
@@ -139,7 +161,8 @@ def source_of_metric(spec: LinkSpec, metric: KeyMetric) -> LinkSource:
     if spec.choice.by == "records":
         assert cap is not None, "checked with the federation file"
         sampler = PoissonSampler(metric.num_records, rate)
-        return PickedLinks(pairs=eligible_pairs(metric, cap=cap), sample=sampler.draw())
+        pairs = eligible_pairs(metric, cap=cap).within(spec.choice.max_distance)
+        return PickedLinks(pairs=pairs, sample=sampler.draw())
     linker = RoundLinker(
         metric,
         spec.choice.neighbours,
@@ -181,6 +204,7 @@ def linked_secondary(
     *,
     rows: int,
     similarities: Float32[np.ndarray, "rows links"] | None = None,
+    apart: bool = False,
     figures: Mapping[str, Any] | None = None,
 ) -> LinkedSecondary:
     """Return what linking leaves at a secondary.
@@ -191,6 +215,7 @@ def linked_secondary(
         scaler: How keys are scaled for models; None for texts.
         rows: How many rows the primary has.
         similarities: What the primary gets, where the secondary makes it.
+        apart: What :func:`tells_apart` says.
         figures: What its log says beside counts of links.
     """
     return LinkedSecondary(
@@ -198,6 +223,7 @@ def linked_secondary(
         keys=model_keys(scaler, own),
         primary_rows=rows,
         similarities=similarities,
+        apart=apart,
         figures={**_figures(rows, own.num_rows, source), **(figures or {})},
     )
 

@@ -12,6 +12,7 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import key_scaler, model_keys, read_secret
+from securevfl.linking.messages import LinkedRows, alignment_of
 from securevfl.linking.protections.table import protection_of
 from securevfl.linking.similar_links import stacked
 
@@ -49,13 +50,16 @@ class Linker:
         self._secret = secret or LinkageSecret.fresh()
         self._protection = protection_of(spec)
         self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
+        self._rows: list[LinkedRows] = []
 
     @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
         scaler = key_scaler(self._spec.keys, self._keys)
         return LinkedPrimary(
-            keys=model_keys(scaler, self._keys), similarities=stacked(self._similarities)
+            keys=model_keys(scaler, self._keys),
+            similarities=stacked(self._similarities),
+            alignment=alignment_of(self._spec, self._rows),
         )
 
     def __call__(self, own: KeyTable) -> LinkedSecondary:
@@ -72,6 +76,8 @@ class Linker:
             self._spec, self._keys, own, secret=self._secret, cache=self.cache(own)
         )
         self._similarities.append(linked.similarities)
+        if self._spec.tells_rows:
+            self._rows.append(LinkedRows(rows=linked.linked_rows(), apart=linked.apart))
         return linked
 
     def cache(self, own: KeyTable) -> LinkCache:

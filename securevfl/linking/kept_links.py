@@ -8,9 +8,10 @@ that it depends on.
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.candidates import Candidates
+from securevfl.linking.candidates import Candidates, tells_apart
 from securevfl.linking.similar_links import SimilarLinks, similar_links
 
 _TAG_KEY_BYTES: Final = 32
@@ -114,10 +115,13 @@ def coordinate(
         ConfigError: If the bound tau cannot be had.
     """
     if not spec.choice.fixed:
-        return find().without_distances(), None
-    kept = cache.get(key, lambda: keep(spec, find))
-    links = kept.links if kept.similar is None else kept.similar.links
-    return Candidates(ranked=links).without_distances(), kept.similar
+        found, similar = find(), None
+    else:
+        kept = cache.get(key, lambda: keep(spec, find))
+        similar = kept.similar
+        found = Candidates(ranked=kept.links if similar is None else similar.links)
+    nearest = found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
+    return replace(found.without_distances(), apart=tells_apart(spec, nearest)), similar
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:
@@ -143,15 +147,18 @@ def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") 
     """Return the key of links: everything that they and their similarities depend on.
 
     Args:
-        spec: What linking needs, of which linkage, K, caps and the split of rows count.
+        spec: What linking needs, of which linkage, K, caps, the largest distance and the split of
+            rows count.
         tables: What was linked: both parties' keys or codes.
         secret: A check value of the linkage secret.
     """
-    split = spec.split
+    split, limit = spec.split, spec.choice.max_distance
     settings = {
         "linkage": {name: value for name, value in spec.written.items() if name != "cache"},
         "similarities": spec.similarities is not None,
         "neighbours": spec.choice.neighbours,
+        # Without a limit the key is what it was, so that kept noise stays in use.
+        **({"max_distance": limit} if limit < math.inf else {}),
         "cap": spec.choice.links_per_record,
         "split": [split.seed, split.validation_fraction, split.test_fraction],
         "secret": secret,

@@ -3,12 +3,14 @@
 Messages that one protection alone needs are beside it, in :mod:`securevfl.linking.protections`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
+from securevfl.linkage.alignment import Alignment
 from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, places_of, ranked_length
@@ -61,6 +63,9 @@ class LinkingKind(MessageKind):
     secondary: numbers of its records to compare next, with how many rows. Without
     ``linkage.cell`` it tells nothing but sizes."""
 
+    LINKED_ROWS = 31
+    """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
+
 
 Similarities = Float32[np.ndarray, "rows links"]
 """One secondary's noised similarities, NaN where a slot holds no record."""
@@ -94,6 +99,41 @@ class Linked(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class LinkedRows(TypedMessage):
+    """For each of the primary's rows, whether it has a link at the sender.
+
+    Only where aligned rows alone are learned from: in cross-party pretraining, and with
+    ``training.rows = "aligned"``. Without ``linkage.max_distance`` it also says whether some row's
+    nearest record has another key than the row.
+    """
+
+    KIND = LinkingKind.LINKED_ROWS
+    WAY = "secondary to primary"
+
+    rows: Bool[np.ndarray, " rows"]
+    """One a row."""
+
+    apart: bool
+    """See :attr:`securevfl.linkage.linked.LinkedSecondary.apart`."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"apart": self.apart}, tensors={"rows": self.rows})
+
+    @classmethod
+    def from_message(cls, message: Message, *, rows: int) -> "LinkedRows":
+        """Check a received one.
+
+        Raises:
+            ProtocolError: If it is not about as many rows as there are.
+        """
+        return cls(
+            rows=message.tensor("rows", dtype=np.bool_, shape=(rows,)),
+            apart=message.figure("apart", bool),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MadeSimilarities(TypedMessage):
     """One secondary's noised similarities in falling order, without record numbers."""
 
@@ -119,7 +159,11 @@ class MadeSimilarities(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Lists(TypedMessage):
-    """For each primary row, record numbers in order of distance."""
+    """For each primary row, record numbers in order of distance.
+
+    Where secondaries tell which rows are linked, and ``linkage.max_distance`` is not set, also
+    whether some row's nearest record has another key than the row.
+    """
 
     KIND = LinkingKind.LINK_LISTS
     WAY = "coordinator to a secondary"
@@ -135,7 +179,7 @@ class Lists(TypedMessage):
         else:
             assert ranked is not None, "one of the two forms is there"
             tensors = {"indices": ranked.indices}
-        return Message(kind=self.KIND, tensors=tensors)
+        return Message(kind=self.KIND, meta={"apart": self.candidates.apart}, tensors=tensors)
 
     @classmethod
     def from_message(cls, message: Message, *, spec: LinkSpec, rows: int, records: int) -> "Lists":
@@ -144,6 +188,7 @@ class Lists(TypedMessage):
         Raises:
             ProtocolError: If they are not what was agreed on.
         """
+        apart = message.figure("apart", bool)
         if spec.choice.links_per_record is not None and not spec.choice.fixed:
             starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
             numbers = message.tensor("records", dtype=np.int64, shape=(None,))
@@ -151,11 +196,30 @@ class Lists(TypedMessage):
                 raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
             require_numbers(message, numbers, below=records)
             pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
-            return cls(candidates=Candidates(pairs=pairs).without_distances())
+            found = Candidates(pairs=pairs).without_distances()
+            return cls(candidates=replace(found, apart=apart))
         length = ranked_length(spec, records)
         indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
         require_numbers(message, indices, below=records, lowest=-1)
-        return cls(candidates=Candidates(ranked=places_of(indices)))
+        return cls(candidates=Candidates(ranked=places_of(indices), apart=apart))
+
+
+def alignment_of(spec: LinkSpec, told: Sequence[LinkedRows | None]) -> Alignment | None:
+    """Put together what all secondaries told of the rows that they linked; None if nobody did.
+
+    Args:
+        spec: What linking needs.
+        told: One a secondary, by rank.
+    """
+    given = [one for one in told if one is not None]
+    if not given:
+        return None
+    names = spec.roles.secondaries
+    return Alignment(
+        names=names,
+        linked=np.stack([one.rows for one in given], axis=1),
+        apart=[name for name, one in zip(names, given, strict=True) if one.apart],
+    )
 
 
 def require_numbers(

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from jaxtyping import Bool
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.allowance import Allowance
@@ -18,17 +19,20 @@ from securevfl.pretraining.messages import (
 class PretrainingAllowance:
     """The plan of pretraining and what was used of it: whoever handles a message asks here first.
 
-    Iterations come in order, each with the steps that the family has: batches of rows that are not
-    held out, each row so often as ``pretraining.cross_epochs`` says; local learning once; an
-    average of local top encoders once. What is held out stays what it was.
+    Iterations come in order, each with the steps that the family has: batches of rows that are
+    linked here and not held out, each row so often as ``pretraining.cross_epochs`` says; local
+    learning once; an average of local top encoders once. What is held out stays what it was.
     """
 
-    def __init__(self, plan: RunPlan, session: Allowance) -> None:
+    def __init__(
+        self, plan: RunPlan, session: Allowance, *, linked: Bool[np.ndarray, " rows"]
+    ) -> None:
         """Make it.
 
         Args:
             plan: The run.
             session: What the session allows; it keeps the round numbers.
+            linked: Which of the primary's rows have a link at this secondary.
         """
         settings, facts = plan.config.pretraining, plan.facts
         self._session = session
@@ -37,6 +41,7 @@ class PretrainingAllowance:
         self._passes = settings.cross_epochs
         self._batch_size = settings.batch_size
         self._rows = facts.rows
+        self._linked = linked
         self._own = facts.train_rows + facts.unlabelled_rows
         self._done = min(facts.resume_pretraining, settings.iterations)
         # Where all is learned already, the last iteration is opened once more, and stays empty.
@@ -96,6 +101,12 @@ class PretrainingAllowance:
         if rows.min() < 0 or rows.max() >= self._rows:
             raise ProtocolError(
                 f"{where}: the primary names rows outside the {self._rows} that it has"
+            )
+        strangers = int((~self._linked[rows]).sum())
+        if strangers:
+            raise ProtocolError(
+                f"{where}: the primary names {strangers} rows that have no link here, and only "
+                f"aligned rows are learned from across parties"
             )
         held = np.zeros(0, dtype=np.int64) if self._held_out is None else self._held_out
         again = len(np.unique(rows)) != len(rows) or (self._uses[rows] >= self._passes).any()

@@ -15,6 +15,7 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
 from securevfl.federation.secondary import SecondaryData
+from securevfl.linkage.alignment import Alignment
 from securevfl.pretraining.exchange import PretrainingExchange
 from securevfl.pretraining.learner_with_records import LearnerWithRecords
 from securevfl.pretraining.rows import even_batches, pretraining_rows
@@ -104,6 +105,7 @@ def build_run(
     exchange: PretrainingExchange,
     files: PartyFiles,
     *,
+    alignment: Alignment | None,
     start: int,
     observe: Observer,
 ) -> PretrainingRun:
@@ -115,6 +117,7 @@ def build_run(
         primary: The primary with its data and its exchange.
         exchange: How pretraining reaches the secondaries.
         files: The primary's own.
+        alignment: Which rows are linked where; None where nothing is learned across parties.
         start: Iterations that are done already.
         observe: Hears of progress.
 
@@ -123,7 +126,12 @@ def build_run(
     """
     settings, data = config.pretraining, primary.data
     _warn(config, table, observe)
-    rows = pretraining_rows(data.split, aligned=settings.aligned, seed=config.federation.seed)
+    rows = pretraining_rows(
+        data.split,
+        linked=None if alignment is None else alignment.everywhere,
+        aligned=settings.aligned,
+        seed=config.federation.seed,
+    )
     run = PretrainingRun(
         build_learner(config, data.features, rows.own, table=table),
         exchange,

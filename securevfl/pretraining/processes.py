@@ -9,6 +9,8 @@ from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
+from securevfl.linkage.alignment import Alignment
+from securevfl.linkage.linked import LinkedSecondary
 from securevfl.mpc.sum_to import SumTo
 from securevfl.pretraining.allowance import PretrainingAllowance
 from securevfl.pretraining.build import build_pretraining_secondary, build_run
@@ -31,6 +33,7 @@ def pretrain_as_primary(
     transport: PrimaryTransport,
     files: PartyFiles,
     *,
+    alignment: Alignment | None,
     run_folder: Path,
     observe: Observer,
 ) -> dict[str, Any] | None:
@@ -42,6 +45,7 @@ def pretrain_as_primary(
         primary: The primary with its top model.
         transport: Its end of the star.
         files: Its own.
+        alignment: Which rows are linked where; None where nothing is learned across parties.
         run_folder: Gets ``pretraining.json``.
         observe: Hears of progress.
 
@@ -59,7 +63,16 @@ def pretrain_as_primary(
         return None
     observe(Stage(text="pretraining", of=config.pretraining.iterations))
     exchange = FederatedPretraining(transport, plan, device=primary.data.features.device)
-    run = build_run(config, table, primary, exchange, files, start=start, observe=observe)
+    run = build_run(
+        config,
+        table,
+        primary,
+        exchange,
+        files,
+        alignment=alignment,
+        start=start,
+        observe=observe,
+    )
     figures = run_pretraining(run, config, run_folder, start=start, split=primary.data.split)
     encoders = run.learning.learner.encoders()
     save_encoders(files.folder, encoders)
@@ -75,6 +88,7 @@ def pretrain_as_secondary(
     sum_to: SumTo,
     files: PartyFiles,
     *,
+    linked: LinkedSecondary,
     observe: Observer,
 ) -> None:
     """Let a secondary's model start from pretrained encoders, where its family has such.
@@ -86,6 +100,7 @@ def pretrain_as_secondary(
         transport: Its end of the star.
         sum_to: Its end of secure sums.
         files: Its own.
+        linked: What linking left here.
         observe: Hears of warnings.
 
     Reveals:
@@ -116,7 +131,7 @@ def pretrain_as_secondary(
         transport,
         sum_to,
         plan,
-        allowance=PretrainingAllowance(plan, secondary.allowance),
+        allowance=PretrainingAllowance(plan, secondary.allowance, linked=linked.linked_rows()),
         device=secondary.device,
         log=files.log,
     ).serve()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
 from securevfl.core.seeds import stream
@@ -15,7 +15,7 @@ class PretrainingRows:
     """Row numbers of the primary's table, each part ascending."""
 
     aligned: Int64[np.ndarray, " aligned"]
-    """Rows whose records at all parties learn from one another."""
+    """Rows whose records at all parties learn from one another: linked at every secondary."""
 
     own: Int64[np.ndarray, " own"]
     """Rows that the primary learns from by itself: all that are for training, labelled or not."""
@@ -24,28 +24,41 @@ class PretrainingRows:
     """Validation and test rows; no party learns from them or from their records."""
 
 
-def pretraining_rows(split: RowSplit, *, aligned: float, seed: int) -> PretrainingRows:
+def pretraining_rows(
+    split: RowSplit, *, linked: Bool[np.ndarray, " rows"] | None, aligned: float, seed: int
+) -> PretrainingRows:
     """Choose the rows of pretraining.
 
-    Labelled rows are aligned in any case ([FedHSSL] section IV-A); the others are drawn.
+    Labelled rows that are linked are aligned in any case ([FedHSSL] section IV-A); of the others
+    that are linked, as many are drawn as the share still lacks.
 
     Args:
         split: The primary's rows.
-        aligned: Share of the training rows, labelled or not, that count as aligned, in (0, 1].
+        linked: Which of its rows are linked at every secondary; None where nothing is learned
+            across parties, so that nobody asks.
+        aligned: Share of the linked training rows, labelled or not, that count as aligned, in
+            (0, 1].
         seed: Run seed; the draw uses its stream ``"aligned"``.
 
     Raises:
         DataError: If fewer than two rows would be aligned: one row has no batch statistics.
     """
     own = np.sort(np.concatenate([split.train, split.unlabelled]))
-    wanted = round(aligned * len(own)) - len(split.train)
-    extra = stream(seed, "aligned").permutation(split.unlabelled)[: max(0, wanted)]
-    chosen = np.sort(np.concatenate([split.train, extra]))
+    train, others = split.train, split.unlabelled
+    if linked is not None:
+        train, others = train[linked[train]], others[linked[others]]
+    possible = len(train) + len(others)
+    wanted = round(aligned * possible) - len(train)
+    extra = stream(seed, "aligned").permutation(others)[: max(0, wanted)]
+    chosen = np.sort(np.concatenate([train, extra]))
     if aligned < 1 and len(split.unlabelled) == 0:
         # All training rows are labelled: then alignment is drawn among them.
-        chosen = np.sort(stream(seed, "aligned").permutation(own)[: round(aligned * len(own))])
+        chosen = np.sort(stream(seed, "aligned").permutation(train)[: round(aligned * possible)])
     if len(chosen) < 2:
-        raise DataError(f"pretraining: {len(chosen)} aligned rows are too few; at least 2")
+        raise DataError(
+            f"pretraining: {len(chosen)} aligned rows are too few, of {possible} of the "
+            f"{len(own)} training rows that are linked at every secondary; at least 2"
+        )
     return PretrainingRows(
         aligned=chosen,
         own=own,

@@ -11,6 +11,7 @@ from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import Primary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
+from securevfl.linkage.alignment import Alignment
 from securevfl.pretraining.build import build_pretraining_secondary, build_run
 from securevfl.pretraining.encoders_file import save_encoders
 from securevfl.pretraining.exchange import SimulatedPretraining
@@ -40,6 +41,7 @@ def pretrain_in_process(
     parties: Mapping[str, SimulatedParty],
     run_folder: Path,
     *,
+    alignment: Alignment | None,
     observe: Observer,
 ) -> dict[str, Any] | None:
     """Let all parties' models start from pretrained encoders, where the family has such.
@@ -54,6 +56,7 @@ def pretrain_in_process(
             saved.
         parties: The secondaries by name, with their bottom models.
         run_folder: Gets ``pretraining.json``; each party's folder its encoders.
+        alignment: Which rows are linked where; None where nothing is learned across parties.
         observe: Hears of progress.
 
     Returns:
@@ -94,7 +97,16 @@ def pretrain_in_process(
         for party, one in parties.items()
     ]
     exchange = SimulatedPretraining(parts, plain=config.pretraining.exchange == "plain")
-    run = build_run(config, tables[name], primary, exchange, files, start=start, observe=observe)
+    run = build_run(
+        config,
+        tables[name],
+        primary,
+        exchange,
+        files,
+        alignment=alignment,
+        start=start,
+        observe=observe,
+    )
     figures = run_pretraining(run, config, run_folder, start=start, split=primary.data.split)
     learners = {one.name: one.learner for one in (run.learning, *(p.learning for p in parts))}
     for party, model in models.items():

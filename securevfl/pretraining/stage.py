@@ -57,7 +57,7 @@ def run_pretraining(
         "algorithm": settings.algorithm,
         "steps": list(config.family.pretraining),
         "iterations": settings.iterations,
-        "aligned_rows": len(run.rows.aligned),
+        **({"aligned_rows": len(run.rows.aligned)} if "cross" in run.steps else {}),
         "own_rows": len(run.rows.own),
         "labelled_rows": len(split.train),
         **run.history[-1],
@@ -74,15 +74,25 @@ def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = files.read_json(path)
-    return {key: value for key, value in content.items() if key not in ("history", "bytes")}
+    return {
+        key: value for key, value in content.items() if key not in ("history", "bytes", "alignment")
+    }
 
 
 def write_pretraining(
     run_folder: Path,
     figures: Mapping[str, Any] | None,
     traffic: Mapping[str, Mapping[str, int]],
+    *,
+    alignment: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Add what was sent to ``pretraining.json``, unless it says so already; return its figures.
+
+    Args:
+        run_folder: Where it lies.
+        figures: What pretraining came to.
+        traffic: What each party sent and received.
+        alignment: How many rows are linked where; None where nobody asked.
 
     Raises:
         ConfigError: If the federation file has nothing to pretrain.
@@ -92,6 +102,8 @@ def write_pretraining(
     path = run_folder / _NAME
     content = files.read_json(path)
     content.setdefault("bytes", {name: dict(row) for name, row in traffic.items()})
+    if alignment is not None:
+        content.setdefault("alignment", dict(alignment))
     files.write_json(path, content)
     return {key: value for key, value in content.items() if key != "history"}
 

@@ -97,6 +97,8 @@ class RunFigures:
     privacy: PrivacyFigures
     pretraining: Mapping[str, Any] | None = None
     """What pretraining came to, if there was any."""
+    alignment: Mapping[str, Any] | None = None
+    """How many rows are linked, at each secondary and at all; None where nobody asks."""
     run: str
     """The run's id, by which ledgers know it."""
     ledger: str
@@ -134,6 +136,7 @@ _OF_UPDATES: Final = (
 )
 _NOT_OF_EVERY_RUN: Final = (
     "pretraining",
+    "alignment",
     "peak_memory_bytes",
     "no_privacy_test",
     "combine_test",

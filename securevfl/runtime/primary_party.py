@@ -13,12 +13,13 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import require_resumable
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
-from securevfl.federation.messages import RoundKind
+from securevfl.federation.messages import RoundKind, TrainingRows
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
 from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_primary
 from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.aligned_rows import tell_alignment
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife
@@ -61,10 +62,21 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             protection=config.linkage.protection,
             learned=reveals_of(place.spec, "primary"),
         )
+        data = primary_data(config, table, split, linked, device=job.device)
+        alignment = tell_alignment(
+            place.spec,
+            linked.alignment,
+            training_rows=len(data.training_rows),
+            log=life.files.log,
+            observe=observe,
+        )
+        if config.training.rows == "aligned":
+            rows = TrainingRows(rows=len(data.training_rows))
+            transport.broadcast(list(plan.secondaries.values()), rows.to_message())
         run = PrimaryRun(
             plan,
             table,
-            primary_data(config, table, split, linked, device=job.device),
+            data,
             FederatedExchange(
                 transport,
                 plan.secondaries,
@@ -79,12 +91,14 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             ),
             countersigning=countersigning,
         )
+        run.alignment = alignment
         run.pretraining = pretrain_as_primary(
             plan,
             table,
             run.primary,
             transport,
             life.files,
+            alignment=linked.alignment,
             run_folder=job.run_folder,
             observe=observe,
         )
@@ -94,7 +108,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         transport.broadcast(list(plan.secondaries.values()), Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
-        return write_pretraining(job.run_folder, run.pretraining, traffic)
+        return write_pretraining(job.run_folder, run.pretraining, traffic, alignment=run.alignment)
     return run.finish(job.run_folder, mode="federated", traffic=traffic)
 
 

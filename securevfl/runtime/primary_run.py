@@ -145,6 +145,8 @@ class PrimaryRun:
         self.test_metrics: Metrics = {}
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
+        self.alignment: dict[str, Any] | None = None
+        """How many rows are linked where, which becomes part of the run's figures too."""
 
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -292,6 +294,7 @@ class PrimaryRun:
             mode=mode,
             privacy=privacy_figures(self.plan, self.ledger),
             pretraining=self.pretraining,
+            alignment=self.alignment,
             run=self.plan.facts.run,
             ledger=str(self._run_ledger.relative_to(run_folder)),
             version=__version__,

@@ -1,5 +1,6 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
+from dataclasses import replace
 from functools import partial
 
 from securevfl.config.rules import require_enough_records
@@ -11,12 +12,13 @@ from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.handshake import Joined, joined
-from securevfl.federation.messages import Ready
+from securevfl.federation.messages import Ready, RoundKind, TrainingRows
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linking.parties import link_as_secondary
 from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
@@ -61,9 +63,11 @@ def run_secondary(life: PartyLife) -> None:
             log=files.log,
         )
         countersigning.start()
-        secondary = _linked(life, star, plan, table)
+        linked = _linked(life, star, plan, table)
+        plan = _aligned(life, star, plan)
+        secondary = _built(life, plan, table, linked)
         try:
-            _serve(life, star, plan, table, secondary, countersigning)
+            _serve(life, star, plan, table, secondary, linked, countersigning)
         finally:
             secondary.close()
     if secondary.not_finite:
@@ -80,8 +84,8 @@ def run_secondary(life: PartyLife) -> None:
     life.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
 
 
-def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> Secondary:
-    """Link this party's records, and build its half of the network."""
+def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> LinkedSecondary:
+    """Link this party's records."""
     config = life.config
     place = life.place(table)
     linked = link_as_secondary(
@@ -97,6 +101,25 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
         learned=reveals_of(place.spec, "secondary"),
         **linked.figures,
     )
+    return linked
+
+
+def _aligned(life: PartyLife, star: Joined, plan: RunPlan) -> RunPlan:
+    """Return the plan with the rows that training rounds have, as the primary says."""
+    if life.config.training.rows == "all":
+        return plan
+    message = star.transport.receive(
+        RoundKind.TRAINING_ROWS,
+        round_number=0,
+        deadline_s=life.config.runtime.idle_timeout_s,
+    )
+    told = TrainingRows.from_message(message, most=plan.facts.train_rows)
+    return replace(plan, training_rows=told.rows)
+
+
+def _built(life: PartyLife, plan: RunPlan, table: PartyTable, linked: LinkedSecondary) -> Secondary:
+    """Build this party's half of the network, as it was where the run goes on."""
+    config = life.config
     secondary = build_secondary(
         plan,
         config.party(life.job.name),
@@ -138,6 +161,7 @@ def _serve(
     plan: RunPlan,
     table: PartyTable,
     secondary: Secondary,
+    linked: LinkedSecondary,
     countersigning: SecondaryCountersigning,
 ) -> None:
     """Answer the primary until it is done."""
@@ -151,7 +175,14 @@ def _serve(
     sum_to, masks = sum_from_secondary(star.transport, plan, star.pair_keys, rank=star.rank)
     try:
         pretrain_as_secondary(
-            plan, table, secondary, star.transport, sum_to, life.files, observe=life.observe
+            plan,
+            table,
+            secondary,
+            star.transport,
+            sum_to,
+            life.files,
+            linked=linked,
+            observe=life.observe,
         )
         SecondaryServer(
             secondary,

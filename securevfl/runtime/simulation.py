@@ -28,6 +28,7 @@ from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
 from securevfl.pretraining.stage import write_pretraining
+from securevfl.runtime.aligned_rows import tell_alignment
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation, write_figures
@@ -105,17 +106,31 @@ def simulate_federation(
             keys_of(spec.keys, tables[config.primary.name]),
             folder=run_folder / "parties",
         )
+        linked = {}
+        for party in config.secondaries:
+            table = tables[party.name]
+            require_enough_records(config, table)
+            linked[party.name] = link(keys_of(spec.keys, table))
+        own, linked_primary = kept[config.primary.name], link.primary
+        data = primary_data(
+            config, tables[config.primary.name], split, linked_primary, device=device
+        )
+        plan = replace(plan, training_rows=len(data.training_rows))
+        alignment = tell_alignment(
+            spec,
+            linked_primary.alignment,
+            training_rows=plan.training_rows,
+            log=own.log,
+            observe=observe,
+        )
         parties = {}
         for party in config.secondaries:
             own = kept[party.name]
-            table = tables[party.name]
-            require_enough_records(config, table)
-            linked = link(keys_of(spec.keys, table))
             secondary = build_secondary(
                 plan,
                 party,
-                table,
-                linked,
+                tables[party.name],
+                linked[party.name],
                 own.ledger,
                 files=own.checkpoints.files,
                 device=device,
@@ -132,7 +147,7 @@ def simulate_federation(
         run = PrimaryRun(
             plan,
             tables[config.primary.name],
-            primary_data(config, tables[config.primary.name], split, link.primary, device=device),
+            data,
             SimulatedExchange(
                 {plan.ranks[name]: party.secondary for name, party in parties.items()},
                 plan.cut,
@@ -143,11 +158,19 @@ def simulate_federation(
             traffic=lambda: 0,
             countersigning=None,
         )
+        run.alignment = alignment
         run.pretraining = pretrain_in_process(
-            plan, tables, run.primary, own, parties, run_folder, observe=observe
+            plan,
+            tables,
+            run.primary,
+            own,
+            parties,
+            run_folder,
+            alignment=linked_primary.alignment,
+            observe=observe,
         )
         if pretrain_only:
-            pretrained = write_pretraining(run_folder, run.pretraining, {})
+            pretrained = write_pretraining(run_folder, run.pretraining, {}, alignment=alignment)
             return RunResult(metrics=pretrained, history=[], losses=[], ledger=[])
         run.train()
         figures = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)

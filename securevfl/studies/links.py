@@ -27,6 +27,7 @@ from securevfl.linking.kept_links import KeptLinks, LinkCache, keep
 from securevfl.linking.keys import read_keys
 from securevfl.linking.protections.table import protection_of, reveals_of
 from securevfl.linking.similar_links import stacked
+from securevfl.runtime.figures import finite_or_none
 
 # Rows are linked in parts of so many pairs, for the progress to move.
 _PART_PAIRS: Final = 2**24
@@ -79,6 +80,7 @@ def study_links(
     link = Linker(spec, primary, data_root=data_root, folder=folder / "parties")
     secondaries: dict[str, Any] = {}
     curves, values = {}, []
+    linked = np.ones(primary.num_rows, dtype=np.bool_)
     for party in config.secondaries:
         own = _read(config, party, data_root)
         kept, told, seconds, cached = _link(link, spec, primary, own, folder, observe)
@@ -99,6 +101,7 @@ def study_links(
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
+        linked &= kept.links.present.any(axis=1)
         values.append(None if kept.similar is None else kept.similar.values)
         _write_lists(spec, folder / "parties" / party.name, kept)
         files.write_json(folder / "parties" / party.name / "links.json", secondaries[party.name])
@@ -109,6 +112,8 @@ def study_links(
         "protection": config.linkage.protection,
         "rows": primary.num_rows,
         "links_per_row": config.model.neighbours,
+        "max_distance": finite_or_none(spec.choice.max_distance),
+        "rows_linked_everywhere": int(linked.sum()),
         "reveals": {
             role: reveals_of(spec, role) for role in ("primary", "secondary", *protection.helpers)
         },
@@ -156,7 +161,8 @@ def _link(
         files.write_json(told, figures)
         if spec.choice.links_per_record is not None:
             return find_candidates(spec, metric)
-        return Candidates(ranked=_in_parts(metric, spec.choice.neighbours, own.name, observe))
+        links = _in_parts(metric, spec.choice.neighbours, own.name, observe)
+        return Candidates(ranked=links.within(spec.choice.max_distance))
 
     kept = cache.get(key, lambda: keep(spec, find))
     comparing = files.read_json(told) if told.exists() else {}

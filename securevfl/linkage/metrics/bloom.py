@@ -80,6 +80,7 @@ class Bloom(Metric):
 
     name: ClassVar[str] = "bloom"
     unit: ClassVar[str] = "bits"
+    whole: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"fields"})
 
     def kind(self, spec: KeySpec) -> KeyKind:

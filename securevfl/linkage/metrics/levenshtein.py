@@ -44,6 +44,7 @@ class Levenshtein(Metric):
 
     name: ClassVar[str] = "levenshtein"
     unit: ClassVar[str] = "edits"
+    whole: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"blocking"})
 
     def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002

@@ -4,6 +4,7 @@ Caps, samples and quality figures are written against :class:`KeyMetric`, so eac
 coordinates, texts, mixed fields and encoded keys alike.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -145,6 +146,12 @@ class Metric(ABC):
     unit: ClassVar[str]
     """What its distances are in, for figures."""
 
+    whole: ClassVar[bool] = False
+    """Whether its distances are whole numbers."""
+
+    largest: ClassVar[float] = math.inf
+    """No distance is larger."""
+
     quick: ClassVar[bool] = False
     """Whether its links are quicker made than read from a file."""
 
@@ -168,6 +175,20 @@ class Metric(ABC):
         Raises:
             ConfigError: Naming the field, the rule and the value.
         """
+
+    def check_distance(self, distance: float) -> None:
+        """Refuse a largest distance that was meant in another unit.
+
+        Raises:
+            ConfigError: If this metric's distances are whole numbers and it is none, or all of them
+                are smaller.
+        """
+        if distance > self.largest or (self.whole and distance != int(distance)):
+            numbers = f"at most {self.largest:g}" if self.largest < math.inf else "whole numbers"
+            raise ConfigError(
+                f"linkage.max_distance: distances are {numbers} here (unit: {self.unit}), got "
+                f"{distance:g}"
+            )
 
     @abstractmethod
     def compare(

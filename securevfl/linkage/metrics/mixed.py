@@ -80,6 +80,7 @@ class Mixed(Metric):
 
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
+    largest: ClassVar[float] = 1.0
     reads: ClassVar[frozenset[str]] = frozenset({"fields"})
 
     def check(self, spec: KeySpec) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.bloom import Bloom as CodeMetric
 from securevfl.linkage.metrics.bloom import CodeKeys, code_bytes, encode, require_coded_ranges
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
 from securevfl.linkage.secret import LinkageSecret
@@ -161,9 +162,13 @@ class Bloom(ByCodes):
         super().check(keys)
         require_coded_ranges(keys)
 
+    def check_distance(self, keys: KeySpec, distance: float) -> None:  # noqa: ARG002
+        """Refuse what no number of differing bits is: the keys' own metric is not compared."""
+        CodeMetric().check_distance(distance)
+
     def unit(self, spec: LinkSpec) -> str:  # noqa: ARG002
         """Return that codes differ in bits."""
-        return "bits"
+        return CodeMetric.unit
 
     def encode(self, spec: LinkSpec, keys: KeyTable, secret: LinkageSecret) -> Bytes:
         """Return Bloom-filter codes of the agreed length."""

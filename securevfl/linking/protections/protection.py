@@ -26,7 +26,14 @@ from securevfl.linking.candidates import (
 from securevfl.linking.kept_links import LinkCache, coordinate, links_key
 from securevfl.linking.keys import key_scaler, model_keys
 from securevfl.linking.lines import Lines
-from securevfl.linking.messages import Linked, LinkingKind, Lists, MadeSimilarities
+from securevfl.linking.messages import (
+    Linked,
+    LinkedRows,
+    LinkingKind,
+    Lists,
+    MadeSimilarities,
+    alignment_of,
+)
 from securevfl.linking.similar_links import SimilarLinks, stacked
 from securevfl.transport.message import Message, MessageKind, StarKind, TypedMessage
 
@@ -104,7 +111,8 @@ class Protection(ABC):
     def kinds(self) -> tuple[MessageKind, ...]:
         """The kinds of message that may come while linking; no other is let in."""
         relayed = (StarKind.SEALED, StarKind.DONE) if self.helpers else ()
-        return (*dict.fromkeys(message.KIND for message in self.messages), *relayed)
+        own = dict.fromkeys(message.KIND for message in self.messages)
+        return (*own, LinkingKind.LINKED_ROWS, *relayed)
 
     def check(self, keys: KeySpec) -> None:  # noqa: B027 - some protections hide all keys
         """Refuse keys that it cannot hide.
@@ -112,6 +120,14 @@ class Protection(ABC):
         Raises:
             ConfigError: Naming the field, the rule and the value.
         """
+
+    def check_distance(self, keys: KeySpec, distance: float) -> None:
+        """Refuse a largest distance that was meant in another unit than what is compared has.
+
+        Raises:
+            ConfigError: Naming the unit and the value.
+        """
+        keys.metric.check_distance(distance)
 
     def learns(self, spec: LinkSpec, role: str) -> list[str]:  # noqa: ARG002 - more than it may be
         """Return what a party of that role learns, one sentence each."""
@@ -138,6 +154,27 @@ class Protection(ABC):
         """Return the key of a secondary's kept links, where both tables may be seen."""
         check = secret.check_value("cache") if self.needs_secret else ""
         return links_key(spec, primary, own, secret=check)
+
+    def tell_linked_rows(self, party: DataParty, linked: LinkedSecondary) -> None:
+        """Tell the primary which rows this secondary has linked, where the file asks for it.
+
+        Reveals:
+            To the primary: for each of its rows, whether it has a link here.
+        """
+        if party.spec.tells_rows:
+            rows = LinkedRows(rows=linked.linked_rows(), apart=linked.apart)
+            party.lines.send(rows.to_message(), party.spec.roles.primary)
+
+    def hear_linked_rows(self, party: DataParty, name: str) -> LinkedRows | None:
+        """Return what a secondary told with :meth:`tell_linked_rows`.
+
+        Raises:
+            ProtocolError: If it is not what was agreed on.
+        """
+        if not party.spec.tells_rows:
+            return None
+        message = party.lines.receive(name, LinkingKind.LINKED_ROWS)
+        return LinkedRows.from_message(message, rows=party.rows)
 
     @abstractmethod
     def compare(
@@ -250,7 +287,7 @@ class Coordinated(Protection):
             To the coordinator, each secondary and the dealer: what the protection's messages say,
             and in the end that linkage is done.
         """
-        spec, parts = party.spec, []
+        spec, parts, linked = party.spec, [], []
         with self.at_primary(party) as compare:
             for name in spec.roles.secondaries:
                 compare(name)
@@ -262,22 +299,30 @@ class Coordinated(Protection):
                     values = MadeSimilarities.from_message(made, spec=spec, rows=party.rows).values
                     parts.append(values)
                 party.lines.receive(name, LinkingKind.LINKED)
+                linked.append(self.hear_linked_rows(party, name))
         party.lines.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
         scaler = key_scaler(spec.keys, None)
-        return LinkedPrimary(keys=model_keys(scaler, party.keys), similarities=stacked(parts))
+        return LinkedPrimary(
+            keys=model_keys(scaler, party.keys),
+            similarities=stacked(parts),
+            alignment=alignment_of(spec, linked),
+        )
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
         """Take part until the coordinator has sent this party's lists; see :class:`Protection`.
 
         Reveals:
             To the coordinator, the primary and the dealer: what the protection's messages say. To
-            the primary: that linkage is done.
+            the primary: that linkage is done and, where the file asks for it, which rows are
+            linked.
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
         source = source_of_candidates(spec, lists.candidates, rows=rows, records=records)
-        linked = linked_secondary(party.keys, source, key_scaler(spec.keys, None), rows=rows)
+        scaler, apart = key_scaler(spec.keys, None), lists.candidates.apart
+        linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=apart)
         party.lines.send(Linked().to_message(), spec.roles.primary)
+        self.tell_linked_rows(party, linked)
         return linked
 
     def link_in_process(
@@ -304,6 +349,7 @@ class Coordinated(Protection):
             key_scaler(spec.keys, primary),
             rows=rows,
             similarities=None if similar is None else similar.values,
+            apart=candidates.apart,
         )
 
     def help_to_link(

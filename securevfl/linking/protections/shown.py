@@ -14,10 +14,15 @@ from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.sources import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.candidates import find_candidates, linked_secondary, source_of_metric
+from securevfl.linking.candidates import (
+    find_candidates,
+    linked_secondary,
+    source_of_metric,
+    tells_apart,
+)
 from securevfl.linking.kept_links import LinkCache, keep, links_key
 from securevfl.linking.keys import key_scaler, model_keys
-from securevfl.linking.messages import Linked, LinkingKind
+from securevfl.linking.messages import Linked, LinkingKind, alignment_of
 from securevfl.linking.protections.protection import DataParty, Protection
 from securevfl.linking.similar_links import similar_links, stacked
 from securevfl.transport.message import Message, TypedMessage
@@ -127,19 +132,23 @@ class Shown(Protection):
         spec, names, lines = party.spec, party.spec.roles.secondaries, party.lines
         scaler = key_scaler(spec.keys, party.keys)
         lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
-        parts = [
-            Linked.from_message(
-                lines.receive(name, LinkingKind.LINKED), spec=spec, rows=party.rows
-            ).similarities
-            for name in names
-        ]
-        return LinkedPrimary(keys=model_keys(scaler, party.keys), similarities=stacked(parts))
+        parts, linked = [], []
+        for name in names:
+            done = lines.receive(name, LinkingKind.LINKED)
+            parts.append(Linked.from_message(done, spec=spec, rows=party.rows).similarities)
+            linked.append(self.hear_linked_rows(party, name))
+        return LinkedPrimary(
+            keys=model_keys(scaler, party.keys),
+            similarities=stacked(parts),
+            alignment=alignment_of(spec, linked),
+        )
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
         """Link this party's records to the keys that it is shown; see :class:`Protection`.
 
         Reveals:
-            To the primary: that linkage is done and, if the family reads them, noised similarities.
+            To the primary: that linkage is done; if the family reads them, noised similarities;
+            and, where the file asks for it, which rows are linked.
         """
         spec = party.spec
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
@@ -147,6 +156,7 @@ class Shown(Protection):
         linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
         done = Linked(similarities=linked.similarities)
         party.lines.send(done.to_message(), spec.roles.primary)
+        self.tell_linked_rows(party, linked)
         return linked
 
     def _link(
@@ -178,6 +188,7 @@ class Shown(Protection):
             scaler,
             rows=metric.num_rows,
             similarities=None if similar is None else similar.values,
+            apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             figures={**metric.figures(), **told},
         )
 

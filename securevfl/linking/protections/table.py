@@ -1,5 +1,6 @@
 """Every protection by the name that a federation file asks for it."""
 
+import math
 from typing import Final
 
 from securevfl.linkage.spec import LinkSpec
@@ -28,10 +29,22 @@ def protection_of(spec: LinkSpec) -> Protection:
 
 def reveals_of(spec: LinkSpec, role: str) -> list[str]:
     """Return what a party of that role learns from linking, one sentence each."""
-    learned = protection_of(spec).learns(spec, role)
+    protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
+    learned = protection.learns(spec, role)
     if spec.similarities is not None and role == "primary":
         learned.append(
             "for each of its rows and each secondary, K noised similarities in falling order, "
             "without record numbers"
         )
+        if limited:
+            learned.append("how many of these K records lie within the largest distance of a link")
+    if spec.tells_rows and role == "primary":
+        learned.append("for each of its rows and each secondary, whether it has a link")
+        if not limited:
+            learned.append("whether some row's nearest record there has another key")
+    if role == "secondary" and protection.helpers:
+        if limited:
+            learned.append("how many of these lie within the largest distance of a link")
+        elif spec.tells_rows:
+            learned.append("whether some row's nearest record has another key")
     return learned

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -158,10 +159,25 @@ class EmbeddedColumns(nn.Module):
         return torch.cat(parts, dim=1)
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation that takes its running statistics for one row alone.
+
+    One row has no statistics of its own; a batch may have one, where few rows are linked.
+    """
+
+    def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return the rows normalised."""
+        if len(values) > 1 or not self.training:
+            return super().forward(values)
+        return functional.batch_norm(
+            values, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
 def _layer(inputs: int, outputs: int, norm: Norm) -> list[nn.Module]:
     layers: list[nn.Module] = [nn.Linear(inputs, outputs)]
     if norm == "batch":
-        layers.append(nn.BatchNorm1d(outputs))
+        layers.append(BatchNorm(outputs))
     elif norm == "layer":
         layers.append(nn.LayerNorm(outputs))
     return [*layers, nn.ReLU()]

@@ -49,6 +49,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
                     "weight_decay": 3e-5,
                     "batch_size": 512,
                     "epochs": 20,
+                    "rows": "aligned",
                 },
                 pretraining={
                     "iterations": 10,

@@ -13,7 +13,7 @@ from securevfl.models.fedhssl.augment import Augmentation
 from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import build_encoder
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fedhssl.losses import NegativeQueue, Objective
+from securevfl.models.fedhssl.losses import NegativeQueue, Objective, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.fedhssl.towers import Tower
 from securevfl.models.optimisers import build_optimizer

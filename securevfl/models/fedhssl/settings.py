@@ -36,7 +36,7 @@ class PretrainingSettings:
     """gamma, weight of the cross-party encoder's guidance in local learning; 0 switches it off."""
 
     aligned: float = 1.0
-    """Share of the primary's training rows that count as aligned; below 1 for experiments."""
+    """Share of the aligned training rows that parties use; below 1 for experiments."""
 
     batch_size: int = 512
     """Rows of a step."""

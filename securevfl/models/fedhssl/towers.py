@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from securevfl.models.fedhssl.encoders import Encoder
+from securevfl.models.fedhssl.losses import unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.initial import initialise
 

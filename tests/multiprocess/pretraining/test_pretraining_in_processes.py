@@ -3,17 +3,24 @@
 import json
 import os
 import signal
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.federations import write_federation
+from helpers.federations import COMMON_IDS, save, write_federation, write_overlapping
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
-from securevfl.core.progress import PretrainingIteration, ProgressEvent, RoundDone, unheard
+from securevfl.core.progress import (
+    PretrainingIteration,
+    ProgressEvent,
+    RoundDone,
+    Warned,
+    unheard,
+)
 from securevfl.pretraining.encoders_file import load_encoders
 from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -86,6 +93,49 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
                 if not key.endswith(CANCELLED):
                     # The order of float32 additions in torch is all that differs.
                     assert torch.allclose(value, other[name][key], atol=2e-6), (party, name, key)
+
+
+def test_processes_agree_on_which_rows_are_aligned(tmp_path: Path) -> None:
+    """Of 240 rows the 100 that everybody knows: in pretraining, and in training where asked for."""
+    path = write_overlapping(tmp_path, training={"rows": "aligned"})
+    alone = simulated(path, tmp_path / "simulated")
+    losses: list[float] = []
+
+    def hear(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
+
+    metrics = federated(path, tmp_path / "federated", hear)
+    assert metrics["alignment"] == alone.metrics["alignment"]
+    assert metrics["alignment"]["aligned"] == COMMON_IDS
+    assert 0 < metrics["alignment"]["training_rows"] < 60
+    for name in ("aligned_rows", "own_rows", "labelled_rows"):
+        assert metrics["pretraining"][name] == alone.metrics["pretraining"][name]
+    assert losses == pytest.approx(alone.losses, abs=1e-3)
+
+
+def test_parties_warn_of_links_that_may_be_wrong(tmp_path: Path) -> None:
+    """Under a protection too, where the coordinator alone knows distances: one line and one bit."""
+    ranges = [[-0.5, 1000.0]]
+    path = write_overlapping(tmp_path, linkage={"protection": "shares", "ranges": ranges})
+    source = tomllib.loads(path.read_text())
+    source["party"] += [{"name": role, "role": role} for role in ("coordinator", "dealer")]
+    events: list[ProgressEvent] = []
+    figures = pretrain_in_processes(
+        read_federation(save(tmp_path, source)),
+        tmp_path / "run",
+        data_root=tmp_path,
+        device="cpu",
+        observe=events.append,
+        resume=False,
+    )
+    (warning,) = [event.text for event in events if isinstance(event, Warned)]
+    assert "linkage.max_distance is not set" in warning
+    assert "bank-1, bank-2" in warning
+    assert figures["alignment"]["warning"] == warning
+    lines = (tmp_path / "run/parties/agency/log.jsonl").read_text().splitlines()
+    (logged,) = [line for line in map(json.loads, lines) if line["event"] == "aligned"]
+    assert logged["warning"] == warning
 
 
 def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from securevfl.federation.secondary import represent_distinct
+from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
+from securevfl.models.fedhssl.split import FedHSSLBottom
 from securevfl.models.pair_settings import ManyLinksSettings
 from securevfl.models.pairs import RecordBottom
 
@@ -29,3 +31,32 @@ def test_vectors_and_gradients_are_those_of_every_link(records: int) -> None:
     assert not results[0][0][~present].any()
     for once, each in zip(*results, strict=True):
         torch.testing.assert_close(once, each)
+
+
+def test_no_record_stands_in_for_an_absent_link() -> None:
+    """Batch norm sees the linked records alone: record 0 is nobody's link here."""
+    torch.manual_seed(1)
+    settings = FedHSSLConfig(hidden=4, encoder_hidden=4)
+    bottom = FedHSSLBottom(settings, num_features=3, columns=()).train()
+    features, keys = torch.randn(7, 3), torch.zeros(7, 0)
+    present = torch.tensor([[True], [False], [True]])
+    some = represent_distinct(bottom, features, keys, torch.tensor([[3], [0], [5]]), present)
+    linked = torch.tensor([[3], [5]])
+    alone = represent_distinct(bottom, features, keys, linked, torch.ones(2, 1, dtype=torch.bool))
+    torch.testing.assert_close(some[present[:, 0]], alone)
+    assert not some[1].any()
+
+
+def test_one_linked_record_of_a_batch_is_represented() -> None:
+    """It has no batch statistics of its own, so the running ones serve, and stay as they are."""
+    torch.manual_seed(1)
+    settings = FedHSSLConfig(hidden=4, encoder_hidden=4)
+    bottom = FedHSSLBottom(settings, num_features=3, columns=()).train()
+    features, keys = torch.randn(7, 3), torch.zeros(7, 0)
+    index, present = torch.tensor([[3], [0]]), torch.tensor([[True], [False]])
+    before = {name: value.clone() for name, value in bottom.named_buffers()}
+    trained = represent_distinct(bottom, features, keys, index, present)
+    assert all(torch.equal(value, before[name]) for name, value in bottom.named_buffers())
+    torch.testing.assert_close(
+        trained, represent_distinct(bottom.eval(), features, keys, index, present)
+    )

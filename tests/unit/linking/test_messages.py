@@ -121,7 +121,11 @@ def test_what_was_not_agreed_on_is_refused(case: str) -> None:
 
 def test_lines_let_in_what_a_protection_says() -> None:
     """Without a third party nothing is relayed, and nobody may send shares or ciphertexts."""
-    assert set(PROTECTIONS["none"].kinds) == {LinkingKind.LINK_KEYS, LinkingKind.LINKED}
+    assert set(PROTECTIONS["none"].kinds) == {
+        LinkingKind.LINK_KEYS,
+        LinkingKind.LINKED,
+        LinkingKind.LINKED_ROWS,
+    }
     assert StarKind.SEALED in PROTECTIONS["bloom"].kinds
     assert LinkingKind.LINK_SHARE not in PROTECTIONS["bloom"].kinds
     assert LinkingKind.LINK_CIPHERS not in PROTECTIONS["shares"].kinds

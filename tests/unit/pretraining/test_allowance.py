@@ -19,12 +19,20 @@ from securevfl.pretraining.messages import (
 )
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
+EVERYWHERE = np.ones(12, dtype=np.bool_)
 
 
 class Pretraining:
     """Says to an allowance what a primary would: 12 rows, 8 of them to learn from."""
 
-    def __init__(self, folder: Path, *, done: int = 0, family: str = "fedhssl") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        done: int = 0,
+        family: str = "fedhssl",
+        linked: np.ndarray = EVERYWHERE,
+    ) -> None:
         config = read_federation(
             write_federation(
                 folder,
@@ -43,7 +51,7 @@ class Pretraining:
         )
         plan = plan_run(config, facts)
         session = Allowance(SessionLimits.of(plan, party="bank-1"))
-        self.allowance = PretrainingAllowance(plan, session)
+        self.allowance = PretrainingAllowance(plan, session, linked=linked)
         self.number = 0
 
     def begin(self, iteration: int, held_out: np.ndarray = HELD_OUT) -> None:
@@ -123,6 +131,17 @@ def test_batches_have_rows_that_are_for_learning(rows: tuple[int, ...], tmp_path
     one.begin(0)
     with pytest.raises(ProtocolError, match="round 1: the primary names"):
         one.cross(*rows)
+
+
+def test_rows_without_a_link_here_are_learned_from_by_nobody_else(tmp_path: Path) -> None:
+    """A primary that calls all rows aligned would have wrong pairs learn from one another."""
+    linked = np.isin(np.arange(12), [3, 5], invert=True)
+    one = Pretraining(tmp_path, linked=linked)
+    one.begin(0)
+    one.cross(0, 1, 2, 4)
+    with pytest.raises(ProtocolError, match="round 2: the primary names 1 rows that have no link"):
+        one.cross(5, 6)
+    one.cross(6, 7)
 
 
 def test_a_row_is_in_as_many_batches_as_there_are_passes(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_labelled_rows_are_aligned_and_held_out_rows_are_in_nothing(
     aligned: float, count: int
 ) -> None:
     split = split_rows(100, validation_fraction=0.1, test_fraction=0.2, seed=5, labelled_rows=20)
-    rows = pretraining_rows(split, aligned=aligned, seed=1)
+    rows = pretraining_rows(split, linked=None, aligned=aligned, seed=1)
     assert len(rows.aligned) == count
     assert set(split.train) <= set(rows.aligned) <= set(rows.own)
     held_out = set(split.validation) | set(split.test)
