@@ -276,7 +276,7 @@ def joint(
     views: tuple[Tensor, ...],
     rows: Tensor,
     *,
-    clip_norm: float | None,
+    clip_norm: float | None = None,
     iso_scale: float = 0.0,
 ) -> Tensor:
     present = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)

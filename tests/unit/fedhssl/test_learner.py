@@ -18,11 +18,11 @@ from securevfl.models.fedhssl.towers import spread
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:
-    one, other = learner("a", features=6), learner("b", features=9)
+    one, other = learner("a", features=6, start="shared"), learner("b", features=9, start="shared")
     mine, theirs = one.shared_weights(), other.shared_weights()
     assert mine.keys() == theirs.keys()
     assert torch.equal(flat(mine), flat(theirs))
-    twin = learner("b", features=6)
+    twin = learner("b", features=6, start="shared")
     assert not torch.equal(
         one.towers["local"].encoder.bottom[0].weight, twin.towers["local"].encoder.bottom[0].weight
     )

@@ -45,7 +45,7 @@ def test_whose_projections_are_exchanged(algorithm: str, sends: str) -> None:
     twin = Tower(tower.encoder, one.learner.settings, follows=False)
     twin.projector = tower.projector
     online = unit(twin(table()[:32])).detach()
-    sent = one.project(rows, round_number=31)
+    sent = unit(one.project(rows, round_number=31))
     assert torch.allclose(sent, online, atol=1e-5) == (sends == "online")
     if sends == "target":
         assert torch.allclose(sent, unit(tower.follower(table()[:32])), atol=1e-5)
