@@ -231,3 +231,10 @@ def test_counts_beyond_float64_are_refused() -> None:
     """One line, not an overflow."""
     with pytest.raises(ConfigError, match="count must be below 1e308"):
         sampled(10**400)
+
+
+def test_a_release_that_is_never_made_costs_nothing() -> None:
+    """The floor of no release is zero, of one it is not."""
+    release = GaussianRelease(noise_multiplier=1.0, count=1)
+    assert least_epsilon(release, delta=1e-5) > 1
+    assert least_epsilon(replace(release, count=0), delta=1e-5) == 0

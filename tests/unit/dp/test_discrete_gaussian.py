@@ -63,3 +63,20 @@ def test_what_the_ring_costs_is_below_every_digit_that_is_printed(
             smooth = gaussian_epsilon(delta=delta, noise_multiplier=units / shift)
 
             assert discrete == pytest.approx(smooth, rel=most)
+
+
+@pytest.mark.parametrize("sensitivity", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("dimension", [1, 1000])
+def test_a_sum_is_never_better_than_the_gaussian_it_stands_for(
+    sensitivity: float, dimension: int
+) -> None:
+    """Order times half the squared sensitivity over the variance of the sum, or more."""
+    divergence = summed_renyi_divergence(
+        order=8.0,
+        sensitivity=sensitivity,
+        parties=4,
+        share_std=2.0,
+        granularity=2.0**-6,
+        dimension=dimension,
+    )
+    assert divergence >= 8.0 / 2 * sensitivity**2 / (4 * 2.0**2)

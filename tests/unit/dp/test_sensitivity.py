@@ -14,7 +14,7 @@ from securevfl.dp.noise_shares import (
     noise_share_std,
     share_std_for_average,
 )
-from securevfl.dp.sensitivity import row_change, sum_sensitivity
+from securevfl.dp.sensitivity import gradient_sensitivity, row_change, sum_sensitivity
 
 
 def test_a_lost_neighbour_costs_twice_the_clip_norm() -> None:
@@ -99,3 +99,11 @@ def test_all_colluding_is_refused(active: int, colluding: int) -> None:
     """Nobody's noise would protect."""
     with pytest.raises(PrivacyError, match=f"at most {active - 1}"):
         honest_parties(active=active, colluding=colluding)
+
+
+def test_what_one_unit_moves_in_a_sum_of_gradients() -> None:
+    """A linked row is one row; a record moves every row of the round that it touches, by 2 C_g."""
+    for unit, change in ((Unit.LINKED_ROW, 3.0), (Unit.SECONDARY_RECORD, 12.0)):
+        assert gradient_sensitivity(clip_norm=1.5, unit=unit, rows=4) == change
+    with pytest.raises(ConfigError, match="rows"):
+        gradient_sensitivity(clip_norm=1.5, unit=Unit.LINKED_ROW, rows=0)
