@@ -73,9 +73,9 @@ def test_kind_codes_never_change():
         "MEMORIES": 17, "HEADS": 18, "COUNTERSIGN": 19,
         "SEALED": 20, "LINK_CODES": 21, "LINK_TURN": 22, "LINK_DEALING": 23, "LINK_MASKED": 24,
         "LINK_SHARE": 25, "LINK_CIPHERS": 26, "LINK_LISTS": 27, "SIMILARITIES": 28,
-            "LINK_CELLS": 29, "LINK_BLOCK": 30,
+            "LINK_CELLS": 29, "LINK_BLOCK": 30, "LINKED_ROWS": 31,
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
-        "PRETRAINED": 37,
+        "PRETRAINED": 37, "TRAINING_ROWS": 38,
     }  # fmt: skip
 
 
