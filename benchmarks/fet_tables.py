@@ -28,6 +28,7 @@ from securevfl.core.seeds import derive_seed
 from securevfl.data.builtin import load_builtin, load_folder, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.initial import initialise
@@ -36,15 +37,10 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 ROWS: Final = 4_000
 # A clip that does not bite: what the paper calls "without privacy mechanisms".
 UNCLIPPED: Final = {"privacy.clip_norm": 1000.0}
-PAPER: Final[dict[str, Any]] = {
-    "norm": "post",
-    "activation": "relu",
-    "mask_reads": "keys",
-    "ranked": False,
-    "memory_norm": False,
-    "positions_start": "separate",
-    **UNCLIPPED,
-}
+_FORM: Final = ("norm", "activation", "mask_reads", "ranked", "memory_norm", "positions_start")
+_PRESET: Final = FeTFamily.presets["paper"].model
+# The network's form alone: sizes stay ours.
+PAPER: Final[dict[str, Any]] = {**{name: _PRESET[name] for name in _FORM}, **UNCLIPPED}
 DEPARTURES: Final[dict[str, dict[str, Any]]] = {
     "as it is": {},
     "the paper's form": PAPER,
