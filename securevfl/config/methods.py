@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from securevfl.config.presets import (
-    method_with_preset,
     methods_with_presets,
     preset_named,
     pretraining_of,
@@ -72,7 +71,7 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
         ConfigError: If no family, baseline or table has that name; those there are are listed.
     """
     table = _table(source, name)
-    meant = method_with_preset(name) or {}
+    meant = methods_with_presets().get(name, {})
     family = table.get("family", meant.get("family", name))
     if meant and family != meant["family"]:
         raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
@@ -166,10 +165,13 @@ def _table(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a method's own settings; a variant has those of its family's table beneath."""
     family = method_family(source, name)
-    meant = method_with_preset(name) or {}
+    meant = methods_with_presets().get(name, {})
     # A preset is the paper's own: what the file tunes for the family is not meant for it.
     beneath = meant or _table(source, family)
-    merged = {**beneath, **_table(source, name)}
+    own = _table(source, name)
+    merged = {**beneath, **own}
+    if "pretraining" in beneath and isinstance(own.get("pretraining"), Mapping):
+        merged["pretraining"] = {**beneath["pretraining"], **own["pretraining"]}
     return {key: value for key, value in merged.items() if key != "family"}
 
 

@@ -76,27 +76,16 @@ def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return _filled(source, preset_named(family, source["model"]["preset"]))
 
 
-def method_with_preset(name: str) -> dict[str, Any] | None:
-    """Return the ``[methods.NAME]`` table that a name such as ``fedsim-paper`` stands for."""
+def methods_with_presets() -> dict[str, dict[str, Any]]:
+    """Return every name such as ``fedsim-paper``, with the ``[methods.NAME]`` table it means."""
+    methods: dict[str, dict[str, Any]] = {}
     for family in FAMILIES.values():
         for called, one in family.presets.items():
-            table = {"family": family.name, "preset": called}
-            stem = f"{family.name}-{called}"
-            if name == stem:
-                return table
-            if name.removeprefix(f"{stem}-") in one.algorithms and name.startswith(f"{stem}-"):
-                return {**table, "pretraining": {"algorithm": name.removeprefix(f"{stem}-")}}
-    return None
-
-
-def methods_with_presets() -> tuple[str, ...]:
-    """Return the names that :func:`method_with_preset` knows."""
-    names = []
-    for family in FAMILIES.values():
-        for called, one in family.presets.items():
-            stem = f"{family.name}-{called}"
-            names += [stem, *(f"{stem}-{algorithm}" for algorithm in one.algorithms)]
-    return tuple(names)
+            stem, table = f"{family.name}-{called}", {"family": family.name, "preset": called}
+            methods[stem] = table
+            for algorithm in one.algorithms:
+                methods[f"{stem}-{algorithm}"] = {**table, "pretraining": {"algorithm": algorithm}}
+    return methods
 
 
 def preset_named(family: AnyFamily, name: object) -> Preset:

@@ -99,3 +99,15 @@ def test_an_algorithm_brings_its_own(tmp_path: Path) -> None:
     assert moco == preset("fedhssl", algorithm="moco").pretraining
     assert (moco.algorithm, moco.queue, moco.projection_width) == ("moco", 4096, 128)
     assert preset("fedhssl").pretraining.projection_width == 512
+
+
+def test_a_methods_own_pretraining_stands_on_its_presets(tmp_path: Path) -> None:
+    """Fewer iterations do not turn BYOL into another algorithm."""
+    path = write_federation(
+        tmp_path,
+        secondaries=1,
+        model={"neighbours": 1},
+        methods={"fedhssl-paper-byol": {"pretraining": {"iterations": 3}}},
+    )
+    byol = method_config(read_federation(path), "fedhssl-paper-byol").pretraining
+    assert (byol.algorithm, byol.iterations, byol.views) == ("byol", 3, "apart")
