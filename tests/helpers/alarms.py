@@ -60,10 +60,11 @@ def require_samples(samples: Sequence[Sample], others: Sequence[Sample], rate: f
     Raises:
         Alarm: "rate" or "fresh".
     """
-    require_count(np.stack(samples), rate, name="rate")
+    # First, since one sample many times is often off in its rate too.
     every = [one.tobytes() for one in (*samples, *others)]
     if len(set(every)) != len(every):
         raise Alarm("fresh: a sample came twice")
+    require_count(np.stack(samples), rate, name="rate")
     # A record is in two samples with probability q^2; pairs without a common sample are unrelated.
     both = [one & other for one, other in zip(samples, others, strict=True)]
     require_count(np.stack(both), rate**2, name="fresh")
