@@ -5,23 +5,41 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from securevfl.data.builtin import load_builtin, load_folder
+    from securevfl.data.columns import ColumnSettings
+    from securevfl.data.frame_tables import from_frame
     from securevfl.data.partition import split_pair, split_table, split_views
+    from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
     from securevfl.data.reading import read_table
+    from securevfl.data.schema import TableSchema
     from securevfl.data.tables import PartyTable
 
 __all__ = [
+    "ColumnRoles",
+    "ColumnSettings",
     "PartyTable",
+    "TableSchema",
+    "fit_party_table",
+    "from_frame",
     "load_builtin",
     "load_folder",
+    "new_rows",
     "read_table",
     "split_pair",
     "split_table",
     "split_views",
+    "table_problems",
 ]
 
 # Loaded on first use: pandas and scikit-learn take a second that not every command needs.
 _HOME = {
+    "ColumnRoles": "securevfl.data.party_tables",
+    "ColumnSettings": "securevfl.data.columns",
+    "TableSchema": "securevfl.data.schema",
+    "fit_party_table": "securevfl.data.party_tables",
+    "new_rows": "securevfl.data.party_tables",
+    "table_problems": "securevfl.data.party_tables",
     "PartyTable": "securevfl.data.tables",
+    "from_frame": "securevfl.data.frame_tables",
     "load_builtin": "securevfl.data.builtin",
     "load_folder": "securevfl.data.builtin",
     "read_table": "securevfl.data.reading",

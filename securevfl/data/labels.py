@@ -1,5 +1,7 @@
 """A label column as the model needs it: float32 for regression, class numbers otherwise."""
 
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from jaxtyping import Bool
 
 from securevfl.core.errors import DataError
 from securevfl.core.task import Task
+from securevfl.data.cells import first_row, numbers_of, texts_of, truths_of
 from securevfl.data.tables import Labels
 
 
@@ -31,15 +34,13 @@ def encode_labels(
     """
     missing = values.isna().to_numpy(dtype=bool)
     if missing.any():
-        row = int(np.argmax(missing)) + 1
+        row = first_row(missing)
         raise DataError(f"{where}, row {row}: is missing; drop the row ({missing.sum()} in all)")
-    numeric = pd.api.types.is_numeric_dtype(values)
-    if numeric:
-        infinite = ~np.isfinite(values.to_numpy(dtype=np.float64))
-        if infinite.any():
-            raise DataError(f"{where}, row {int(np.argmax(infinite)) + 1}: is infinite")
     if task == "regression":
-        return _numbers(values, numeric=numeric, where=where), None
+        labels = _numbers(values, where=where)
+        if labels.min() == labels.max():
+            raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
+        return labels, None
     return _classes(values, task=task, where=where)
 
 
@@ -61,49 +62,114 @@ def encode_some_labels(
     if not there.any():
         raise DataError(f"{where}: is empty in every row; at least some rows need a label")
     given = values[there]
-    if pd.api.types.is_float_dtype(given) and (given % 1 == 0).all() and task != "regression":
-        # An empty cell turns a column of whole numbers into one of floats.
-        given = given.astype(np.int64)
     some, classes = encode_labels(given, task=task, where=where)
     labels = np.zeros(len(values), dtype=some.dtype)
     labels[there] = some
     return labels, classes, there
 
 
-def _numbers(values: "pd.Series[Any]", *, numeric: bool, where: str) -> Labels:
-    if not numeric or pd.api.types.is_bool_dtype(values):
+def encode_known_labels(
+    values: "pd.Series[Any]",
+    *,
+    task: Task,
+    classes: Sequence[Any] | None,
+    where: str,
+) -> tuple[Labels, Bool[np.ndarray, " rows"]] | None:
+    """Encode the labels of new rows as those of the training rows were encoded.
+
+    Args:
+        values: One label a row, or none; of any type that spells the classes as they were spelled.
+        task: What the label is.
+        classes: The original value of each class number; None for regression.
+        where: What messages call the column.
+
+    Returns:
+        The labels, with zeros where there is none, and which rows have one; None if none has.
+
+    Raises:
+        DataError: If a label is no number, or none of the classes.
+    """
+    there = values.notna().to_numpy(dtype=bool)
+    if not there.any():
+        return None
+    if task == "regression":
+        labels = np.zeros(len(values), dtype=np.float32)
+        labels[there] = _numbers(values[there], where=where)
+        return labels, there
+    assert classes is not None, "of a task with classes"
+    number = {value: place for place, value in enumerate(_readings(pd.Series(classes), classes))}
+    known = np.array([number.get(value, -1) for value in _readings(values, classes)])
+    unknown = there & (known < 0)
+    if unknown.any():
+        row = first_row(unknown)
+        shown = ", ".join(map(repr, classes[:10])) + (" ..." if len(classes) > 10 else "")
+        raise DataError(
+            f"{where}, row {row}: {str(values.iloc[row - 1])[:40]!r} is none of the classes that "
+            f"the model was trained on: {shown}"
+        )
+    return np.where(there, known, 0).astype(np.int64), there
+
+
+def _readings(values: "pd.Series[Any]", classes: Sequence[Any]) -> list[Any]:
+    """Return labels in a form in which those of equal meaning are equal."""
+    if all(isinstance(value, bool) for value in classes):
+        return list(truths_of(values))
+    if all(isinstance(value, int | float) for value in classes):
+        return list(numbers_of(values))
+    places, texts = texts_of(values)
+    return [texts[place] if place >= 0 else None for place in places]
+
+
+def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
+    numbers = numbers_of(values)
+    unread = np.isnan(numbers)
+    if pd.api.types.is_bool_dtype(values) or unread.any():
+        sample = values.iloc[first_row(unread) - 1]
         raise DataError(
             f"{where}: must be numeric for regression, but holds values such as "
-            f"{_plain(values.iloc[0])!r}; use the task binary or multiclass for classes"
+            f"{str(sample)[:40]!r}; use the task binary or multiclass for classes"
         )
-    labels = values.to_numpy(dtype=np.float32)
-    if not np.isfinite(labels).all():
-        row = int(np.argmin(np.isfinite(labels))) + 1
-        raise DataError(f"{where}, row {row}: is too large for float32; change its unit")
-    if labels.min() == labels.max():
-        raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
-    return labels
+    if np.isinf(numbers).any():
+        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        raise DataError(
+            f"{where}, row {first_row(too_large)}: is too large for float32; change its unit"
+        )
+    return numbers.astype(np.float32)
 
 
 def _classes(values: "pd.Series[Any]", *, task: Task, where: str) -> tuple[Labels, tuple[Any, ...]]:
-    if values.dtype == object or isinstance(values.dtype, pd.CategoricalDtype):
-        values = values.astype(str)
-    originals, numbers = np.unique(values.to_numpy(), return_inverse=True)
-    classes = tuple(_plain(value) for value in originals)
-    if len(classes) == 1:
-        raise DataError(f"{where}: is constant ({classes[0]!r}); there is nothing to learn")
-    if task == "binary" and len(classes) != 2:
+    originals = _originals(values, where=where)
+    different = sorted(set(originals))
+    number = {value: place for place, value in enumerate(different)}
+    if len(different) == 1:
+        raise DataError(f"{where}: is constant ({different[0]!r}); there is nothing to learn")
+    if task == "binary" and len(different) != 2:
         raise DataError(
-            f"{where}: the task binary needs two values, found {len(classes)}; "
+            f"{where}: the task binary needs two values, found {len(different)}; "
             f"use the task multiclass"
         )
-    if len(classes) > 2 and len(classes) > len(values) / 2:
+    if len(different) > 2 and len(different) > len(values) / 2:
         raise DataError(
-            f"{where}: {len(classes)} different values in {len(values)} rows are not classes; "
+            f"{where}: {len(different)} different values in {len(values)} rows are not classes; "
             f"use the task regression or another column"
         )
-    return numbers.astype(np.int64), classes
+    labels = np.array([number[value] for value in originals], dtype=np.int64)
+    return labels, tuple(different)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _originals(values: "pd.Series[Any]", *, where: str) -> list[Any]:
+    """Return class labels as truth values, whole numbers, numbers or texts: all of one type."""
+    cells = values.astype(object).tolist()
+    if all(isinstance(cell, bool | np.bool_) for cell in cells):
+        return [bool(cell) for cell in cells]
+    if not all(isinstance(cell, int | float | Decimal | np.number) for cell in cells):
+        places, texts = texts_of(values)
+        return [texts[place] for place in places]
+    numbers = numbers_of(values)
+    if np.isinf(numbers).any():
+        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    # An empty cell turns a column of whole numbers into one of floats.
+    whole = bool((numbers % 1 == 0).all())
+    return [int(cell) if whole else float(cell) for cell in cells]

@@ -1,13 +1,17 @@
 """The primary's rows: training, validation and test parts, and the order of batches."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.seeds import stream
+from securevfl.core.seeds import derive_seed, stream
+
+SplitKind = Literal["stratified", "random", "group", "time"]
+"""How rows are split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,19 +39,27 @@ def split_rows(
     validation_fraction: float,
     test_fraction: float,
     seed: int,
+    kind: SplitKind = "random",
+    by: Int64[np.ndarray, " rows"] | None = None,
     labelled_rows: int | None = None,
     labelled: Bool[np.ndarray, " rows"] | None = None,
 ) -> RowSplit:
-    """Draw validation and test rows at random; tables may be sorted, so order never decides.
+    """Draw validation and test rows; tables may be sorted, so their order never decides.
 
     Args:
         num_rows: Rows of the primary's table.
         validation_fraction: Share of all rows, in (0, 1).
         test_fraction: Share of all rows, in (0, 1); the two together leave rows to train on.
         seed: Run seed; the split uses its stream ``"rows"``.
-        labelled_rows: How many training rows keep their labels; None keeps all.
-        labelled: Which rows have a label; None: all. The others are for training without one, and
-            the fractions are shares of those that have one.
+        kind: ``random``; ``stratified``: each class has its share of every part, and at least a row
+            of training, test and validation, in this order, as far as its rows go; ``group``: all
+            rows of a group are in one part, and fractions are shares of the groups; ``time``: the
+            newest rows are for testing, those before them for validation.
+        by: Class numbers, group numbers or places in time; None for a random split.
+        labelled_rows: How many training rows keep their labels, drawn by class where the split is
+            stratified; None keeps all.
+        labelled: Which rows have a label; None: all. The others are for training without one,
+            whatever their group or time, and the fractions are shares of those that have one.
 
     Raises:
         ConfigError: If the fractions are out of range.
@@ -62,6 +74,8 @@ def split_rows(
             validation_fraction=validation_fraction,
             test_fraction=test_fraction,
             seed=seed,
+            kind=kind,
+            by=None if by is None else by[labelled],
             labelled_rows=labelled_rows,
         )
         there = np.flatnonzero(labelled)
@@ -81,18 +95,116 @@ def split_rows(
             f"training, {num_validation} for validation, {num_test} for testing"
         )
     shuffled = stream(seed, "rows").permutation(num_rows)
+    if kind == "stratified":
+        assert by is not None, "classes go with this kind"
+        shuffled = _by_class(shuffled, by, sizes=(num_validation, num_test))
+    elif kind == "time":
+        assert by is not None, "places in time go with this kind"
+        # Rows of one time are in random order; the newest come first, to be held out.
+        shuffled = shuffled[np.argsort(-by[shuffled], kind="stable")]
+        held_out = shuffled[: num_validation + num_test]
+        shuffled[: num_validation + num_test] = np.roll(held_out, -num_test)
+    elif kind == "group":
+        assert by is not None, "group numbers go with this kind"
+        shuffled, num_validation, num_test = _by_group(
+            shuffled, by, fractions=(validation_fraction, test_fraction), seed=seed
+        )
     training = shuffled[num_validation + num_test :]
     kept = len(training) if labelled_rows is None else labelled_rows
     if not 1 <= kept <= len(training):
         raise DataError(
             f"labelled_rows must lie between 1 and the {len(training)} training rows, got {kept}"
         )
+    if kind == "stratified" and by is not None and kept < len(training):
+        training = _by_class(training, by, sizes=(kept,), leave=0)
     return RowSplit(
         train=np.sort(training[:kept]),
         unlabelled=np.sort(training[kept:]),
         validation=np.sort(shuffled[:num_validation]),
         test=np.sort(shuffled[num_validation : num_validation + num_test]),
     )
+
+
+def _by_class(
+    rows: Int64[np.ndarray, " chosen"],
+    classes: Int64[np.ndarray, " rows"],
+    *,
+    sizes: tuple[int, ...],
+    leave: int = 1,
+) -> Int64[np.ndarray, " chosen"]:
+    """Return rows so ordered that parts of these sizes, and the rest, have each class's share.
+
+    scikit-learn's stratified splitters refuse a class of one row, and leave small classes out of a
+    part that they could reach.
+
+    Args:
+        rows: In random order.
+        classes: Of all rows of the table.
+        sizes: Rows of the parts, in their order; a class of few rows reaches the last part first.
+        leave: How many rows of a class the parts leave to the rest, where there is a choice.
+    """
+    _, numbers, counts = np.unique(classes[rows], return_inverse=True, return_counts=True)
+    left = counts.copy()
+    taken: list[np.ndarray] = []
+    for size in sizes[::-1]:
+        share = _shares(left - leave, counts * size / len(rows), size)
+        # Too many classes of one row: then the rest goes without some.
+        share = share if share.sum() == size else _shares(left, counts * size / len(rows), size)
+        left = left - share
+        taken.insert(0, share)
+    ends = np.cumsum(taken, axis=0)
+    order = np.argsort(numbers, kind="stable")
+    rank = np.empty(len(rows), dtype=np.int64)
+    rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    part = (rank[None] >= ends[:, numbers]).sum(axis=0)
+    return rows[np.argsort(part, kind="stable")]
+
+
+def _shares(
+    most: Int64[np.ndarray, " classes"], ideal: Float64[np.ndarray, " classes"], total: int
+) -> Int64[np.ndarray, " classes"]:
+    """Return whole numbers near to ``ideal`` that add up to ``total``, if ``most`` allows that.
+
+    Each class that may have a row has one, if there are enough.
+    """
+    chosen = np.clip(np.floor(ideal).astype(np.int64), np.minimum(most, 1), most)
+    while chosen.sum() < total and (chosen < most).any():
+        chosen[np.argmax(np.where(chosen < most, ideal - chosen, -np.inf))] += 1
+    while chosen.sum() > total:
+        least = 1 if (chosen > 1).any() else 0
+        chosen[np.argmax(np.where(chosen > least, chosen - ideal, -np.inf))] -= 1
+    return chosen
+
+
+def _by_group(
+    rows: Int64[np.ndarray, " rows"],
+    groups: Int64[np.ndarray, " rows"],
+    *,
+    fractions: tuple[float, float],
+    seed: int,
+) -> tuple[Int64[np.ndarray, " rows"], int, int]:
+    """Return rows in the order validation, test, training, and the sizes of the first two parts.
+
+    Raises:
+        DataError: If there are fewer than three groups.
+    """
+    from sklearn.model_selection import GroupShuffleSplit
+
+    found = len(np.unique(groups))
+    if found < 3:
+        raise DataError(f"{found} groups are too few to split; each of three parts needs one")
+    tested = min(max(1, round(found * fractions[1])), found - 2)
+    validated = min(max(1, round(found * fractions[0])), found - 1 - tested)
+
+    def cut(chosen: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        state = derive_seed(seed, "rows", what) % 2**32
+        splitter = GroupShuffleSplit(n_splits=1, test_size=size, random_state=state)
+        rest, part = next(splitter.split(chosen, groups=groups[chosen]))
+        return chosen[rest], chosen[part]
+
+    rest, test = cut(rows, tested, "test")
+    training, validation = cut(rest, validated, "validation")
+    return np.concatenate([validation, test, training]), len(validation), len(test)
 
 
 def training_batches(

@@ -9,15 +9,21 @@ tells them apart.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
+
+T = TypeVar("T")
 
 Scaling = Literal["standard", "clamped", "bounds", "none"]
+
+Bounds = Sequence[float] | Mapping[str, Sequence[float | str]]
+"""``[low, high]`` for all features, or one such pair for each column, of dates as texts."""
 
 DEVIATIONS: Final = 5.0
 """Where ``clamped`` scaling ends, in standard deviations from the mean."""
@@ -65,7 +71,7 @@ class FeatureScaler:
     def bounded(
         cls,
         feature_names: Sequence[str],
-        bounds: Sequence[float] | Mapping[str, Sequence[float]],
+        bounds: Bounds,
     ) -> "FeatureScaler":
         """Map declared bounds to [-1, 1], and clamp what lies outside them. Data-independent.
 
@@ -92,6 +98,30 @@ class FeatureScaler:
             width=np.ones(num_features),
             limit=None,
             data_independent=True,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` reads."""
+        return {
+            "centre": self.centre.tolist(),
+            "width": self.width.tolist(),
+            "limit": self.limit,
+            "data_independent": self.data_independent,
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, *, where: str = "feature scaler") -> "FeatureScaler":
+        """Read a scaler that was kept.
+
+        Raises:
+            DataError: If anything of it is not as it was written.
+        """
+        kept = _kept(_KeptFeatureScaler, content, where=where)
+        return cls(
+            centre=np.array(kept.centre, dtype=np.float64),
+            width=np.array(kept.width, dtype=np.float64),
+            limit=kept.limit,
+            data_independent=kept.data_independent,
         )
 
     def apply(
@@ -132,6 +162,23 @@ class KeyScaler:
         deviation = keys.std(axis=0)
         constant = deviation <= 1e-12 * np.maximum(1, np.abs(keys).max(axis=0))
         return cls(centre=keys.mean(axis=0), width=np.where(constant, 1.0, deviation))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` reads."""
+        return {"centre": self.centre.tolist(), "width": self.width.tolist()}
+
+    @classmethod
+    def from_json(cls, content: Any, *, where: str = "key scaler") -> "KeyScaler":
+        """Read a scaler that was kept.
+
+        Raises:
+            DataError: If anything of it is not as it was written.
+        """
+        kept = _kept(_KeptScaler, content, where=where)
+        return cls(
+            centre=np.array(kept.centre, dtype=np.float64),
+            width=np.array(kept.width, dtype=np.float64),
+        )
 
     def apply(
         self, keys: Float64[np.ndarray, "rows key_dim"]
@@ -177,9 +224,59 @@ class LabelScaler:
             raise DataError("labels: are constant in the training rows; nothing can be learned")
         return cls(mean=float(values.mean()), deviation=deviation)
 
+    def as_json(self) -> dict[str, float]:
+        """Return what :meth:`from_json` reads."""
+        return {"mean": self.mean, "deviation": self.deviation}
+
+    @classmethod
+    def from_json(cls, content: Any, *, where: str = "label scaler") -> "LabelScaler":
+        """Read a scaler that was kept.
+
+        Raises:
+            DataError: If anything of it is not as it was written.
+        """
+        return _kept(cls, content, where=where)
+
     def apply(self, labels: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
         """Return standardised labels."""
         return ((labels.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _KeptScaler:
+    """Centres and widths as JSON has them."""
+
+    centre: tuple[float, ...]
+    width: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.centre) != len(self.width):
+            raise ConfigError("centre and width must be equally long")
+        if not all(math.isfinite(value) for value in self.centre):
+            raise ConfigError("centre must be finite")
+        for value in self.width:
+            checks.positive(width=value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _KeptFeatureScaler(_KeptScaler):
+    limit: float | None
+    data_independent: bool
+
+    def __post_init__(self) -> None:
+        # dataclass(slots=True) makes a new class, which super() without arguments misses.
+        _KeptScaler.__post_init__(self)
+        if self.limit is not None:
+            checks.positive(limit=self.limit)
+
+
+def _kept(cls: type[T], content: Any, *, where: str) -> T:
+    try:
+        if not isinstance(content, dict):
+            raise ConfigError(f"must be a table, got {type(content).__name__}")
+        return read_settings(cls, content, where=where)
+    except ConfigError as error:
+        raise DataError(f"{where}: is damaged: {error}") from None
 
 
 def feature_scaler(
@@ -187,7 +284,7 @@ def feature_scaler(
     feature_names: Sequence[str],
     *,
     scaling: Scaling,
-    bounds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+    bounds: Bounds | None = None,
 ) -> FeatureScaler:
     """Make the scaler that a federation file asks for.
 
@@ -205,10 +302,8 @@ def feature_scaler(
     return FeatureScaler.unscaled(len(feature_names))
 
 
-def _bounds_of(
-    name: str, bounds: Sequence[float] | Mapping[str, Sequence[float]]
-) -> tuple[float, float]:
-    pair: Sequence[float]
+def _bounds_of(name: str, bounds: Bounds) -> tuple[float, float]:
+    pair: Sequence[float | str]
     if isinstance(bounds, Mapping):
         if name in bounds:
             pair = bounds[name]
@@ -218,10 +313,13 @@ def _bounds_of(
             raise ConfigError(f"bounds: the feature {name!r} has none; add {name} = [low, high]")
     else:
         pair = bounds
-    if len(pair) != 2 or not (
-        math.isfinite(pair[0]) and math.isfinite(pair[1]) and pair[0] < pair[1]
+    low, high = pair if len(pair) == 2 else (math.nan, math.nan)
+    if (
+        isinstance(low, str)
+        or isinstance(high, str)
+        or not (math.isfinite(low) and math.isfinite(high) and low < high)
     ):
         raise ConfigError(
             f"bounds: of the feature {name!r} must be finite [low, high], got {list(pair)}"
         )
-    return float(pair[0]), float(pair[1])
+    return float(low), float(high)

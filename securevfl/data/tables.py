@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from securevfl.core.errors import DataError
+from securevfl.data.columns import Dependence
+from securevfl.data.schema import TableSchema
 
 Labels = Float32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
 """float32 for regression, int64 class numbers otherwise."""
@@ -68,12 +70,15 @@ class PartyTable:
     labelled: Bool[np.ndarray, " rows"] | None = None
     """Which rows have a label, the others' being a stand-in that nothing may read; None: all."""
 
+    split_by: Int64[np.ndarray, " rows"] | None = None
+    """Numbers of groups or places in time, where the primary's rows are split by a column."""
+
     classes: tuple[Any, ...] | None = None
     """The original label value of each class number; None for regression."""
 
-    inferred_columns: tuple[str, ...] = ()
-    """Text columns whose list of words was collected from the records, not declared: which features
-    there are then depends on the data."""
+    schema: TableSchema | None = None
+    """How its columns became keys, features and labels; None for a table that was made of arrays.
+    """
 
     entities: Int64[np.ndarray, " rows"] | None = None
     """Ground truth of linkage: equal numbers at two parties are one entity. Never a feature."""
@@ -99,6 +104,7 @@ class PartyTable:
         for what, column in (
             ("labels", self.labels),
             ("labelled", self.labelled),
+            ("split_by", self.split_by),
             ("entities", self.entities),
         ):
             if column is not None and column.shape != (rows,):
@@ -125,6 +131,11 @@ class PartyTable:
         return len(self.feature_names)
 
     @property
+    def data_dependent(self) -> tuple[Dependence, ...]:
+        """What the features rest on of the records themselves; nothing may, under a promise."""
+        return () if self.schema is None else self.schema.data_dependent
+
+    @property
     def key_dim(self) -> int:
         """Numeric key columns."""
         return len(self.key_names)
@@ -139,8 +150,9 @@ class PartyTable:
             features=self.features[rows],
             labels=None if self.labels is None else self.labels[rows],
             labelled=None if self.labelled is None else self.labelled[rows],
+            split_by=None if self.split_by is None else self.split_by[rows],
             classes=self.classes,
-            inferred_columns=self.inferred_columns,
+            schema=self.schema,
             entities=None if self.entities is None else self.entities[rows],
             link_columns=None if self.link_columns is None else self.link_columns.take(rows),
         )

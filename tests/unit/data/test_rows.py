@@ -1,10 +1,14 @@
 """Row split and batch order."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.rows import consecutive_batches, split_rows, training_batches
+from securevfl.data.rows import RowSplit, consecutive_batches, split_rows, training_batches
 
 
 def test_every_row_is_in_one_part() -> None:
@@ -70,3 +74,115 @@ def test_evaluation_keeps_the_order() -> None:
     batches = consecutive_batches(np.array([5, 3, 9]), batch_size=2)
 
     assert [batch.tolist() for batch in batches] == [[5, 3], [9]]
+
+
+def parts_of(split: RowSplit) -> list[np.ndarray]:
+    """Return training, validation and test rows."""
+    return [split.train, split.validation, split.test]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((160, 40), [(112, 28), (16, 4), (32, 8)]),
+        ((199, 1), [(139, 1), (20, 0), (40, 0)]),
+        ((198, 2), [(139, 1), (20, 0), (39, 1)]),
+        ((197, 3), [(139, 1), (19, 1), (39, 1)]),
+        ((10, 90, 100), [(7, 63, 70), (1, 9, 10), (2, 18, 20)]),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_classes_have_their_share_of_every_part(
+    counts: tuple[int, ...], expected: list[tuple[int, ...]], seed: int
+) -> None:
+    """A class of few rows reaches training, then testing, then validation."""
+    classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    split = split_rows(
+        200, validation_fraction=0.1, test_fraction=0.2, seed=seed, kind="stratified", by=classes
+    )
+
+    found = [tuple(np.bincount(classes[part], minlength=len(counts))) for part in parts_of(split)]
+    assert found == expected
+    assert np.array_equal(np.sort(np.concatenate(parts_of(split))), np.arange(200))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_classes_can_be_stratified(data: st.DataObject) -> None:
+    """Parts keep their sizes whatever the classes, and each class is as near as it can be."""
+    classes = np.array(data.draw(st.lists(st.integers(0, 9), min_size=20, max_size=60)))
+    kept = data.draw(st.integers(1, len(classes) // 2))
+    plan: dict[str, Any] = {"validation_fraction": 0.15, "test_fraction": 0.25, "seed": 4}
+    plain = split_rows(len(classes), **plan)
+    split = split_rows(len(classes), **plan, kind="stratified", by=classes, labelled_rows=kept)
+
+    assert [len(part) for part in parts_of(split)[1:]] == [
+        len(part) for part in parts_of(plain)[1:]
+    ]
+    assert len(split.train) == kept
+    together = np.concatenate([*parts_of(split), split.unlabelled])
+    assert np.array_equal(np.sort(together), np.arange(len(classes)))
+    largest = np.bincount(classes).argmax()
+    share = (classes[split.test] == largest).mean() - (classes == largest).mean()
+    assert abs(share) <= 9 / len(split.test)
+
+
+def test_labels_that_are_kept_are_of_every_class() -> None:
+    """Ten labelled rows of two classes, one of which is one row in ten."""
+    classes = np.repeat([0, 1], [180, 20])
+    split = split_rows(
+        200,
+        validation_fraction=0.1,
+        test_fraction=0.2,
+        seed=0,
+        kind="stratified",
+        by=classes,
+        labelled_rows=10,
+    )
+
+    assert np.bincount(classes[split.train]).tolist() == [9, 1]
+
+
+def test_a_group_is_on_one_side() -> None:
+    """Every group in one part, every part with groups, other groups by another seed."""
+    groups = np.random.default_rng(0).integers(0, 30, 300)
+    drawn = []
+    for seed in (1, 2):
+        split = split_rows(
+            300, validation_fraction=0.1, test_fraction=0.2, seed=seed, kind="group", by=groups
+        )
+        sides = [set(groups[part].tolist()) for part in parts_of(split)]
+        assert [len(side) for side in sides] == [21, 3, 6]
+        assert set.union(*sides) == set(range(30))
+        assert np.array_equal(np.sort(np.concatenate(parts_of(split))), np.arange(300))
+        drawn.append(sides[2])
+    assert drawn[0] != drawn[1]
+    with pytest.raises(DataError, match="2 groups are too few"):
+        split_rows(
+            10,
+            validation_fraction=0.1,
+            test_fraction=0.2,
+            seed=0,
+            kind="group",
+            by=np.arange(10) % 2,
+        )
+
+
+def test_the_newest_rows_are_for_testing() -> None:
+    """Training rows are the oldest; rows without a label do not count."""
+    times = np.random.default_rng(3).permutation(np.arange(100) // 2)
+    labelled = np.arange(100) % 5 > 0
+    split = split_rows(
+        100,
+        validation_fraction=0.1,
+        test_fraction=0.2,
+        seed=0,
+        kind="time",
+        by=times,
+        labelled=labelled,
+    )
+    train, validation, test = (times[part] for part in parts_of(split))
+
+    assert [len(train), len(validation), len(test)] == [56, 8, 16]
+    assert train.max() <= validation.min() <= validation.max() <= test.min()
+    assert np.array_equal(split.unlabelled, np.flatnonzero(~labelled))

@@ -1,6 +1,8 @@
 """Scaling: by own statistics, by declared bounds, by common statistics."""
 
+import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,9 +88,9 @@ def test_impossible_bounds_are_refused(scaling: str, bounds: object, message: st
 
 def test_another_number_of_columns_is_refused() -> None:
     """A scaler fits one table's columns."""
-    with pytest.raises(DataError, match="features: have 2 columns, the scaler 3"):
+    with pytest.raises(DataError, match=r"features: have 2 columns, the scaler 3"):
         FeatureScaler.unscaled(3).apply(FEATURES[:, :2])
-    with pytest.raises(DataError, match="keys: have 1 dimensions, the scaler 2"):
+    with pytest.raises(DataError, match=r"keys: have 1 dimensions, the scaler 2"):
         KeyScaler(centre=np.zeros(2), width=np.ones(2)).apply(np.zeros((3, 1)))
 
 
@@ -120,7 +122,47 @@ def test_labels_come_back_in_their_unit() -> None:
 
 def test_constant_training_labels_are_refused() -> None:
     """Labels may be constant in the training rows though they are not in the table."""
-    with pytest.raises(DataError, match="constant in the training rows"):
+    with pytest.raises(DataError, match=r"constant in the training rows"):
         LabelScaler.fit(np.array([1, 1], dtype=np.float32))
-    with pytest.raises(ConfigError, match="mean must be finite"):
+    with pytest.raises(ConfigError, match=r"mean must be finite"):
         LabelScaler(mean=math.nan, deviation=1.0)
+
+
+SCALERS = {
+    "fitted": FeatureScaler.standard(FEATURES / 3, limit=5.0),
+    "bounded": FeatureScaler.bounded(NAMES, {"area": [0.1, 0.7], "floor": [0, 30]}),
+    "keys": KeyScaler.fit(FEATURES.astype(np.float64) / 3),
+    "labels": LabelScaler.fit(FEATURES[:, 0] / 3),
+}
+
+
+@pytest.mark.parametrize("scaler", SCALERS.values(), ids=SCALERS)
+def test_a_scaler_survives_json(scaler: FeatureScaler | KeyScaler | LabelScaler) -> None:
+    """To the last bit, so that a kept model scales as the run did."""
+    content = json.loads(json.dumps(scaler.as_json(), allow_nan=False))
+    again = type(scaler).from_json(content)
+    values: Any = FEATURES[:, 0] if isinstance(scaler, LabelScaler) else FEATURES
+    values = values.astype(np.float64) if isinstance(scaler, KeyScaler) else values
+    assert again.apply(values).tobytes() == scaler.apply(values).tobytes()
+    assert again.as_json() == scaler.as_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("fitted", {"width": [1.0, 0.0, 1.0]}, "width must be finite and > 0, got 0.0"),
+        ("fitted", {"width": [1.0]}, "centre and width must be equally long"),
+        ("fitted", {"limit": -1.0}, "limit must be finite and > 0"),
+        ("keys", {"centre": [math.nan, 0.0, 0.0]}, "centre must be finite"),
+        ("keys", {"centre": "0"}, "centre: must be a list"),
+        ("labels", {"deviation": 0.0}, "deviation must be finite and > 0"),
+        ("labels", {"unit": "euro"}, "unit: no such field"),
+    ],
+)
+def test_a_damaged_scaler_gets_one_line(name: str, damage: Any, message: str) -> None:
+    """A file that somebody edited is refused, not used."""
+    scaler = SCALERS[name]
+    with pytest.raises(DataError, match=rf"^model: is damaged: .*{message}"):
+        type(scaler).from_json({**scaler.as_json(), **damage}, where="model")
+    with pytest.raises(DataError, match=r"^model: is damaged: must be a table, got list"):
+        type(scaler).from_json([], where="model")

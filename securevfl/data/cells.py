@@ -1,0 +1,153 @@
+"""The cells of a column as numbers, dates, truth values or words, whatever holds them.
+
+One value is one value in any type: a CSV file's text, pandas' nullable and categorical types,
+columns that Arrow stores, decimals, and Python's own objects. A cell that can't be read is told
+apart from one that is missing.
+"""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float64
+from pandas.api import types
+
+from securevfl.core.errors import DataError
+
+_DAY_US: Final = 86_400_000_000
+_ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
+
+TRUTH_WORDS: Final[Mapping[str, bool]] = {"true": True, "false": False, "yes": True, "no": False}
+"""Texts that stand for truth values, in lower case."""
+
+
+def numbers_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
+    """Return numbers, with NaN for what is missing and for what is no number.
+
+    Texts that are numbers count as such, truth values as 0 and 1, durations as days.
+    """
+    if types.is_timedelta64_dtype(values) or values.dtype.kind == "m":
+        values = values.astype(object)
+    if values.dtype.kind == "c":
+        return np.full(len(values), np.nan)
+    if types.is_numeric_dtype(values):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    cells = values.astype(object)
+    present = cells.dropna()
+    if len(present) and types.infer_dtype(present) == "timedelta":
+        days = pd.to_timedelta(cells) / pd.Timedelta(days=1)
+        return days.to_numpy(dtype=np.float64)
+    try:
+        numbers = pd.to_numeric(cells, errors="coerce")
+    except OverflowError:  # integers beyond float64
+        numbers = pd.to_numeric(cells.map(str, na_action="ignore"), errors="coerce")
+    return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def dates_of(values: "pd.Series[Any]") -> np.ndarray:
+    """Return points in time as datetime64[us] in UTC, NaT for what is missing or none.
+
+    A time without a zone is taken as it stands. Texts are dates in ISO form alone
+    (2020-12-31, with or without a time of day): 1/2/2020 is two days, by country.
+    """
+    if types.is_numeric_dtype(values):
+        return np.full(len(values), "NaT", dtype="datetime64[us]")
+    if types.is_datetime64_dtype(values):
+        cells = values
+    else:
+        cells = values.astype(object)
+        if types.infer_dtype(cells, skipna=True) not in ("date", "datetime", "datetime64"):
+            return _dates_of_texts(cells)
+    return _utc(pd.to_datetime(cells, utc=True, errors="coerce"))
+
+
+def _dates_of_texts(cells: "pd.Series[Any]") -> np.ndarray:
+    places, different = texts_of(cells)
+    texts = pd.Series(different, dtype=object).str.strip()
+    iso = texts.where(texts.str.fullmatch(_ISO_DATE).astype(bool), None)
+    dates = _utc(pd.to_datetime(iso, utc=True, errors="coerce", format="ISO8601"))
+    return np.append(dates, np.datetime64("NaT", "us"))[places]
+
+
+def _utc(dates: "pd.Series[Any]") -> np.ndarray:
+    return dates.dt.tz_localize(None).to_numpy().astype("datetime64[us]")
+
+
+def days_of(dates: np.ndarray) -> Float64[np.ndarray, " rows"]:
+    """Return days since 1970-01-01 of datetime64[us], with the part of the day that has gone by."""
+    ticks = dates.astype(np.int64)
+    days = ticks // _DAY_US + (ticks % _DAY_US) / _DAY_US
+    return np.where(np.isnat(dates), np.nan, days)
+
+
+def days_since_epoch(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
+    """Return a column of dates as days since 1970-01-01 (UTC), NaN for what is missing or no date.
+
+    Two parties that hold the same day get the same number, however each stores it.
+    """
+    return days_of(dates_of(values))
+
+
+def day_number(text: str) -> float:
+    """Return the days since 1970-01-01 of one date in ISO form.
+
+    Raises:
+        DataError: If it is none.
+    """
+    days = float(days_since_epoch(pd.Series([text], dtype=object))[0])
+    if np.isnan(days):
+        raise DataError(f"must be a date in ISO form, such as 2020-12-31, got {text!r}")
+    return days
+
+
+def truths_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
+    """Return truth values as 0 and 1, with NaN for what is missing and for what is none.
+
+    Texts count in any case: true, false, yes, no. So do the numbers 0 and 1.
+    """
+    if types.is_bool_dtype(values) or types.is_numeric_dtype(values):
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return np.where(np.isin(numbers, (0.0, 1.0)), numbers, np.nan)
+    codes, texts = texts_of(values)
+    known = [float(TRUTH_WORDS.get(text.strip().casefold(), np.nan)) for text in texts]
+    return np.array([*known, np.nan])[codes]
+
+
+def texts_of(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
+    """Return each cell's place among the different texts, -1 where it is missing, and these.
+
+    Whole numbers are spelled without a point: an empty cell turns a column of integers into one
+    of floats, and 3 would else become the other word 3.0.
+    """
+    cells = values.astype(object)
+    try:
+        codes, originals = pd.factorize(cells)
+    except TypeError:  # lists and the like, which can't be compared
+        codes, originals = pd.factorize(cells.map(str, na_action="ignore"))
+    spelled = [_spelled(value) for value in originals]
+    places, texts = pd.factorize(np.array([*spelled, ""], dtype=object)[: len(spelled)])
+    return np.where(codes < 0, -1, np.append(places, -1)[codes]), [str(text) for text in texts]
+
+
+def _spelled(value: Any) -> str:
+    whole = (
+        isinstance(value, float | Decimal | np.floating)
+        and math.isfinite(value)
+        and value == value // 1
+    )
+    text = str(int(value)) if whole else str(value)
+    # Half a surrogate pair is no text to JSON or to Arrow.
+    return text if text.isprintable() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_text(values: "pd.Series[Any]") -> bool:
+    """Say whether a column is of a type that may hold words."""
+    return not (types.is_numeric_dtype(values) or values.dtype.kind in "mM")
+
+
+def first_row(chosen: Bool[np.ndarray, " rows"]) -> int:
+    """Return the number of the first chosen row, counted from 1."""
+    return int(np.argmax(chosen)) + 1

@@ -1,0 +1,250 @@
+"""What a column holds: numbers, truth values, words or dates, or nothing that a model can use."""
+
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import numpy as np
+import pandas as pd
+from pandas.api import types
+
+from securevfl.data.cells import (
+    TRUTH_WORDS,
+    dates_of,
+    first_row,
+    numbers_of,
+    texts_of,
+)
+
+Kind = Literal["number", "boolean", "words", "date"]
+
+MAX_CATEGORIES: Final = 50
+"""Of a column of words, so many get a 0/1 column each; the others share one. More would let a model
+memorise rows."""
+
+_FLOAT32_WHOLE: Final = 2**24
+_OTHER_DATES: Final = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})( .*)?"
+_LEADING_ZERO: Final = r"\s*[+-]?0\d.*"
+_FEWEST: Final = 20
+_NUMBER: Final = int | float | Decimal | np.number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnKind:
+    """What a column holds, and why we think so."""
+
+    kind: Kind | None
+    """None: nothing that a model can use."""
+
+    reason: str
+    """Why, in a few words; without any value of the column."""
+
+    rows: int
+    """Cells, missing ones included."""
+
+    missing: int
+    """Missing cells."""
+
+    different: int
+    """Different values, missing not counted."""
+
+    identifier: str | None = None
+    """Why it looks like a name or number of its row rather than something to learn from."""
+
+    problem: str | None = None
+    """Why it can't be a feature as it is, and what to do; to be put behind the column's name."""
+
+    timed: bool = False
+    """Of dates: whether any has a time of day."""
+
+
+def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
+    """Say what a column holds.
+
+    Args:
+        values: The column, of any type.
+        max_categories: How many different words are sure not to be an identifier.
+    """
+    present = values.dropna()
+    if not len(present):
+        return _unusable(values, "empty", "is empty in every row; exclude it")
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        held = present.astype(object)
+        if types.infer_dtype(held) != "string":
+            return _words(values, "a categorical column", max_categories)
+        return _of_texts(values, max_categories)
+    if types.is_bool_dtype(values):
+        return _found(values, "boolean", f"true and false ({values.dtype})", different=2)
+    if values.dtype.kind == "c":
+        return _unusable(values, "complex numbers", "holds complex numbers; exclude it")
+    if values.dtype.kind == "m" or types.is_numeric_dtype(values):
+        return _number(values, f"numbers ({values.dtype})")
+    if values.dtype.kind == "M":
+        return _date(values, f"dates ({values.dtype})")
+    return _of_objects(values, present.astype(object), max_categories)
+
+
+def _of_objects(
+    values: "pd.Series[Any]", present: "pd.Series[Any]", max_categories: int
+) -> ColumnKind:
+    held = types.infer_dtype(present)
+    if held == "boolean":
+        return _found(values, "boolean", "true and false", different=2)
+    if held in ("integer", "floating", "mixed-integer-float", "decimal", "timedelta"):
+        return _number(values, "numbers")
+    if held in ("date", "datetime", "datetime64") or all(isinstance(c, date) for c in present):
+        return _date(values, "dates")
+    if held in ("string", "mixed-integer", "mixed"):
+        strange = [cell for cell in present if not isinstance(cell, str | _NUMBER)]
+        if not strange:
+            numeric = all(isinstance(cell, _NUMBER) for cell in present)
+            return _number(values, "numbers") if numeric else _of_texts(values, max_categories)
+        held = type(strange[0]).__name__
+    row = first_row(values.notna().to_numpy(dtype=bool))
+    return _unusable(
+        values,
+        f"{held} values",
+        f"holds {held} values, as in row {row}; turn them into numbers or words, or exclude it",
+    )
+
+
+def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
+    places, different = texts_of(values)
+    texts = pd.Series(different, dtype=object)
+    lower = set(texts.str.strip().str.casefold())
+    if lower <= {"true", "false"} or lower <= {"yes", "no"}:
+        names = " and ".join(word for word in TRUTH_WORDS if word in lower)
+        return _found(values, "boolean", f"texts {names}", different=len(lower))
+    dated = ~np.isnat(dates_of(texts))
+    if dated.all():
+        return _date(values, "texts that are dates")
+    if dated.mean() > 0.5:
+        return _two_kinds(values, "dates", first_row(~np.append(dated, True)[places]))
+    if texts.str.fullmatch(_OTHER_DATES).mean() > 0.5:
+        return _unusable(
+            values,
+            "dates in a form that depends on the country",
+            "looks like dates; write them as 2020-12-31, or exclude it",
+        )
+    readable = ~np.isnan(numbers_of(texts))
+    if not texts.str.fullmatch(_LEADING_ZERO).any():
+        if readable.all():
+            return _number(values, "texts that are numbers")
+        if readable.mean() > 0.5:
+            return _two_kinds(values, "numbers", first_row(~np.append(readable, True)[places]))
+    return _words(values, "texts", max_categories)
+
+
+def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:
+    return _unusable(
+        values,
+        f"{most} and other texts",
+        f"holds {most}, but row {row} holds {str(values.iloc[row - 1])[:40]!r}; correct or empty "
+        f"that cell, or list the column's words in categories",
+    )
+
+
+def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> ColumnKind:
+    different, present = len(texts_of(values)[1]), int(values.notna().sum())
+    if present >= _FEWEST and different > max_categories and different > present / 2:
+        looks = f"{different} different words in {present} rows"
+        return ColumnKind(
+            kind="words",
+            reason=reason,
+            rows=len(values),
+            missing=len(values) - present,
+            different=different,
+            identifier=looks,
+            problem=f"holds {looks}, which looks like an identifier or free text; exclude it, use "
+            f"it as a key, or list its words in categories",
+        )
+    return _found(values, "words", reason, different=different)
+
+
+def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
+    numbers = numbers_of(values)
+    present = numbers[~np.isnan(numbers)]
+    different = np.unique(present)
+    identifier = problem = None
+    infinite = np.isinf(numbers)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if infinite.any():
+        problem = (
+            f"holds an infinite value in row {first_row(infinite)}; correct or empty that cell"
+        )
+    elif too_large.any():
+        problem = f"row {first_row(too_large)} is too large for float32; change its unit"
+    elif len(different):
+        identifier = _numbered(different, len(present))
+        problem = _indistinct(different, len(present))
+        if problem is not None and len(different) == len(present):
+            identifier = f"all {len(present)} values differ"
+    return ColumnKind(
+        kind="number",
+        reason=reason,
+        rows=len(values),
+        missing=len(values) - len(present),
+        different=len(different),
+        identifier=identifier,
+        problem=problem,
+    )
+
+
+def _numbered(different: np.ndarray, rows: int) -> str | None:
+    """Say whether whole numbers repeat so seldom that they must have been dealt out.
+
+    Of n numbers drawn evenly from a span, all differ with a probability of about
+    exp(-n^2 / (2 span)); identifiers are what leaves less than 5 % to chance.
+    """
+    span = different[-1] - different[0] + 1
+    if rows < _FEWEST or len(different) < rows or (different % 1 != 0).any():
+        return None
+    return f"all {rows} values differ" if rows**2 >= 6 * span else None
+
+
+def _indistinct(different: np.ndarray, rows: int) -> str | None:
+    """Say whether float32, in which features are, has one number for most of these."""
+    if len(different) < 2 or np.abs(different[[0, -1]]).max() < _FLOAT32_WHOLE:
+        return None
+    left = len(np.unique(different.astype(np.float32)))
+    if left > len(different) / 2:
+        return None
+    what = f"holds {len(different)} different numbers, of which float32 can tell {left} apart"
+    if len(different) > rows / 2:
+        return f"{what}, so it looks like an identifier; exclude it, or use it as a key"
+    return f"{what}; subtract what they have in common, or exclude it"
+
+
+def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
+    dates = dates_of(values)
+    timed = dates[~np.isnat(dates)]
+    return ColumnKind(
+        kind="date",
+        reason=reason,
+        rows=len(values),
+        missing=int(np.isnat(dates).sum()),
+        different=len(np.unique(timed)),
+        timed=bool((timed != timed.astype("datetime64[D]")).any()),
+    )
+
+
+def _found(values: "pd.Series[Any]", kind: Kind, reason: str, *, different: int) -> ColumnKind:
+    return ColumnKind(
+        kind=kind,
+        reason=reason,
+        rows=len(values),
+        missing=int(values.isna().sum()),
+        different=different,
+    )
+
+
+def _unusable(values: "pd.Series[Any]", reason: str, problem: str) -> ColumnKind:
+    return ColumnKind(
+        kind=None,
+        reason=reason,
+        rows=len(values),
+        missing=int(values.isna().sum()),
+        different=0,
+        problem=problem,
+    )

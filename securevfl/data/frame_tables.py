@@ -1,0 +1,152 @@
+"""A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.task import Task
+from securevfl.data.columns import ColumnSettings
+from securevfl.data.key_tables import KeyKind, key_table_of_frame
+from securevfl.data.party_tables import ColumnRoles, fit_party_table
+from securevfl.data.reading import columns_of_roles
+from securevfl.data.sources.columnar import to_pandas
+from securevfl.data.sources.pieces import plain
+from securevfl.data.tables import PartyTable
+
+
+def from_frame(
+    frame: Any,
+    *,
+    name: str,
+    key: Sequence[str] | Mapping[str, KeyKind],
+    label: str | None = None,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+    truth: str | None = None,
+    columns: ColumnSettings | None = None,
+    empty_labels: bool = False,
+) -> PartyTable:
+    """Make a party's table of a frame, as :func:`securevfl.data.read_table` does of a file.
+
+    Args:
+        frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
+            ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
+            name.
+        name: The party's name.
+        key: Key columns, in the order that all parties agreed on. They are numbers where all of
+            them are numbers or times without gaps, and texts or numbers with gaps otherwise, for
+            linkage alone. A mapping says which kind each one is: ``{"phone": "text"}``.
+        label: The label column, at the primary; None at a secondary.
+        task: What the label is; default: ``"regression"`` for numbers with decimals, ``"binary"``
+            or ``"multiclass"`` for words and truth values. Whole numbers may be either.
+        features: Feature columns; None takes every column that has no other purpose.
+        exclude: Columns that are neither keys nor features.
+        truth: A column with the number of the true entity, for linkage quality only.
+        columns: What the party declares of its columns.
+        empty_labels: Whether a row may lack its label; it is then marked so.
+
+    Returns:
+        The table, which :func:`securevfl.simulate` takes.
+
+    Raises:
+        ConfigError: If whole numbers are labels and ``task`` does not say what of.
+        DataError: As :func:`securevfl.data.read_table`.
+    """
+    where = f"frame of {name!r}"
+    whole = as_pandas(frame, where=where)
+    special = [column for column in (label, truth) if column is not None]
+    roles = ColumnRoles(
+        key=tuple(key), task="regression", label=label, features=features, truth=truth
+    )
+    settings = columns or ColumnSettings()
+    wanted = columns_of_roles(roles, settings, exclude=exclude)
+    chosen = wanted.choose([str(column) for column in whole.columns], where=where)
+    whole = whole[chosen]
+    kinds = dict(key) if isinstance(key, Mapping) else _kinds(whole, key)
+    numeric = not isinstance(key, Mapping) and None not in kinds.values()
+    roles = replace(
+        roles,
+        key=tuple(key) if numeric else (),
+        task=task or ("regression" if label is None else _task_of(whole[label], label)),
+        exclude=() if numeric else tuple(key),
+        empty_labels=empty_labels,
+    )
+    if features is None and not set(chosen) - {*key, *special}:
+        raise DataError(f"{where}: has no feature columns beside {', '.join([*key, *special])}")
+    table = fit_party_table(whole, roles, settings, name=name, where=where)
+    if numeric:
+        return table
+    link_columns = key_table_of_frame(
+        whole,
+        name=name,
+        key={column: kind or _kind_with_gaps(whole[column]) for column, kind in kinds.items()},
+        truth=truth,
+        where=where,
+    )
+    return replace(table, link_columns=link_columns)
+
+
+def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
+    """Return a frame of any library as pandas', with columns as files give them.
+
+    Args:
+        frame: What has columns.
+        where: What messages call it.
+
+    Raises:
+        DataError: If it is no frame, or two columns have one name.
+    """
+    import pyarrow as pa
+
+    if isinstance(frame, pd.DataFrame):
+        named = [level for level in frame.index.names if level is not None]
+        rows = frame.reset_index(level=named) if named else frame
+        names = [str(column) for column in rows.columns]
+        for column in names:
+            if names.count(column) > 1:
+                raise DataError(f"{where}: two columns are called {column!r}; rename one")
+        rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
+        return pd.DataFrame({column: plain(rows[column]) for column in names})
+    if hasattr(frame, "__arrow_c_stream__"):
+        rows = to_pandas(pa.table(frame))
+        return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
+    if hasattr(frame, "to_pandas"):
+        return as_pandas(frame.to_pandas(), where=where)
+    raise DataError(
+        f"{where}: must be a pandas or polars DataFrame or a pyarrow Table, got "
+        f"{type(frame).__name__}"
+    )
+
+
+def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, KeyKind | None]:
+    """Return ``number`` for each key that models may take as an input, and else None."""
+    return {
+        column: "number" if _is_number(frame[column]) and frame[column].notna().all() else None
+        for column in key
+    }
+
+
+def _kind_with_gaps(values: "pd.Series[Any]") -> KeyKind:
+    return "number" if pd.api.types.is_numeric_dtype(values) else "text"
+
+
+def _is_number(values: "pd.Series[Any]") -> bool:
+    kind = values.dtype
+    numeric = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+    return numeric or pd.api.types.is_datetime64_any_dtype(kind)
+
+
+def _task_of(values: "pd.Series[Any]", label: str) -> Task:
+    kind = values.dtype
+    if pd.api.types.is_float_dtype(kind):
+        return "regression"
+    if pd.api.types.is_integer_dtype(kind):
+        raise ConfigError(
+            f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
+            f'task="binary", "multiclass" or "regression"'
+        )
+    return "binary" if values.nunique() == 2 else "multiclass"

@@ -1,0 +1,97 @@
+"""Key columns as linkage compares them: numbers, days or texts, and never one value as another."""
+
+import datetime
+import math
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from securevfl.core.errors import DataError
+from securevfl.data.cells import dates_of, days_since_epoch, first_row, numbers_of
+
+LARGEST_WHOLE_NUMBER: Final = 2**53
+"""From here on float64 does not hold every integer, and different keys could become equal."""
+
+
+def key_numbers(values: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, " rows"]:
+    """Return a column of numbers, or of dates as days since 1970-01-01; NaN for missing.
+
+    Args:
+        values: One a row.
+        where: What messages call the column.
+
+    Raises:
+        DataError: If a value is neither number nor date, is infinite, or so large that its
+            neighbours could be taken for it.
+    """
+    missing = values.isna().to_numpy(dtype=bool)
+    numbers = days_since_epoch(values) if holds_dates(values) else numbers_of(values)
+    unread = (np.isnan(numbers) & ~missing) | pd.api.types.is_bool_dtype(values)
+    if unread.any():
+        row = first_row(unread)
+        raise DataError(
+            f"{where}: must be numeric or dates, but row {row} holds "
+            f'{str(values.iloc[row - 1])[:40]!r}; linkage.metric = "exact" compares texts'
+        )
+    if np.isinf(numbers).any():
+        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    # Rounding has happened by now, so 2^53 itself may have been another number.
+    large = np.abs(numbers) >= LARGEST_WHOLE_NUMBER
+    if large.any():
+        raise DataError(
+            f"{where}, row {first_row(large)}: is above 2^53, where float64 takes neighbouring "
+            f'whole numbers for equal; link ids by linkage.metric = "exact", or change the unit'
+        )
+    return numbers
+
+
+def holds_dates(values: "pd.Series[Any]") -> bool:
+    """Say whether a column holds dates and no number."""
+    return bool(np.isnan(numbers_of(values)).all() and not np.isnat(dates_of(values)).all())
+
+
+def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
+    """Return a column of texts, None for missing, whole numbers in their shortest spelling.
+
+    An integer is spelled alike whatever type holds it: 1234 as an integer, a decimal or a float
+    (into which an empty cell turns a column of integers) is "1234". Days are spelled 2020-12-31.
+
+    Args:
+        values: One a row.
+        where: What messages call the column.
+
+    Returns:
+        Texts, shape (rows,), as objects.
+
+    Raises:
+        DataError: If a number has decimals, or is a float that may have lost digits.
+    """
+    column = np.empty(len(values), dtype=object)
+    cells = zip(values.astype(object), values.isna(), strict=True)
+    for row, (value, missing) in enumerate(cells):
+        column[row] = None if missing else _spelled(value, where=f"{where}, row {row + 1}")
+    return column
+
+
+def _spelled(value: Any, *, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float | np.floating | Decimal):
+        if not math.isfinite(value) or value % 1:
+            raise DataError(
+                f"{where}: is {value}, and a number with decimals has many spellings; keys that "
+                f"are compared as texts must be whole numbers or texts"
+            )
+        if not isinstance(value, Decimal) and abs(float(value)) >= LARGEST_WHOLE_NUMBER:
+            raise DataError(
+                f"{where}: is a float above 2^53, which may have lost digits of an id; store the "
+                f"column as integers or as text"
+            )
+        return str(int(value))
+    if isinstance(value, datetime.datetime):
+        midnight = value.time() == datetime.time() and value.tzinfo is None
+        return value.date().isoformat() if midnight else value.isoformat(sep=" ")
+    return str(value)

@@ -1,0 +1,336 @@
+"""A table's schema: how its columns became keys, features and labels, for every table that comes.
+
+It is fitted to one table, kept as JSON, and encodes the rows of another as it did the first one's.
+What was taken from the first table's records instead of being declared is told
+(:attr:`TableSchema.data_dependent`): a promise about records may not rest on it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float32
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
+from securevfl.core.task import Task
+from securevfl.data.column_fitting import fit_column
+from securevfl.data.columns import (
+    BooleanColumn,
+    Column,
+    ColumnSettings,
+    DateColumn,
+    Dependence,
+    NumberColumn,
+    Pair,
+    WordsColumn,
+    declared_range,
+    encode_column,
+    features_of_column,
+    toml_key,
+)
+from securevfl.data.frames import require_columns
+from securevfl.data.scaling import Bounds
+
+T = TypeVar("T")
+
+FORMAT: Final = 1
+"""Changes with the meaning of what is kept."""
+
+_KINDS: Final[Mapping[str, type[Column]]] = {
+    "number": NumberColumn,
+    "boolean": BooleanColumn,
+    "words": WordsColumn,
+    "date": DateColumn,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyColumn:
+    """A numeric key column."""
+
+    name: str
+    """The column's name."""
+
+    kind: Literal["number", "date"]
+    """Dates are keys as days since 1970-01-01."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelColumn:
+    """What is predicted."""
+
+    name: str
+    """The column's name."""
+
+    task: Task
+    """What the label is."""
+
+    classes: tuple[str | bool | int | float, ...] | None
+    """The original value of each class number; None for regression."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSchema:
+    """How a table is read; equal schemas encode equal rows equally, to the last bit."""
+
+    columns: tuple[Column, ...]
+    """Feature columns, in the order of their features."""
+
+    missing: Literal["fill", "refuse"]
+    """What becomes of a missing value."""
+
+    data_dependent: tuple[Dependence, ...] = ()
+    """What was taken from the records of the table that it was fitted to."""
+
+    keys: tuple[KeyColumn, ...] = ()
+    """Numeric key columns, in their order."""
+
+    label: LabelColumn | None = None
+    """The label column, at the primary."""
+
+    @classmethod
+    def fit(
+        cls,
+        frame: pd.DataFrame,
+        columns: Sequence[str],
+        settings: ColumnSettings | None = None,
+        *,
+        where: str,
+    ) -> "TableSchema":
+        """Decide how feature columns are encoded.
+
+        Args:
+            frame: The table.
+            columns: Its feature columns.
+            settings: What its party declares; by default nothing.
+            where: What messages call the table.
+
+        Raises:
+            DataError: Naming the first column that can't be a feature, and how many more there are.
+        """
+        schema, _, problems = fit_schema(frame, columns, settings or ColumnSettings(), where=where)
+        raise_first(problems)
+        return schema
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """One name a feature: those of columns of numbers, ``column=word``, and so on."""
+        return tuple(name for column in self.columns for name in features_of_column(column))
+
+    def encode(
+        self, frame: pd.DataFrame, *, where: str
+    ) -> tuple[tuple[str, ...], Float32[np.ndarray, "rows features"]]:
+        """Encode a table that has these columns, in any order and among others.
+
+        A word that was not there when the schema was fitted is ``other`` where there is that word,
+        and else 0 in all of the column's features. A value that is missing where none was is filled
+        in without a flag.
+
+        Args:
+            frame: The table.
+            where: What messages call it.
+
+        Returns:
+            Names and values of the features.
+
+        Raises:
+            DataError: If a column is not there, or holds something else than it did.
+        """
+        require_columns(frame, [column.name for column in self.columns], where=where)
+        parts = [
+            encode_column(
+                column,
+                frame[column.name],
+                refuse=self.missing == "refuse",
+                where=f"{where}: column {column.name!r}",
+            )
+            for column in self.columns
+        ]
+        return self.feature_names, _side_by_side(parts, len(frame))
+
+    def feature_bounds(self, bounds: Bounds) -> dict[str, Pair]:
+        """Return the range of each feature, of what a party declares of its columns.
+
+        Truth values, words and flags lie in [0, 1], sines and cosines in [-1, 1], whatever the
+        data; a declared range of a feature's own name comes first.
+
+        Args:
+            bounds: ``[low, high]`` of all columns of numbers, or such a pair by column or feature,
+                of dates as texts.
+
+        Raises:
+            ConfigError: If a date has no bounds, or some that are no dates.
+        """
+        ranges: dict[str, Pair] = {}
+        for column in self.columns:
+            natural = (*column.natural_bounds, *(((0.0, 1.0),) if column.flagged else ()))
+            for name, own in zip(features_of_column(column), natural, strict=True):
+                declared = _declared_range(column, name, own, bounds)
+                if declared is not None:
+                    ranges[name] = declared
+        return ranges
+
+    def describe(self, frame: pd.DataFrame | None = None) -> list[str]:
+        """Return one line a column: what it holds, how it is encoded, into how many features.
+
+        No value of the table is in them but the day from which days are counted.
+
+        Args:
+            frame: A table with these columns: how many of its cells are missing is then said too.
+        """
+        return [self._line(column, frame) for column in self.columns]
+
+    def _line(self, column: Column, frame: pd.DataFrame | None) -> str:
+        flag = ", and whether it is missing" if column.flagged else ""
+        line = f"{column.name}: {column.kind}; {column.encoding}{flag}"
+        number = len(features_of_column(column))
+        line += f"; {number} feature" + ("" if number == 1 else "s")
+        missing = 0 if frame is None else int(frame[column.name].isna().sum())
+        return line + (
+            f"; {missing} of {len(frame)} missing" if frame is not None and missing else ""
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` reads."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any, *, where: str = "schema") -> "TableSchema":
+        """Read a schema that was kept.
+
+        Args:
+            content: Parsed JSON.
+            where: What messages call it.
+
+        Raises:
+            DataError: If anything of it is not as it was written.
+        """
+        try:
+            return _read(cls, content)
+        except ConfigError as error:
+            raise DataError(f"{where}: is damaged: {error}") from None
+
+
+def fit_schema(
+    frame: pd.DataFrame, columns: Sequence[str], settings: ColumnSettings, *, where: str
+) -> tuple[TableSchema, Float32[np.ndarray, "rows features"], list[str]]:
+    """Fit a schema, encode the table that it is fitted to, and collect all that is wrong.
+
+    Returns:
+        The schema and the features of the columns that can be such, and one line for each that
+        can't.
+    """
+    fitted: list[Column] = []
+    parts: list[np.ndarray] = []
+    dependent: list[Dependence] = []
+    problems: list[str] = []
+    for name in columns:
+        try:
+            column, encoded, taken = fit_column(
+                frame[name], name, settings, where=f"{where}: column {name!r}"
+            )
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        fitted.append(column)
+        parts.append(encoded)
+        dependent += taken
+    schema = TableSchema(
+        columns=tuple(fitted), missing=settings.missing, data_dependent=tuple(dependent)
+    )
+    names = schema.feature_names
+    problems += [
+        f"{where}: two features would be called {name!r}; rename a column"
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    return schema, _side_by_side(parts, len(frame)), problems
+
+
+def raise_first(problems: Sequence[str]) -> None:
+    """Raise the first of a table's problems, and say how many more there are.
+
+    Raises:
+        DataError: If there is any.
+    """
+    if problems:
+        more = f" (and {len(problems) - 1} more; securevfl check lists them)"
+        raise DataError(problems[0] + (more if len(problems) > 1 else ""))
+
+
+def _side_by_side(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    return np.hstack(parts) if parts else np.empty((rows, 0), dtype=np.float32)
+
+
+def _declared_range(
+    column: Column,
+    feature: str,
+    natural: Pair | None,
+    bounds: Bounds,
+) -> Pair | None:
+    declared = bounds.get(feature) if isinstance(bounds, Mapping) else None
+    if natural is not None and declared is None:
+        return natural
+    if isinstance(column, DateColumn):
+        pair = bounds.get(column.name) if isinstance(bounds, Mapping) else None
+        example = f'{toml_key(column.name)} = ["2015-01-01", "2025-12-31"]'
+        if pair is None or not all(isinstance(bound, str) for bound in pair):
+            raise ConfigError(f"bounds: the dates {column.name!r} need their own: {example}")
+        low, high = declared_range(pair)
+        return low - column.origin, high - column.origin
+    pair = declared if isinstance(bounds, Mapping) else bounds
+    if pair is None:
+        return None
+    if any(isinstance(bound, str) for bound in pair):
+        raise ConfigError(f"bounds: of {feature!r} must be numbers, got {list(pair)}")
+    return declared_range(pair)
+
+
+def _read(cls: type[TableSchema], content: Any) -> TableSchema:
+    rest = dict(content) if isinstance(content, dict) else {}
+    kept = rest.pop("format", None)
+    if kept != FORMAT:
+        raise ConfigError(f"format: must be {FORMAT}, got {kept!r}")
+    label, missing = rest.pop("label", None), rest.pop("missing", None)
+    if missing not in ("fill", "refuse"):
+        raise ConfigError(f"missing: must be 'fill' or 'refuse', got {missing!r}")
+    schema = cls(
+        columns=tuple(_read_column(*entry) for entry in _entries(rest, "columns")),
+        keys=tuple(_entry(KeyColumn, *entry) for entry in _entries(rest, "keys")),
+        data_dependent=tuple(
+            _entry(Dependence, *entry) for entry in _entries(rest, "data_dependent")
+        ),
+        label=None if label is None else _entry(LabelColumn, label, "label"),
+        missing=missing,
+    )
+    names = [column.name for column in schema.columns]
+    if rest or len(set(names)) < len(names):
+        raise ConfigError(f"has what does not belong to it: {', '.join([*rest, *names])[:200]}")
+    return schema
+
+
+def _entries(content: dict[str, Any], name: str) -> list[tuple[Any, str]]:
+    value = content.pop(name, None)
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name}: must be a list, got {type(value).__name__}")
+    return [(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+
+
+def _read_column(table: Any, where: str) -> Column:
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigError(f"{where}.kind: must be one of {', '.join(_KINDS)}; got {kind!r}")
+    for name, value in table.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}.{name}: must be finite, got {value}")
+    return _entry(_KINDS[kind], table, where)
+
+
+def _entry(cls: type[T], table: Any, where: str) -> T:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: must be a table, got {type(table).__name__}")
+    return read_settings(cls, table, where=where)

@@ -1,0 +1,1 @@
+"""Where a party's table comes from: files of several formats, databases, frames in Python."""

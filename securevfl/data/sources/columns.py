@@ -1,0 +1,71 @@
+"""Which columns of a source are read."""
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from securevfl.core.errors import DataError
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is read of a table's columns; others are never in memory."""
+
+    columns: Sequence[str] | None = None
+    """These alone, in this order; None: all that there are."""
+
+    if_there: Collection[str] = ()
+    """With ``columns``, these too, as far as they are there."""
+
+    exclude: Collection[str] = ()
+    """Without these, which must be there nevertheless."""
+
+    needed: Collection[str] = ()
+    """These must be there."""
+
+    as_text: Collection[str] = ()
+    """Columns of a text file that keep their spelling ("0123" stays a text)."""
+
+    exact: Collection[str] | None = None
+    """Columns whose numbers keep float64 and int64; others become float32 features anyway. None:
+    all."""
+
+    def choose(self, names: Sequence[str], *, where: str) -> list[str]:
+        """Return the columns to read.
+
+        Args:
+            names: The table's columns.
+            where: What messages call the table.
+
+        Raises:
+            DataError: If two columns have one name, or one that must be there is not.
+        """
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"{where}: two columns are called {name!r}; rename one")
+        require_names(names, [*self.needed, *(self.columns or ()), *self.exclude], where=where)
+        if self.columns is not None:
+            there = [name for name in self.if_there if name in names]
+            return list(dict.fromkeys([*self.columns, *there]))
+        return [name for name in names if name not in self.exclude]
+
+    def chosen(self, columns: Sequence[str]) -> "Wanted":
+        """Return what is wanted of a source that gives the chosen columns alone."""
+        return replace(self, columns=columns, if_there=(), exclude=(), needed=())
+
+
+def require_names(names: Sequence[str], columns: Sequence[str], *, where: str) -> None:
+    """Check that all columns are there.
+
+    Raises:
+        DataError: Naming the first that is not, the nearest name, and those that there are.
+    """
+    for column in columns:
+        if column not in names:
+            close = difflib.get_close_matches(column, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            shown = ", ".join(names[:_SHOWN]) + more
+            raise DataError(f"{where}: has no column {column!r}; {hint}It has {shown}")

@@ -1,0 +1,304 @@
+"""Parquet, Arrow, databases and source files: equal tables, one line each for what is wrong."""
+
+import datetime
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy
+
+from securevfl.core.errors import DataError
+from securevfl.data.sources.columns import Wanted
+from securevfl.data.sources.read import file_behind, read_frame
+from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.federation.ledger_place import ledger_of_table
+
+LONG = 2**53 + 1
+TABLE = pa.table(
+    {
+        "id": pa.array([LONG, None, LONG + 2], pa.int64()),
+        "a": [0.5, 1.5, None],
+        "flag": [True, None, False],
+        "who": ["Müller", None, "Łoś"],
+        "day": [datetime.date(2020, 1, 31), None, datetime.date(2021, 2, 1)],
+        "sum": [Decimal("12.50"), Decimal("1.25"), None],
+    }
+)
+QUERY = "select * from people order by a"
+
+
+def read(path: Path, **settings: object) -> pd.DataFrame:
+    return read_frame(path, where="table", **settings)  # type: ignore[arg-type]
+
+
+def refusal(path: Path, **settings: object) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path, **settings)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert len(said) < 600
+    assert caught.value.exit_code == 2
+    return said
+
+
+def write(folder: Path, kind: str) -> tuple[Path, Reading]:
+    """Write the table as a file of some kind, and say how it is read."""
+    path = folder / f"people.{kind}"
+    if kind == "parquet":
+        pq.write_table(TABLE, path, row_group_size=2)
+    elif kind == "feather":
+        pa.feather.write_feather(TABLE, str(path))
+    elif kind == "arrow":
+        with pa.ipc.new_file(str(path), TABLE.schema) as writer:
+            writer.write_table(TABLE, max_chunksize=2)
+    elif kind == "ipc":
+        with pa.ipc.new_stream(str(path), TABLE.schema) as writer:
+            writer.write_table(TABLE, max_chunksize=2)
+    elif kind == "duckdb":
+        with duckdb.connect(str(path)) as database:
+            database.register("given", TABLE)
+            database.execute("create table people as select * from given")
+        return path, Reading(table="people")
+    else:
+        engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                "create table people (n integer primary key, id bigint, a real, flag boolean, "
+                "who text, day date, sum decimal(10, 2))"
+            )
+            for n, row in enumerate(TABLE.to_pylist()):
+                row |= {
+                    "day": row["day"] and str(row["day"]),
+                    "sum": row["sum"] and float(row["sum"]),
+                }
+                names = ", ".join(row)
+                marks = ", ".join(f":{name}" for name in row)
+                sql = f"insert into people (n, {names}) values ({n}, {marks})"
+                connection.execute(sqlalchemy.text(sql), row)
+        engine.dispose()
+        return path, Reading(table="people")
+    return path, AS_IT_IS
+
+
+KINDS = ("parquet", "feather", "arrow", "ipc", "duckdb", "sqlite")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_table_from_many_sources(tmp_path: Path, kind: str) -> None:
+    """Whole numbers beside gaps keep all digits, decimal numbers are numbers, texts texts."""
+    path, reading = write(tmp_path, kind)
+    frame = read(path, reading=reading, wanted=Wanted(exclude=["n"] if kind == "sqlite" else []))
+
+    assert frame.columns.tolist() == TABLE.column_names
+    assert frame["id"].dropna().tolist() == [LONG, LONG + 2]
+    np.testing.assert_array_equal(frame["a"], [0.5, 1.5, np.nan])
+    np.testing.assert_array_equal(frame["sum"], [12.5, 1.25, np.nan])
+    assert frame["flag"].dropna().tolist() == [True, False]
+    assert frame["who"].dropna().tolist() == ["Müller", "Łoś"]
+    assert str(pd.to_datetime(frame["day"]).iloc[0])[:10] == "2020-01-31"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_wanted_columns_come_and_bad_names_are_named(tmp_path: Path, kind: str) -> None:
+    path, reading = write(tmp_path, kind)
+    wanted = Wanted(columns=["who", "a"], exact=["who"])
+    frame = read(path, reading=reading, wanted=wanted)
+
+    assert frame.columns.tolist() == ["who", "a"]
+    assert frame["a"].dtype == np.float32
+    said = refusal(path, reading=reading, wanted=Wanted(columns=["whoo"]))
+    assert "has no column 'whoo'; did you mean 'who'?" in said
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
+def test_a_query_gives_the_rows(tmp_path: Path, kind: str) -> None:
+    path, _ = write(tmp_path, kind)
+    query = "select id, a * 2 as b from people where a is not null order by b desc;"
+    frame = read(path, reading=Reading(query=query))
+    assert frame["b"].tolist() == [3.0, 1.0]
+
+
+def test_an_index_of_pandas_is_a_column_if_it_has_a_name(tmp_path: Path) -> None:
+    """A stored row number must not become a feature, nor an id be lost."""
+    frame = pd.DataFrame({"a": [1, 2]}, index=[5, 7])
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet").columns.tolist() == ["a"]
+    frame.rename_axis("id").to_parquet(tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet")["id"].tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading", "message"),
+    [
+        ("duckdb", {"table": "peple"}, "has no table 'peple'; did you mean 'people'?"),
+        ("sqlite", {"table": "peple"}, "has no table 'peple'; did you mean 'people'?"),
+        ("duckdb", {}, "table or query: one must be given; it has people"),
+        ("sqlite", {}, "table or query: one must be given"),
+        ("duckdb", {"query": "selec 1 order by 1"}, "can't be read: Parser Error"),
+        ("sqlite", {"query": "selec 1 order by 1"}, "can't be read: near"),
+        ("duckdb", {"query": "select * from people"}, "query: has no ORDER BY"),
+        ("sqlite", {"query": "select * from people"}, "query: has no ORDER BY"),
+        ("sqlite", {"query": "delete from people -- order by"}, "gives no rows"),
+        ("duckdb", {"query": "delete from people -- order by"}, "can't be read"),
+        ("duckdb", {"query": "from read_csv('/etc/passwd') order by 1"}, "can't be read"),
+        ("duckdb", {"query": QUERY, "separator": ";"}, "goes with a text file alone"),
+        ("parquet", {"separator": ";"}, "a .parquet file needs none"),
+    ],
+)
+def test_a_wrong_question_gets_one_line(
+    tmp_path: Path, kind: str, reading: dict[str, str], message: str
+) -> None:
+    path, _ = write(tmp_path, kind)
+    assert message in refusal(path, reading=Reading(**reading))  # type: ignore[arg-type]
+    assert len(read(path, reading=write_reading(kind))) == 3
+
+
+def write_reading(kind: str) -> Reading:
+    return AS_IT_IS if kind == "parquet" else Reading(table="people")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "content", [None, b"", b"rubbish" * 40], ids=["absent", "empty", "rubbish"]
+)
+def test_a_bad_file_gets_one_line(tmp_path: Path, kind: str, content: bytes | None) -> None:
+    path = tmp_path / f"t.{kind}"
+    if content is not None:
+        path.write_bytes(content)
+    said = refusal(path, reading=write_reading("parquet" if kind in KINDS[:4] else kind))
+    assert "No such file" in said if content is None else "table" in said
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    assert "Is a directory" in refusal(
+        path, reading=write_reading(kind if kind in KINDS[4:] else "parquet")
+    )
+
+
+@pytest.mark.parametrize("package", ["duckdb", "sqlalchemy"])
+def test_an_absent_package_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    path, reading = write(tmp_path, "duckdb" if package == "duckdb" else "sqlite")
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refusal(path, reading=reading)
+    assert f"needs the package {package}" in said
+    assert 'pip install "securevfl[sql]"' in said
+
+
+def source(folder: Path, text: str) -> Path:
+    path = folder / "bank.source.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_source_file_says_where_the_table_lies(tmp_path: Path) -> None:
+    """A file relative to the source file, with its dialect; or a database."""
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export/a.csv").write_text("1;2,5\n3;4,5\n")
+    path = source(tmp_path, 'file = "export/a.csv"\nheader = ["id", "a"]\n')
+    assert read(path)["a"].tolist() == [2.5, 4.5]
+    assert file_behind(path) == tmp_path / "export/a.csv"
+    assert ledger_of_table(path) == ledger_of_table(tmp_path / "export/a.csv")
+
+    write(tmp_path, "sqlite")
+    path = source(tmp_path, f'url = "sqlite:///people.sqlite"\nquery = "{QUERY}"\n')
+    assert len(read(path)) == 3
+    assert ledger_of_table(path).name == "bank.source.toml.ledger.jsonl"
+
+
+SECRET = "hunter2/?@x"
+
+BAD_SOURCES = {
+    "nothing": ("", "file: must be given, or url"),
+    "both": ('file = "a.csv"\nurl = "sqlite:///a"\n', "file: must be given, or url instead"),
+    "no TOML": ("file = \n", "is not TOML"),
+    "a misspelt setting": ('fil = "a.csv"\n', "fil: no such field; did you mean 'file'?"),
+    "itself": ('file = "bank.source.toml"\n', "names another source file"),
+    "a lost file": ('file = "b.csv"\n', "No such file"),
+    "a lost database": ('url = "sqlite:///b.sqlite"\ntable = "t"\n', "No such file"),
+    "in memory": ('url = "sqlite://"\ntable = "t"\n', "must be a file"),
+    "no address": ('url = "bank"\ntable = "t"\n', "url: must be an address"),
+    "no dialect": ('url = "klingon://host/bank"\ntable = "t"\n', "url: "),
+    "no driver": ('url = "oracle+cx_oracle://u@host/b"\ntable = "t"\n', "is not installed"),
+    "a text's setting": ('url = "sqlite:///b"\nseparator = ";"\n', "goes with a text file alone"),
+    "no variable": (
+        'url = "sqlite:///b"\npassword_env = "BANK_PASSWORD"\ntable = "t"\n',
+        "the variable BANK_PASSWORD is not set",
+    ),
+    "a password as its name": (
+        f'url = "sqlite:///b"\npassword_env = "{SECRET}"\n',
+        "password_env: must be the name of an environment variable",
+    ),
+    "a password": (f'url = "postgresql://u:{SECRET}@h/b"\ntable = "t"\n', "url: has a password"),
+    "a password as a parameter": (
+        f'url = "postgresql://h/b?user=u&password={SECRET}"\ntable = "t"\n',
+        "url: has a password",
+    ),
+    "a password in a quoted string": (
+        f'url = "mssql+pyodbc://?odbc_connect=DRIVER%3DX%3BPWD%3D{SECRET}"\ntable = "t"\n',
+        "url: has a password",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SOURCES.values(), ids=BAD_SOURCES)
+def test_a_bad_source_file_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.delenv("BANK_PASSWORD", raising=False)
+    said = refusal(source(tmp_path, text))
+    assert message in said
+    assert SECRET not in said
+    assert "hunter2" not in said
+
+
+def test_settings_stand_in_one_place(tmp_path: Path) -> None:
+    path = source(tmp_path, 'file = "a.csv"\n')
+    assert "belongs into bank.source.toml" in refusal(path, reading=Reading(separator=";"))
+
+
+class _Refusing:
+    """A driver, as SQLAlchemy knows them, whose server tells everybody the wrong password."""
+
+    paramstyle = "qmark"
+    sqlite_version_info = (3, 40, 0)
+
+    class Error(Exception):
+        pass
+
+    OperationalError = DatabaseError = Error
+
+    @classmethod
+    def connect(cls, *_: object, **given: object) -> None:
+        raise cls.Error(f"login of {given}\nfailed: {SECRET} is wrong, so is hunter2%2F%3F%40x")
+
+
+def test_a_wrong_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the driver repeats it, be it quoted or not."""
+    from sqlalchemy.dialects import registry
+    from sqlalchemy.engine.default import DefaultDialect
+
+    class Dialect(DefaultDialect):
+        supports_statement_cache = True
+
+        @classmethod
+        def import_dbapi(cls) -> type[_Refusing]:
+            return _Refusing
+
+    monkeypatch.setattr(sys.modules[__name__], "RefusingDialect", Dialect, raising=False)
+    monkeypatch.setitem(sys.modules, "refusing_dialect", sys.modules[__name__])
+    registry.register("refusing", "refusing_dialect", "RefusingDialect")
+    monkeypatch.setenv("BANK_PASSWORD", SECRET)
+    text = f'url = "refusing://reader@db/bank"\npassword_env = "BANK_PASSWORD"\nquery = "{QUERY}"'
+    said = refusal(source(tmp_path, text))
+
+    assert "can't be read: login of" in said
+    assert "***" in said
+    assert "hunter2" not in said

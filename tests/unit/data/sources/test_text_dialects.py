@@ -1,0 +1,273 @@
+"""Text files as they lie around: recognised, or one line that says what to write."""
+
+import bz2
+import codecs
+import gzip
+import lzma
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.reading import read_table
+from securevfl.data.sources.columns import Wanted
+from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import Reading
+
+ROWS = [("1.5", "70", "Müller"), ("1.25", "80", "Łoś")]
+NAMES = ("lon", "area", "who")
+
+
+def text(separator: str = ",", decimal: str = ".", *, header: bool = True) -> str:
+    rows = [tuple(cell.replace(".", decimal) for cell in row) for row in ROWS]
+    return "".join(separator.join(row) + "\n" for row in ([NAMES] if header else []) + rows)
+
+
+def read(path: Path, *needed: str, **reading: object):
+    """Read a file; returns the frame and what was noticed."""
+    noticed: list[str] = []
+    frame = read_frame(
+        path,
+        where="table",
+        reading=Reading(**reading),
+        wanted=Wanted(needed=needed),
+        notice=noticed.append,
+    )
+    return frame, noticed
+
+
+def refusal(path: Path, *needed: str, **reading: object) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path, *needed, **reading)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert caught.value.exit_code == 2
+    return said
+
+
+def zipped(content: bytes, path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("table.csv", content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "noticed"),
+    [
+        ("t.csv", text().encode(), ""),
+        ("t.csv", text(";").encode(), "separator ';'"),
+        ("t.csv", text("|").encode(), "separator '|'"),
+        ("t.tsv", text("\t").encode(), "separator '\\t'"),
+        ("t.csv", text(";", ",").encode(), "separator ';' and the decimal ','"),
+        ("t.csv", text("\t", ",").encode(), "decimal ','"),
+        ("t.csv", codecs.BOM_UTF8 + text().encode(), ""),
+        ("t.csv", text().encode("utf-16"), "encoding 'utf-16'"),
+        ("t.csv", text().encode("utf-16-le"), "encoding 'utf-16-le'"),
+        ("t.csv", text().replace("\n", "\r\n").encode(), ""),
+        ("T.CSV", text().encode(), ""),
+        ("t.csv.gz", gzip.compress(text().encode(), mtime=0), ""),
+        ("t.csv.bz2", bz2.compress(text().encode()), ""),
+        ("t.csv.xz", lzma.compress(text().encode()), ""),
+        ("t.csv.zst", pa.compress(text().encode(), codec="zstd", asbytes=True), ""),
+    ],
+)
+def test_one_table_in_many_dialects(
+    tmp_path: Path, name: str, content: bytes, noticed: str
+) -> None:
+    """Numbers are numbers, letters are letters, and what is unusual is said."""
+    (tmp_path / name).write_bytes(content)
+    frame, said = read(tmp_path / name)
+
+    assert frame.columns.tolist() == list(NAMES)
+    assert frame["lon"].tolist() == [1.5, 1.25]
+    assert frame["area"].tolist() == [70, 80]
+    assert frame["who"].tolist() == ["Müller", "Łoś"]
+    assert len(said) == bool(noticed)
+    assert noticed in "".join(said)
+    assert all("reading = { " in line and line.endswith("says so for good") for line in said)
+
+
+def test_an_archive_of_one_table_is_read(tmp_path: Path) -> None:
+    zipped(text(";").encode(), tmp_path / "t.zip")
+    assert read(tmp_path / "t.zip")[0].columns.tolist() == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("content", "reading"),
+    [
+        (text().encode("cp1250"), {"encoding": "cp1250"}),
+        (text(header=False).encode(), {"header": NAMES}),
+        (text(";", ",", header=False).encode(), {"header": NAMES}),
+        (text("~").encode(), {"separator": "~"}),
+        (text().replace("1.5", "-9").encode(), {"empty": ("-9",)}),
+        (text().replace("70", '"1,070"').encode(), {"decimal": ".", "thousands": ","}),
+        (text(";", ",").replace("70", "1.070").encode(), {"decimal": ",", "thousands": "."}),
+        (text(";", ",").replace("70", "1 070").encode(), {"decimal": ",", "thousands": " "}),
+    ],
+)
+def test_what_is_said_is_taken(tmp_path: Path, content: bytes, reading: dict[str, object]) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    frame, _ = read(tmp_path / "t.csv", **reading)
+
+    assert frame.columns.tolist() == list(NAMES)
+    first = np.nan if "empty" in reading else 1.5
+    np.testing.assert_array_equal(frame["lon"], [first, 1.25])
+    assert frame["area"].tolist() == [1070 if "thousands" in reading else 70, 80]
+    assert frame["who"].tolist() == ["Müller", "Łoś"]
+
+
+AMBIGUOUS = {
+    "decimal comma or thousands": (
+        'id,price\n1,"1,234"\n2,"5,678"\n',
+        "column 'price', row 1: '1,234' may be 1.234 or 1234; write reading = { decimal = \",\" }",
+    ),
+    "surely thousands": (
+        'id,price\n1,"1,234,567"\n2,"5"\n',
+        'has marks between thousands; write reading = { decimal = ".", thousands = "," }',
+    ),
+    "both marks": (
+        "id;price\n1;1.234,5\n2;5,5\n",
+        'has marks between thousands; write reading = { decimal = ",", thousands = "." }',
+    ),
+    "two decimal marks": (
+        "id;price;area\n1;1,5;2.5\n2;5,5;3.5\n",
+        "column 'area', row 1: '2.5' is no number with the decimal mark ','",
+    ),
+    "two separators": (
+        "id,a;b\n1,2;3\n4,5;6\n",
+        "its cells may be separated by ',' or ';'; write reading = { separator = \",\" } or",
+    ),
+    "no header": ("1,2.5\n3,4.5\n", "seems to have no header, its first line being '1', '2.5'"),
+    "header is data": ("7,x\n3,y\n", "no header, its first line being '7', 'x'; write"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_two_readings_are_asked_about(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    assert message in refusal(tmp_path / "t.csv")
+
+
+def test_a_decimal_comma_far_down_is_asked_about(tmp_path: Path) -> None:
+    """Where the beginning shows whole numbers alone, nothing is guessed from the end."""
+    (tmp_path / "t.csv").write_text("a;b\n" + "1;2\n" * 1500 + "1;2,5\n")
+    assert "column 'b', row 1,501: '2,5' has a decimal comma" in refusal(tmp_path / "t.csv")
+
+
+def test_years_are_names_where_they_stand_beside_names(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,2019,2020\n1,2,3\n4,5,6\n")
+    assert read(tmp_path / "t.csv")[0].columns.tolist() == ["id", "2019", "2020"]
+    assert read(tmp_path / "t.csv", "2019")[0]["2019"].tolist() == [2, 5]
+
+
+BAD = {
+    "absent": (None, {}, "No such file"),
+    "empty": (b"", {}, "is empty"),
+    "blank": (b"\n \n", {}, "is empty"),
+    "rubbish": (bytes(range(256)) * 4, {}, "is not a text file"),
+    "random bytes": (b"\x93\x00\x12" * 50, {}, "is not a text file"),
+    "a workbook": (b"PK\x03\x04" + bytes(50), {}, "a workbook of a spreadsheet"),
+    "a compressed file": (gzip.compress(b"a,b\n1,2\n"), {}, "is gzip, not a text file; call it"),
+    "Latin-1": (text().replace("Łoś", "Grün").encode("latin-1"), {}, "may be windows-1252, which"),
+    "not what is said": (text().encode(), {"encoding": "ascii"}, "is not ASCII (line 2)"),
+    "wrong separator": (b"id,a\n1,2\n", {"separator": ";"}, 'reading = { separator = "," }'),
+    "unknown separator": (b"id~a\n1~2\n", {}, 'reading = { separator = "~" }'),
+    "two names": (b"id,a,a\n1,2,3\n", {}, "two columns are called 'a'"),
+    "not there": (b"idd,a\nx,y\n", {}, "has no column 'id'; did you mean 'idd'?"),
+    "a long row": (b"id,a\n1,2\n1,2,3\n", {}, "line 3 has 3 cells instead of 2"),
+    "a short header": (b"id,a\n1,2\n", {"header": ("id",)}, "names 1 columns"),
+    "two headers": (b"id,a\n1,2\n", {"header": ("id", "a")}, "leave reading.header out"),
+    "a database's": (b"id,a\n1,2\n", {"table": "t"}, "reading.table: goes with a database alone"),
+}
+
+
+@pytest.mark.parametrize(("content", "reading", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_gets_one_line(
+    tmp_path: Path, content: bytes | None, reading: dict[str, object], message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "t.csv").write_bytes(content)
+    assert message in refusal(tmp_path / "t.csv", "id", **reading)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("t.csv.gz", gzip.compress), ("t.csv.bz2", bz2.compress), ("t.csv.xz", lzma.compress)],
+)
+def test_a_truncated_archive_gets_one_line(tmp_path: Path, name: str, pack: object) -> None:
+    content = "".join(f"{i},{i * i}\n" for i in range(3000))
+    (tmp_path / name).write_bytes(pack(f"id,a\n{content}".encode())[:-40])  # type: ignore[operator]
+    assert "can't be read: " in refusal(tmp_path / name)
+
+
+def test_other_bad_places_get_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "t.csv.zst").write_bytes(b"nothing")
+    (tmp_path / "t.csv.zip").write_bytes(b"nothing")
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a.csv", "x")
+        archive.writestr("b.csv", "x")
+    assert "Is a directory" in refusal(tmp_path / "folder.csv")
+    assert "can't be read" in refusal(tmp_path / "t.csv.zst")
+    assert "can't be read" in refusal(tmp_path / "t.csv.zip")
+    assert "holds 2 files instead of one table" in refusal(tmp_path / "two.zip")
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        ({"separator": ";;"}, "separator: must be one character"),
+        ({"encoding": "klingon"}, "encoding: 'klingon' is not known"),
+        ({"encoding": "base64"}, "encoding: 'base64' is not known"),
+        ({"thousands": "."}, "thousands: '.' is the decimal mark"),
+        ({"header": ("a", "a")}, "two columns are called 'a'"),
+        ({"table": "a", "query": "b"}, "exclude one another"),
+    ],
+)
+def test_impossible_settings_are_refused(reading: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Reading(**reading)  # type: ignore[arg-type]
+
+
+def test_long_whole_numbers_keep_all_digits_beside_gaps(tmp_path: Path) -> None:
+    """float64 holds no 17 digits: with an empty cell, pandas alone would round all of them."""
+    (tmp_path / "t.csv").write_text("id,a\n90071992547409931,1\n,2\n90071992547409933,3\n")
+    frame, _ = read(tmp_path / "t.csv")
+    assert frame["id"].dtype == "Int64"
+    assert frame["id"].dropna().tolist() == [90071992547409931, 90071992547409933]
+
+
+@pytest.mark.parametrize("cells", ["007\n7\n", "07\nx\n", "1e3\n2\n"])
+def test_texts_keep_their_spelling(tmp_path: Path, cells: str) -> None:
+    (tmp_path / "t.csv").write_text("id,a\n" + "".join(f"{c},1\n" for c in cells.split()))
+    frame = read_frame(tmp_path / "t.csv", where="table", wanted=Wanted(as_text=["id"]))
+    assert frame["id"].tolist() == cells.split()
+
+
+def test_a_word_in_a_late_piece_makes_a_column_of_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are joined as if the file had been read whole: "007" is not turned into 7 first."""
+    monkeypatch.setattr("securevfl.data.sources.text_files._CELLS_OF_A_PIECE", 1)
+    lines = ["007,,1,x", *("8,,2.5,y" for _ in range(1500)), "x,,3,z"]
+    (tmp_path / "t.csv").write_text("code,none,b,c\n" + "\n".join(lines) + "\n")
+    frame, _ = read(tmp_path / "t.csv")
+    assert frame["code"].tolist() == ["007"] + ["8"] * 1500 + ["x"]
+    assert frame["b"].tolist() == [1.0] + [2.5] * 1500 + [3.0]
+    assert frame["none"].isna().all()
+
+
+def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
+    """What is excluded may hold anything, and features take half of float64's memory."""
+    path = tmp_path / "t.csv"
+    path.write_text('id,a,note,y\n1,0.5,"1,234",1.5\n2,0.25,"5,678",2.5\n')
+    table = read_table(
+        path, name="bank", key=["id"], label="y", task="regression", exclude=["note"]
+    )
+    assert table.feature_names == ("a",)
+    frame = read_frame(path, where="t", wanted=Wanted(columns=["id", "a"], exact=["id"]))
+    assert frame.dtypes.astype(str).to_dict() == {"id": "int64", "a": "float32"}
+    with pytest.raises(DataError, match="has no column 'nte'; did you mean 'note'"):
+        read_table(path, name="bank", key=["id"], task="regression", exclude=["nte"])

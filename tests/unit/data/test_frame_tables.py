@@ -1,0 +1,121 @@
+"""from_frame: one path for frames of any library and for files, up to a simulated run."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import securevfl as sv
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.frame_tables import from_frame
+
+CELLS = {
+    "lon": [1.5, 2.5, 3.5],
+    "area": [70, None, 80],
+    "town": ["east", "west", None],
+    "price": [1.5, 2.5, 3.5],
+}
+
+
+class Other:
+    """A frame of a library that knows pandas, and not Arrow."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        return pd.DataFrame(CELLS)
+
+
+FRAMES = {
+    "pandas": lambda: pd.DataFrame(CELLS),
+    "pandas on Arrow": lambda: pd.DataFrame(CELLS).convert_dtypes(dtype_backend="pyarrow"),
+    "nullable pandas": lambda: pd.DataFrame(CELLS).convert_dtypes(),
+    "a named index": lambda: pd.DataFrame(CELLS).set_index("lon"),
+    "polars": lambda: pl.DataFrame(CELLS),
+    "pyarrow": lambda: pa.table(CELLS),
+    "another": Other,
+}
+
+
+@pytest.mark.parametrize("make", FRAMES.values(), ids=FRAMES)
+def test_frames_give_the_table_that_a_file_gives(make, tmp_path) -> None:
+    pd.DataFrame(CELLS).to_csv(tmp_path / "t.csv", index=False)
+    settings = {"name": "bank", "key": ["lon"], "label": "price"}
+    table = from_frame(make(), **settings)
+    expected = sv.data.read_table(tmp_path / "t.csv", task="regression", **settings)
+
+    assert table.feature_names == expected.feature_names
+    assert np.array_equal(table.keys, expected.keys)
+    assert np.array_equal(table.features, expected.features)
+    assert np.array_equal(table.labels, expected.labels)
+    assert table.schema == expected.schema
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [(["no", "yes", "no"], 2), ([True, False, True], 2), (["a", "b", "c"], None)],
+)
+def test_words_and_truth_values_are_classes(labels: list[object], task: int | None) -> None:
+    frame = pd.DataFrame({"k": [1.0, 2, 3] * 4, "a": 1.0, "y": labels * 4})
+    table = from_frame(frame, name="bank", key=["k"], label="y")
+    assert table.classes is not None
+    assert len(table.classes) == (task or 3)
+
+
+@pytest.mark.parametrize(
+    ("frame", "changes", "message"),
+    [
+        ([1, 2], {}, "frame of 'bank': must be a pandas or polars DataFrame or a pyarrow Table"),
+        (pd.DataFrame(CELLS), {"key": ["lan"]}, "has no column 'lan'; did you mean 'lon'?"),
+        (pd.DataFrame(CELLS), {"exclude": ["x"]}, "has no column 'x'"),
+        (pd.DataFrame(CELLS)[:0], {}, "has no rows"),
+        (pd.DataFrame([[1, 2]], columns=["lon", "lon"]), {}, "two columns are called 'lon'"),
+        (pd.DataFrame({"lon": [1.0]}), {}, "has no feature columns"),
+    ],
+)
+def test_a_bad_frame_gets_one_line(frame: object, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match="frame of 'bank': ") as caught:
+        from_frame(frame, **{"name": "bank", "key": ["lon"], **changes})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_as_labels_are_asked_about() -> None:
+    frame = pd.DataFrame({"k": [1.0, 2.0], "a": 1.0, "y": [0, 1]})
+    with pytest.raises(ConfigError, match="label 'y' holds whole numbers"):
+        from_frame(frame, name="bank", key=["k"], label="y")
+    assert from_frame(frame, name="bank", key=["k"], label="y", task="binary").classes == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "long ids"])
+def test_a_simulation_takes_them(kind: str) -> None:
+    """Long ids as exact texts, whatever the secondary calls them; positions as numbers."""
+    random = np.random.default_rng(3)
+    values = random.normal(size=(120, 2))
+    ids = 2**60 + np.arange(120)
+    word = np.where(values.sum(axis=1) > 0, "yes", "no")
+    bank = pd.DataFrame({"id": ids, "x": values[:, 0], "a": values[:, 0], "y": word})
+    bureau = pl.DataFrame({"ident": ids[::-1], "x": values[::-1, 0], "b": values[::-1, 1]})
+    exact = kind == "long ids"
+    parties = [
+        from_frame(
+            bank,
+            name="bank",
+            key={"id": "text"} if exact else ["x"],
+            exclude=["x" if exact else "id"],
+            label="y",
+        ),
+        from_frame(
+            bureau,
+            name="bureau",
+            key={"ident": "text"} if exact else ["x"],
+            exclude=["x" if exact else "ident"],
+        ),
+    ]
+    result = sv.simulate(
+        parties,
+        sv.models.Top1Sim() if exact else sv.models.FeT(neighbours=1),
+        privacy=sv.dp.Privacy(mechanism="none"),
+        training=sv.TrainingSettings(epochs=1),
+        **({"linkage": sv.LinkageSettings(metric="exact", protection="none")} if exact else {}),
+    )
+    assert len(result.history) == 1
