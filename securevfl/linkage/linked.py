@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from securevfl.linkage.alignment import Alignment
+from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.sources import LinkSource
+from securevfl.linkage.spec import KeyScale
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,6 +19,9 @@ class LinkedPrimary:
 
     keys: Float32[np.ndarray, "rows dimension"]
     """The primary's keys as a model takes them."""
+
+    key_scale: KeyScale | None = None
+    """How they were scaled; None for texts."""
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
     """One a link, NaN where a slot holds no record; None if the family reads none."""
@@ -35,11 +40,17 @@ class LinkedSecondary:
     keys: Float32[np.ndarray, "records dimension"]
     """The secondary's keys as a model takes them, scaled as the primary's are."""
 
+    key_scale: KeyScale | None = None
+    """How they were scaled; None for texts."""
+
     primary_rows: int
     """How many rows the primary has; links may be asked for no others."""
 
     similarities: Float32[np.ndarray, "rows links"] | None = None
     """What the primary gets, in the order of the links; None if the family reads none."""
+
+    similarity_scale: SimilarityScale | None = None
+    """What similarities were scaled by, where this party has made them."""
 
     apart: bool = False
     """Whether some row's first link has another key than the row, where that decides what counts as

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.similarities import SimilarityScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class SimilaritySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSplit:
-    """Which of the primary's rows train: similarities are scaled by the links of these."""
+    """Which rows a random split trains on: similarities are scaled by the links of these."""
 
     seed: int
     validation_fraction: float
@@ -95,6 +96,14 @@ class LinkRoles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyScale:
+    """How a kept model's keys are scaled: what becomes 0 and what becomes 1, by key column."""
+
+    centre: tuple[float, ...]
+    width: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkSpec:
     """All that linking needs of a federation file."""
 
@@ -102,10 +111,18 @@ class LinkSpec:
     hiding: HidingSpec
     choice: ChoiceSpec
     roles: LinkRoles
-    split: RowSplit
+    split: RowSplit | None
+    """None if the rows that train depend on the primary's table, so that others don't know them:
+    similarities are then scaled by the links of all rows."""
 
     similarities: SimilaritySpec | None = None
     """None if the model's family reads none."""
+
+    key_scale: KeyScale | None = None
+    """Statistics that a kept model was trained with; None takes them from the keys at hand."""
+
+    similarity_scale: SimilarityScale | None = None
+    """mu_0 and sigma_0 of a kept model; None takes them from the links of training rows."""
 
     tells_rows: bool = False
     """Whether every secondary tells the primary which rows have a link."""

@@ -28,6 +28,16 @@ def normalise_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
+def trimmed_text(text: str) -> str:
+    r"""Return a text as an exact key: without blanks at its ends, in Unicode NFC.
+
+    Examples:
+        >>> trimmed_text(" 00Ame\u0301 ")
+        '00Amé'
+    """
+    return unicodedata.normalize("NFC", text.strip())
+
+
 def joined_texts(columns: Mapping[str, "np.ndarray | Sequence[Any]"]) -> list[str]:
     """Return all columns of a row as one text, missing values left out."""
     return [

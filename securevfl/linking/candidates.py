@@ -15,9 +15,10 @@ from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, filtered, list_length
+from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.sources import FixedLinks, FreshlySampledLinks, LinkSource, PickedLinks
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.keys import model_keys
+from securevfl.linking.keys import model_keys, scale_of
 
 # A coordinator ranks so many records that a sample leaves a row without K of them once in a
 # billion: unlike a secondary that has the keys, nobody can search such a row anew.
@@ -204,6 +205,7 @@ def linked_secondary(
     *,
     rows: int,
     similarities: Float32[np.ndarray, "rows links"] | None = None,
+    similarity_scale: SimilarityScale | None = None,
     apart: bool = False,
     figures: Mapping[str, Any] | None = None,
 ) -> LinkedSecondary:
@@ -215,14 +217,17 @@ def linked_secondary(
         scaler: How keys are scaled for models; None for texts.
         rows: How many rows the primary has.
         similarities: What the primary gets, where the secondary makes it.
+        similarity_scale: What they were scaled by.
         apart: What :func:`tells_apart` says.
         figures: What its log says beside counts of links.
     """
     return LinkedSecondary(
         source=source,
         keys=model_keys(scaler, own),
+        key_scale=scale_of(scaler),
         primary_rows=rows,
         similarities=similarities,
+        similarity_scale=similarity_scale,
         apart=apart,
         figures={**_figures(rows, own.num_rows, source), **(figures or {})},
     )

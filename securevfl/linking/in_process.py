@@ -1,5 +1,6 @@
 """Linking with all parties in one process: the same links as between processes, no cryptography."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.keys import key_scaler, model_keys, read_secret
+from securevfl.linking.keys import key_scaler, model_keys, read_secret, scale_of
 from securevfl.linking.messages import LinkedRows, alignment_of
 from securevfl.linking.protections.table import protection_of
 from securevfl.linking.similar_links import stacked
@@ -55,15 +57,22 @@ class Linker:
     @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
-        scaler = key_scaler(self._spec.keys, self._keys)
+        scaler = key_scaler(self._spec, self._keys)
         return LinkedPrimary(
             keys=model_keys(scaler, self._keys),
+            key_scale=scale_of(scaler),
             similarities=stacked(self._similarities),
             alignment=alignment_of(self._spec, self._rows),
         )
 
-    def __call__(self, own: KeyTable) -> LinkedSecondary:
+    def __call__(
+        self, own: KeyTable, *, similarity_scale: SimilarityScale | None = None
+    ) -> LinkedSecondary:
         """Link the next secondary.
+
+        Args:
+            own: Its keys.
+            similarity_scale: That of its kept model; None takes it from the training rows' links.
 
         Raises:
             DataError: If its table can't be linked.
@@ -72,8 +81,9 @@ class Linker:
         Reveals:
             Nothing leaves the process, which holds everybody's table.
         """
+        spec = replace(self._spec, similarity_scale=similarity_scale)
         linked = self._protection.link_in_process(
-            self._spec, self._keys, own, secret=self._secret, cache=self.cache(own)
+            spec, self._keys, own, secret=self._secret, cache=self.cache(own)
         )
         self._similarities.append(linked.similarities)
         if self._spec.tells_rows:

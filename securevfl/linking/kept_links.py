@@ -160,7 +160,7 @@ def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") 
         # Without a limit the key is what it was, so that kept noise stays in use.
         **({"max_distance": limit} if limit < math.inf else {}),
         "cap": spec.choice.links_per_record,
-        "split": [split.seed, split.validation_fraction, split.test_fraction],
+        "split": split and [split.seed, split.validation_fraction, split.test_fraction],
         "secret": secret,
     }
     text = json.dumps(settings, sort_keys=True, default=str)

@@ -4,19 +4,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float32
 
 from securevfl.core.errors import DataError
-from securevfl.data.key_tables import read_key_table
+from securevfl.data.key_tables import key_table_of_frame, read_key_table
 from securevfl.data.scaling import KeyScaler
+from securevfl.data.sources.settings import AS_IT_IS, Reading
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
 from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import KeyScale, LinkSpec
 
 
 def read_keys(
-    spec: KeySpec, path: Path, *, name: str, columns: Sequence[str], truth: str | None
+    spec: KeySpec,
+    path: Path,
+    *,
+    name: str,
+    columns: Sequence[str],
+    truth: str | None,
+    reading: Reading = AS_IT_IS,
 ) -> KeyTable:
     """Read the keys of a party's own table, and nothing else of it but the truth.
 
@@ -26,6 +34,7 @@ def read_keys(
         name: The party's name.
         columns: Its own names of the key columns.
         truth: Its column that tells true matches, if any.
+        reading: How its file is written, as far as its user says.
 
     Raises:
         DataError: As :func:`securevfl.data.key_tables.read_key_table`, or if a numeric key without
@@ -37,13 +46,39 @@ def read_keys(
         name=name,
         key=dict(zip(columns, kinds.values(), strict=True)),
         truth=truth,
+        reading=reading,
     )
     if spec.are_numbers:
         where = f"table {path} of {name!r}"
         require_finite(np.column_stack(list(table.columns.values())), columns, where=where)
+    return _as_the_primary_names_them(spec, table)
+
+
+def keys_of_frame(
+    spec: KeySpec,
+    frame: pd.DataFrame,
+    *,
+    name: str,
+    columns: Sequence[str],
+    truth: str | None,
+    where: str,
+) -> KeyTable:
+    """Return the keys of a table that was read whole, as :func:`read_keys` does.
+
+    A database is asked once for keys and features: asked twice, its rows might have changed.
+
+    Raises:
+        DataError: As :func:`read_keys`.
+    """
+    kinds = dict(zip(columns, spec.kinds.values(), strict=True))
+    table = key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    return _as_the_primary_names_them(spec, table)
+
+
+def _as_the_primary_names_them(spec: KeySpec, table: KeyTable) -> KeyTable:
     return KeyTable(
-        name=name,
-        columns=dict(zip(kinds, table.columns.values(), strict=True)),
+        name=table.name,
+        columns=dict(zip(spec.kinds, table.columns.values(), strict=True)),
         entities=table.entities,
     )
 
@@ -79,23 +114,35 @@ def read_secret(spec: LinkSpec, data_root: Path) -> LinkageSecret:
     return LinkageSecret.from_file(data_root / Path(spec.hiding.secret).expanduser())
 
 
-def key_scaler(spec: KeySpec, primary: KeyTable | None) -> KeyScaler | None:
+def key_scaler(spec: LinkSpec, primary: KeyTable | None) -> KeyScaler | None:
     """Return the statistics by which all parties scale keys for their models; None for texts.
 
-    They are the middle and half the width of the agreed ranges where there are any, and else the
-    mean and deviation of the primary's keys.
+    They are those of a kept model; else the middle and half the width of the agreed ranges where
+    there are any, and else the mean and deviation of the primary's keys.
 
     Args:
-        spec: Which keys are compared.
+        spec: What linking needs.
         primary: The primary's keys; None where they are not known, as under a protection.
     """
-    if not spec.are_numbers:
+    keys = spec.keys
+    if not keys.are_numbers:
         return None
-    if spec.ranges is not None:
-        low, high = np.array(spec.ranges).T
+    if spec.key_scale is not None:
+        return KeyScaler(
+            centre=np.array(spec.key_scale.centre), width=np.array(spec.key_scale.width)
+        )
+    if keys.ranges is not None:
+        low, high = np.array(keys.ranges).T
         return KeyScaler(centre=(low + high) / 2, width=(high - low) / 2)
     assert primary is not None, "protected linkage of numbers has agreed ranges"
     return KeyScaler.fit(numbers_of(primary))
+
+
+def scale_of(scaler: KeyScaler | None) -> KeyScale | None:
+    """Return how keys are scaled, as a kept model holds it."""
+    if scaler is None:
+        return None
+    return KeyScale(centre=tuple(scaler.centre.tolist()), width=tuple(scaler.width.tolist()))
 
 
 def model_keys(scaler: KeyScaler | None, keys: KeyTable) -> Float32[np.ndarray, "rows dimension"]:

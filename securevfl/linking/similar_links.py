@@ -68,8 +68,14 @@ class SimilarLinks:
         }
 
 
-def training_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " train"]:
-    """Return the primary's training rows; any party can, as the split has a public seed."""
+def scaling_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " scaling"]:
+    """Return the rows whose links scale similarities, which any party can tell.
+
+    They are the primary's training rows where these are drawn by the public seed alone. A split by
+    classes, groups or times is the primary's own knowledge, so all rows are taken.
+    """
+    if spec.split is None:
+        return np.arange(rows, dtype=np.int64)
     return split_rows(
         rows,
         validation_fraction=spec.split.validation_fraction,
@@ -89,7 +95,9 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
         To the primary, once sent: K numbers a row in falling order. It is not differential
         privacy; tau, where it applies, bounds one greedy attacker.
     """
-    scale = SimilarityScale.fit(links.take(training_rows(spec, links.num_rows)))
+    scale = spec.similarity_scale or SimilarityScale.fit(
+        links.take(scaling_rows(spec, links.num_rows))
+    )
     noise_std = _noise_std(spec, scale)
     table = noised_similarities(links, scale, noise_std=noise_std)
     # Missing links are least similar of all; equal ones keep their order by record number.

@@ -48,22 +48,24 @@ class EqualCodes(ComparedKeys):
         return nearest_by_block(block, rows=len(codes), ids=ids, k=k, chunk_cells=2**20).within(0)
 
 
-class Hashed(ByCodes):
-    """Hashes of keys under the linkage secret: equal keys are linked, and no others."""
+class SortedWords(ByCodes):
+    """Hashes of keys' words in sorted order: the same words are linked, and no others."""
 
-    name = "hashed"
+    name = "sorted-words"
     learned: ClassVar[Mapping[str, str]] = {
         "primary": "nothing of a secondary's records",
-        "secondary": "for each primary row, which of its own records have the same key",
-        "coordinator": "which keys are equal, and how often each occurs",
+        "secondary": "for each primary row, which of its own records have the same words",
+        "coordinator": "which keys have the same words, and how often these occur",
     }
 
     def encode(self, spec: LinkSpec, keys: KeyTable, secret: LinkageSecret) -> np.ndarray:
-        """Hash each row's columns together."""
-        key = secret.subkey("hashed")
+        """Hash each row's words, whatever their order."""
+        key = secret.subkey("sorted-words")
         hashes = [
-            hashlib.blake2b(normalise_text(text).encode(), key=key, digest_size=16).digest()
-            for text in joined_texts(keys.columns)
+            hashlib.blake2b(" ".join(words).encode(), key=key, digest_size=16).digest()
+            for words in (
+                sorted(normalise_text(text).split()) for text in joined_texts(keys.columns)
+            )
         ]
         return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
@@ -79,7 +81,7 @@ class Hashed(ByCodes):
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     # In the package, this is the line in linking/protections/table.py.
-    monkeypatch.setitem(PROTECTIONS, Hashed.name, Hashed())
+    monkeypatch.setitem(PROTECTIONS, SortedWords.name, SortedWords())
 
 
 def tables() -> dict[str, KeyTable]:
@@ -92,7 +94,7 @@ def tables() -> dict[str, KeyTable]:
 
 def test_parties_find_the_links_of_one_process() -> None:
     """Equal keys are linked, whoever compares the hashes; only hashes travel to the coordinator."""
-    spec, keys = hidden_spec("hashed", metric="levenshtein", ranges=None), tables()
+    spec, keys = hidden_spec("sorted-words", metric="levenshtein", ranges=None), tables()
     found, wires = link_as_threads(spec, keys)
     alone = Linker(spec, keys["agency"], secret=SECRET)
     rows = np.arange(30)
@@ -110,7 +112,7 @@ def test_parties_find_the_links_of_one_process() -> None:
 def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
     """The third party and the secret are asked for, and the run folder says who learns what."""
     ranges = [[-1.0, 11.0], [-1.0, 11.0]]
-    path = write_federation(tmp_path, linkage={"protection": "hashed", "ranges": ranges})
+    path = write_federation(tmp_path, linkage={"protection": "sorted-words", "ranges": ranges})
     with pytest.raises(ConfigError, match='role = "coordinator"'):
         require_helpers(read_federation(path))
     source = tomllib.loads(path.read_text())
@@ -119,4 +121,4 @@ def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"linkage\.secret"):
         require_helpers(config)
     (linkage,) = [one for one in channels(config) if one["channel"] == "linkage"]
-    assert "the coordinator: which keys are equal" in linkage["reveals"]
+    assert "the coordinator: which keys have the same words" in linkage["reveals"]

@@ -107,11 +107,17 @@ class Bloom(Metric):
 
 
 def require_coded_ranges(spec: KeySpec) -> None:
-    """Check that numbers can be encoded.
+    """Check that keys can be encoded.
 
     Raises:
-        ConfigError: If their range is not agreed on.
+        ConfigError: If their range is not agreed on, or a field blocks, which codes can't.
     """
+    for field in spec.fields or ():
+        if field.block:
+            raise ConfigError(
+                f"linkage.fields.{field.name}: block compares equal texts, and codes are compared "
+                f'instead; leave it out, or use metric = "mixed" with protection = "none"'
+            )
     if spec.ranges is None and "number" in spec.kinds.values():
         raise ConfigError(
             "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"

@@ -47,8 +47,8 @@ class Field:
     """Column name, the same at both parties."""
 
     kind: Literal["text", "number", "exact"]
-    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0;
-    ``exact``: 1 for equal texts, else 0."""
+    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0,
+    of dates in days; ``exact``: 1 for equal texts, else 0."""
 
     weight: float = 1.0
     """Share of the mean, > 0."""
@@ -56,8 +56,14 @@ class Field:
     scale: float | None = None
     """Difference from which two numbers have nothing in common; for numbers only, > 0."""
 
+    block: bool = False
+    """For ``exact``: whether rows and records are compared only where this field is equal. One that
+    is missing equals none, so such a row has no link. Distances of the others stay as they are."""
+
     def __post_init__(self) -> None:
         checks.one_of(("text", "number", "exact"), kind=self.kind)
+        if self.block and self.kind != "exact":
+            raise ConfigError(f"field {self.name!r}: block goes with kind exact, and only with it")
         checks.positive(weight=self.weight)
         if (self.kind == "number") != (self.scale is not None):
             raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
@@ -157,13 +163,16 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking``."""
+    ``fields``, ``blocking``, ``fold``."""
 
     quantised: ClassVar[bool] = False
     """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
 
     coded: ClassVar[bool] = True
     """Whether near keys have near Bloom-filter codes."""
+
+    equal_only: ClassVar[bool] = False
+    """Whether links are of equal keys alone, all at distance 0."""
 
     def kind(self, spec: "KeySpec") -> KeyKind:  # noqa: ARG002 - some metrics take both
         """Return what every key column holds, where no field says it of its own."""
@@ -228,6 +237,9 @@ class KeySpec:
 
     blocking: float | None = None
     """Cosine of the q-grams of two texts from which on they are compared; None compares all."""
+
+    fold: bool = False
+    """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""
 
     code_bits: int | None = None
     """Bits of a Bloom-filter code; None takes those of its kind."""

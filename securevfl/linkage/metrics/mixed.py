@@ -2,13 +2,14 @@
 
 For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fields f, with s_f in
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
-come nearer by telling less. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
+come nearer by telling less. Where fields block, only pairs are compared that are equal in all of
+these, group by group. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
 three times as much for one field's similarities, beside what selection takes
 (:func:`~securevfl.linkage.topk.nearest_in_block`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.levenshtein import edit_distances
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.metrics.metric import Columns, ComparedKeys, Field, Keys, KeySpec, Metric
 from securevfl.linkage.text import checked_texts
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
@@ -90,6 +91,11 @@ class Mixed(Metric):
                 'linkage.fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every '
                 'key column, with its kind: "text", "number" or "exact"'
             )
+        if all(field.block for field in spec.fields):
+            raise ConfigError(
+                "linkage.fields: all of them block, so nothing is left to compare; use metric = "
+                '"exact"'
+            )
 
     def compare(
         self,
@@ -148,6 +154,18 @@ def nearest_mixed(
         raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
     rows = _length(primary, fields, whose="the primary")
     ids = eligible_ids(_length(records, fields, whose="the secondary"), k, eligible)
+    blocking = [field for field in fields if field.block]
+    if blocking:
+        return _nearest_in_groups(
+            primary,
+            records,
+            fields,
+            k,
+            missing_similarity=missing_similarity,
+            groups=_groups(primary, records, blocking, rows=np.arange(rows), ids=ids),
+            rows=rows,
+            workers=workers,
+        )
     total = sum(field.weight for field in fields)
     pairs = [
         (
@@ -167,6 +185,74 @@ def nearest_mixed(
         return distance
 
     return nearest_by_block(block, rows=rows, ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+
+
+# Rows of the primary, and records, that may be linked to one another.
+_Group = tuple[np.ndarray, np.ndarray]
+
+
+def _groups(
+    primary: Columns,
+    records: Columns,
+    blocking: Sequence[Field],
+    *,
+    rows: Int64[np.ndarray, " rows"],
+    ids: Int64[np.ndarray, " chosen"],
+) -> list[_Group]:
+    """Return which rows and which records have equal blocking fields, where both are there."""
+    mine, theirs = (
+        list(zip(*(_present_words(table[field.name], whose) for field in blocking), strict=True))
+        for table, whose in ((primary, "the primary"), (records, "the secondary"))
+    )
+    groups: dict[tuple[str | None, ...], tuple[list[int], list[int]]] = {}
+    for row in rows:
+        if None not in mine[row]:
+            groups.setdefault(mine[row], ([], []))[0].append(row)
+    for record in ids:
+        if theirs[record] in groups:
+            groups[theirs[record]][1].append(record)
+    return [
+        (np.array(some, dtype=np.int64), np.array(others, dtype=np.int64))
+        for some, others in groups.values()
+        if others
+    ]
+
+
+def _present_words(column: Any, whose: str) -> list[str | None]:
+    """Return texts as they are compared; None for missing ones."""
+    present = [value for value in column if value is not None]
+    words = iter(checked_texts(present, whose=whose) if present else [])
+    return [None if value is None else next(words) for value in column]
+
+
+def _nearest_in_groups(
+    primary: Columns,
+    records: Columns,
+    fields: Sequence[Field],
+    k: int,
+    *,
+    missing_similarity: float,
+    groups: Sequence[_Group],
+    rows: int,
+    workers: int,
+) -> LinkTable:
+    """Return the ``k`` nearest records of each row's own group; fewer where it has fewer."""
+    # Equal fields still count in the mean, so that a block takes links away and moves none.
+    unblocked = [replace(field, block=False) for field in fields]
+    indices, distances = empty_links(rows, k)
+    for some, others in groups:
+        found = nearest_mixed(
+            {name: _rows_of(column, some) for name, column in primary.items()},
+            {name: _rows_of(column, others) for name, column in records.items()},
+            unblocked,
+            min(k, len(others)),
+            missing_similarity=missing_similarity,
+            workers=workers,
+        )
+        width = found.num_links
+        indices[some, :width] = others[found.indices]
+        distances[some, :width] = found.distances
+    return LinkTable(indices=indices, distances=distances)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from typing import Final
 
 from securevfl.linkage.metrics.bloom import Bloom
 from securevfl.linkage.metrics.euclidean import Euclidean
+from securevfl.linkage.metrics.exact import Exact
 from securevfl.linkage.metrics.great_circle import GreatCircle
 from securevfl.linkage.metrics.levenshtein import Levenshtein
 from securevfl.linkage.metrics.metric import Metric
@@ -17,6 +18,7 @@ METRICS: Final[dict[str, Metric]] = {
         Levenshtein(),
         Mixed(),
         Bloom(),
+        Exact(),
     )
 }
 """What ``linkage.metric`` may be."""

@@ -147,9 +147,10 @@ class Blockwise(Coordinated):
     def check(self, keys: KeySpec) -> None:
         """Ask for numbers of agreed ranges, by Euclidean distance."""
         if not keys.metric.quantised:
+            others = '"hashes"' if keys.metric.equal_only else '"bloom"'
             raise ConfigError(
                 f"linkage.protection: {self.name!r} computes Euclidean distances of numbers; "
-                f'metric = {keys.metric.name!r} goes with "bloom" or "none"'
+                f'metric = {keys.metric.name!r} goes with {others} or "none"'
             )
         if keys.ranges is None:
             raise ConfigError(

@@ -154,6 +154,11 @@ class Bloom(ByCodes):
     def check(self, keys: KeySpec) -> None:
         """Ask for a metric that codes follow, and for ranges of numbers."""
         metric = keys.metric
+        if metric.equal_only:
+            raise ConfigError(
+                f'linkage.protection: "{self.name}" is for keys that are alike; with metric = '
+                f'"{metric.name}" use "hashes", which shows equal keys and no other likeness'
+            )
         if not metric.coded:
             raise ConfigError(
                 f'linkage.metric: "{metric.name}" has no Bloom-filter code; use "euclidean" with '

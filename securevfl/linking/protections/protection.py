@@ -24,7 +24,7 @@ from securevfl.linking.candidates import (
     source_of_candidates,
 )
 from securevfl.linking.kept_links import LinkCache, coordinate, links_key
-from securevfl.linking.keys import key_scaler, model_keys
+from securevfl.linking.keys import key_scaler, model_keys, scale_of
 from securevfl.linking.lines import Lines
 from securevfl.linking.messages import (
     Linked,
@@ -301,9 +301,10 @@ class Coordinated(Protection):
                 party.lines.receive(name, LinkingKind.LINKED)
                 linked.append(self.hear_linked_rows(party, name))
         party.lines.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
-        scaler = key_scaler(spec.keys, None)
+        scaler = key_scaler(spec, None)
         return LinkedPrimary(
             keys=model_keys(scaler, party.keys),
+            key_scale=scale_of(scaler),
             similarities=stacked(parts),
             alignment=alignment_of(spec, linked),
         )
@@ -319,7 +320,7 @@ class Coordinated(Protection):
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
         source = source_of_candidates(spec, lists.candidates, rows=rows, records=records)
-        scaler, apart = key_scaler(spec.keys, None), lists.candidates.apart
+        scaler, apart = key_scaler(spec, None), lists.candidates.apart
         linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=apart)
         party.lines.send(Linked().to_message(), spec.roles.primary)
         self.tell_linked_rows(party, linked)
@@ -346,9 +347,10 @@ class Coordinated(Protection):
         return linked_secondary(
             own,
             source_of_candidates(spec, candidates, rows=rows, records=own.num_rows),
-            key_scaler(spec.keys, primary),
+            key_scaler(spec, primary),
             rows=rows,
             similarities=None if similar is None else similar.values,
+            similarity_scale=None if similar is None else similar.scale,
             apart=candidates.apart,
         )
 

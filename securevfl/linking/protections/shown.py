@@ -21,7 +21,7 @@ from securevfl.linking.candidates import (
     tells_apart,
 )
 from securevfl.linking.kept_links import LinkCache, keep, links_key
-from securevfl.linking.keys import key_scaler, model_keys
+from securevfl.linking.keys import key_scaler, model_keys, scale_of
 from securevfl.linking.messages import Linked, LinkingKind, alignment_of
 from securevfl.linking.protections.protection import DataParty, Protection
 from securevfl.linking.similar_links import similar_links, stacked
@@ -121,7 +121,7 @@ class Shown(Protection):
         cache: LinkCache,
     ) -> LinkedSecondary:
         """Link as every secondary does by itself."""
-        return self._link(spec, primary, own, key_scaler(spec.keys, primary), cache)
+        return self._link(spec, primary, own, key_scaler(spec, primary), cache)
 
     def link_as_primary(self, party: DataParty) -> LinkedPrimary:
         """Show the primary's keys, and wait for all secondaries; see :class:`Protection`.
@@ -130,7 +130,7 @@ class Shown(Protection):
             To every secondary: the primary's keys, their mean and deviation.
         """
         spec, names, lines = party.spec, party.spec.roles.secondaries, party.lines
-        scaler = key_scaler(spec.keys, party.keys)
+        scaler = key_scaler(spec, party.keys)
         lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
         parts, linked = [], []
         for name in names:
@@ -139,6 +139,7 @@ class Shown(Protection):
             linked.append(self.hear_linked_rows(party, name))
         return LinkedPrimary(
             keys=model_keys(scaler, party.keys),
+            key_scale=scale_of(scaler),
             similarities=stacked(parts),
             alignment=alignment_of(spec, linked),
         )
@@ -188,6 +189,7 @@ class Shown(Protection):
             scaler,
             rows=metric.num_rows,
             similarities=None if similar is None else similar.values,
+            similarity_scale=None if similar is None else similar.scale,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             figures={**metric.figures(), **told},
         )

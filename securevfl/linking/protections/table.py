@@ -5,6 +5,7 @@ from typing import Final
 
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.protections.bloom import Bloom
+from securevfl.linking.protections.hashes import Hashes
 from securevfl.linking.protections.paillier import Paillier
 from securevfl.linking.protections.protection import Protection
 from securevfl.linking.protections.shares import Shares
@@ -15,6 +16,7 @@ PROTECTIONS: Final[dict[str, Protection]] = {
     for protection in (
         Shown(),
         Bloom(),
+        Hashes(),
         Shares(),
         Paillier(),
     )
@@ -30,6 +32,7 @@ def protection_of(spec: LinkSpec) -> Protection:
 def reveals_of(spec: LinkSpec, role: str) -> list[str]:
     """Return what a party of that role learns from linking, one sentence each."""
     protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
+    nearest = not (limited or spec.keys.metric.equal_only)
     learned = protection.learns(spec, role)
     if spec.similarities is not None and role == "primary":
         learned.append(
@@ -40,11 +43,11 @@ def reveals_of(spec: LinkSpec, role: str) -> list[str]:
             learned.append("how many of these K records lie within the largest distance of a link")
     if spec.tells_rows and role == "primary":
         learned.append("for each of its rows and each secondary, whether it has a link")
-        if not limited:
+        if nearest:
             learned.append("whether some row's nearest record there has another key")
     if role == "secondary" and protection.helpers:
-        if limited:
+        if limited and not spec.keys.metric.equal_only:
             learned.append("how many of these lie within the largest distance of a link")
-        elif spec.tells_rows:
+        elif nearest and spec.tells_rows:
             learned.append("whether some row's nearest record has another key")
     return learned
