@@ -77,7 +77,8 @@ _SAMPLINGS: Final = {
 def _choice(table: Mapping[str, Any], inputs: Inputs, name: str, default: str) -> Any:
     word = inputs.get(name, default)
     if word not in table:
-        raise ConfigError(f"{name} must be one of {', '.join(table)}; got {word!r}")
+        near = checks.did_you_mean(word, table)
+        raise ConfigError(f"{name} must be one of {', '.join(table)}; got {word!r}{near}")
     return table[word]
 
 

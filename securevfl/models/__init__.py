@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from securevfl.models.fedhssl.fedhssl_config import FedSplitNNConfig as FedSplitNN
     from securevfl.models.fedsim.fedsim_config import FedSimConfig as FedSim
     from securevfl.models.fet.fet_config import FeTConfig as FeT
+    from securevfl.models.registry import register
     from securevfl.models.split import Bottom, Top
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "FedSplitNN",
     "Top",
     "Top1Sim",
+    "register",
 ]
 
 _HOMES = {
@@ -57,6 +59,7 @@ _HOMES = {
     "FedSplitNN": ("securevfl.models.fedhssl.fedhssl_config", "FedSplitNNConfig"),
     "Top": ("securevfl.models.split", "Top"),
     "Top1Sim": ("securevfl.models.baselines.linked_config", "Top1SimConfig"),
+    "register": ("securevfl.models.registry", "register"),
 }
 
 

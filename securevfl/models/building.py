@@ -3,18 +3,29 @@
 B = 2 rows, K = links of a row, F = features, D = key dimension, L and H = shape of the cut.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError, in_one_line
 from securevfl.models.family import AnyFamily, FamilySettings
+from securevfl.models.row_by_row import row_by_row
 from securevfl.models.split import Bottom, Top
 
 _ROWS: Final = 2
+
+# Of the trial of rows that stand together and alone.
+_TRIED_ROWS: Final = 5
+_DRAWS: Final = 2
+_EXTREME: Final = 1e4
+
+# Float32 that is added up in another order loses some 1e-6 of the largest number that goes in.
+_ROUNDING: Final = 1e-4
 
 
 def bottom_of(
@@ -103,7 +114,7 @@ def check_bottom(
         PrivacyError: If it claims to treat each record alone and does not, or must and does not
             claim it: the sensitivity of a release would be larger than what is accounted for.
     """
-    if not isinstance(bottom, Bottom):
+    if not _has_all_of(Bottom, bottom):
         raise ConfigError(f"{_model_of(family, 'bottom')} lacks positions or recordwise")
     positions, width = family.cut_shape(settings)
     links = settings.neighbours
@@ -131,6 +142,148 @@ def check_bottom(
         )
 
 
+def require_no_batch_norm(bottom: nn.Module, *, encoder: str) -> None:
+    """Refuse a bottom model with a layer that normalises over the rows of a batch.
+
+    Args:
+        bottom: The model.
+        encoder: ``privacy.encoder``, for the message.
+
+    Raises:
+        PrivacyError: Naming the layer.
+    """
+    for name, module in bottom.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            raise PrivacyError(
+                f"the bottom model's layer {name!r} is a {type(module).__name__}, which mixes the "
+                f"rows of a batch: one record then moves them all, and the promise of encoder = "
+                f"{encoder!r} would not hold; use LayerNorm or GroupNorm"
+            )
+
+
+def require_rows_apart(
+    family: AnyFamily,
+    settings: FamilySettings,
+    bottom: nn.Module,
+    *,
+    num_features: int,
+    key_dim: int,
+    encoder: str,
+) -> None:
+    """Refuse a bottom model in which one row of a batch is seen by the others.
+
+    Five rows, one of them 10^4 times as large and one without links, must give together what each
+    gives alone, to within 10^-4 of the row's largest number, and the same again after another
+    batch. That is a trial: what mixes rows at rare values only is not found by it, and what draws
+    at random without a dropout layer is not compared. The model is also run as
+    :func:`securevfl.models.row_by_row.row_by_row` does, which depends on no values; with a
+    dp-trained encoder, its gradients too.
+
+    Args:
+        family: The family.
+        settings: Its settings.
+        bottom: The model, on the CPU; it stays as it is.
+        num_features: Feature columns of the secondary's table.
+        key_dim: Key columns.
+        encoder: ``privacy.encoder``.
+
+    Raises:
+        PrivacyError: If it mixes rows, keeps something between batches, or cannot be computed row
+            by row.
+        ConfigError: If it fails on these rows.
+    """
+    for draw in range(_DRAWS):
+        with _blamed(family, "bottom", "can't be copied"):
+            model = copy.deepcopy(bottom)
+        rows = _prepared(model, settings.neighbours, num_features, key_dim, seed=draw)
+        for training in (False, True):
+            model.train(training)
+            for module in model.modules():
+                if isinstance(module, nn.modules.dropout._DropoutNd):
+                    module.eval()
+            with _blamed(family, "bottom", f"fails on a batch of {_TRIED_ROWS} rows"):
+                found = _seen_by_others(model, rows)
+            if found:
+                raise PrivacyError(
+                    f"{_model_of(family, 'bottom')} {found}: one record then moves other rows, and "
+                    f"the promise of encoder = {encoder!r} would not hold; compute each row from "
+                    f"its own links alone"
+                )
+        _require_vectorised(family, model.train(encoder != "frozen"), rows, encoder=encoder)
+
+
+def _prepared(
+    model: nn.Module, links: int, num_features: int, key_dim: int, *, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Move a model's weights, and return features, keys and which links there are."""
+    random = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        # Weights that start at zero would hide what they will do.
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=random)
+    size = torch.ones(_TRIED_ROWS, 1, 1)
+    size[1] = _EXTREME
+    features = torch.randn(_TRIED_ROWS, links, num_features, generator=random) * size
+    keys = torch.randn(_TRIED_ROWS, links, key_dim, generator=random) * size
+    present = torch.rand(_TRIED_ROWS, links, generator=random) < 0.7
+    present[:2], present[2] = True, False
+    # As a secondary hands them over: nothing where there is no record.
+    return features * present.unsqueeze(-1), keys * present.unsqueeze(-1), present
+
+
+def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> str | None:
+    """Return what a model does with rows that it must not do, in words; None if nothing is found.
+
+    A model that draws at random without a dropout layer is not compared.
+    """
+
+    def given(*some: Tensor, seed: int = 0) -> Tensor:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            out: Tensor = model(*some)
+            return out
+
+    together = given(*rows)
+    given(*(part.flip(0) for part in rows))
+    again = given(*rows)
+    if not torch.equal(again.nan_to_num(), together.nan_to_num()):
+        return "keeps something of one batch for the next"
+    if not torch.equal(given(*rows, seed=1).nan_to_num(), together.nan_to_num()):
+        return None
+    for row in range(_TRIED_ROWS):
+        own = tuple(part[row : row + 1] for part in rows)
+        alone, beside = given(*own)[0], together[row]
+        largest = max(1.0, *(float(part.abs().max()) for part in (*own[:2], alone) if part.numel()))
+        near = torch.allclose(alone, beside, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
+        if not near:
+            return "mixes the rows of a batch"
+    return None
+
+
+def _require_vectorised(
+    family: AnyFamily, model: nn.Module, rows: tuple[Tensor, Tensor, Tensor], *, encoder: str
+) -> None:
+    """Refuse a model that ``torch.func`` cannot compute for each row, or not its gradients."""
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+
+    def taught(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
+        one = tuple(part.unsqueeze(0) for part in row)
+        total: Tensor = functional_call(model, weights, one).sum()
+        return total
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.no_grad():
+                row_by_row(model)(*rows)
+            if encoder == "dp-trained":
+                vmap(grad(taught), in_dims=(None, 0, 0, 0), randomness="different")(weights, *rows)
+    except Exception as error:
+        raise PrivacyError(
+            f"{_model_of(family, 'bottom')} can't be computed for each row by itself, which the "
+            f"promise of encoder = {encoder!r} rests on; use no `if`, .item() or shape that "
+            f"depends on values, and no layer that torch.func.vmap lacks: {in_one_line(error)}"
+        ) from error
+
+
 def check_top(
     family: AnyFamily,
     settings: FamilySettings,
@@ -153,7 +306,7 @@ def check_top(
     Raises:
         ConfigError: If it gives another number of outputs, or lacks what a top model has.
     """
-    if not isinstance(top, Top):
+    if not _has_all_of(Top, top):
         raise ConfigError(f"{_model_of(family, 'top')} lacks positions")
     features, keys = torch.zeros(_ROWS, num_features), torch.zeros(_ROWS, key_dim)
     aggregate = torch.zeros(_ROWS, *family.cut_shape(settings))
@@ -175,6 +328,11 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _has_all_of(protocol: type[Any], model: nn.Module) -> bool:
+    # Not isinstance: from Python 3.12 on that does not find the submodules of a torch module.
+    return all(hasattr(model, name) for name in protocol.__annotations__)
 
 
 def _call(

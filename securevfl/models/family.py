@@ -66,9 +66,8 @@ class Family(ABC, Generic[S]):
     settings_class: type[S]
     """A frozen dataclass, see :class:`FamilySettings`."""
 
-    reads_keys: ClassVar[bool] = False
-    """Whether models read the keys' positions whatever the settings say, so that keys must be
-    numbers."""
+    links_to_one: ClassVar[bool] = False
+    """Whether a row has one link, so that K is no choice."""
 
     max_distance: ClassVar[float] = math.inf
     """Links longer than this are none, in the units of the linkage's metric; 0 leaves those of
@@ -162,6 +161,15 @@ class Family(ABC, Generic[S]):
         records if :meth:`pooled` says so.
         """
         return "pooled" if self.pooled(settings, frozen=frozen) else "rows"
+
+    def reads_keys(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
+        """Return whether a model reads the keys' positions, so that keys must be numbers.
+
+        Args:
+            settings: The family's settings.
+            frozen: Whether bottom models are frozen encoders.
+        """
+        return settings.keys_as_features
 
     def needs_similarities(self, settings: S) -> bool:  # noqa: ARG002
         """Return whether the top model reads how near a row's links are.

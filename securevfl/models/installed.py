@@ -52,7 +52,7 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
         f"{package_of(entry)!r}: "
     )
     try:
-        family = _made(entry.load())
+        family = made_of(entry.load())
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
     except Exception as error:
@@ -64,7 +64,7 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
     return family
 
 
-def _made(found: object) -> AnyFamily:
+def made_of(found: object) -> AnyFamily:
     """Return an instance of a class that was found, if it is a family."""
     if not (isinstance(found, type) and issubclass(found, Family)):
         raise ConfigError(f"must be a subclass of securevfl.models.Family, got {found!r}")

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from securevfl.models.tracing import is_traced
+
 
 def mean_similarities(
     similarities: Float[Tensor, "batch secondaries links"],
@@ -15,7 +17,8 @@ def mean_similarities(
         one.
     """
     absent = similarities.isnan()
-    if not bool(absent.any()):
+    if not is_traced() and not bool(absent.any()):
         mean = similarities.mean(dim=1)
         return mean, torch.ones_like(mean, dtype=torch.bool)
-    return similarities.nanmean(dim=1).nan_to_num(0.0), ~absent.all(dim=1)
+    count = (~absent).sum(dim=1)
+    return similarities.masked_fill(absent, 0.0).sum(dim=1) / count.clamp_min(1), count > 0

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Bool, Float64, Int64, Shaped
 from scipy.special import expit, softmax
 from sklearn import metrics as sklearn
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 
@@ -43,8 +44,9 @@ class TaskMetric:
     defined: Callable[[Targets, int], bool] = lambda targets, _classes: len(targets) > 0
     """Whether these labels have it; the number is that of the outputs."""
 
-    measure: Callable[[Outputs, Targets], float]
-    """Returns it, by scikit-learn's definition."""
+    measure: Callable[[Outputs, Targets, float], float]
+    """Returns it, by scikit-learn's definition; the last argument is the logit above which a row of
+    a binary task counts as one of the second class."""
 
 
 def _labels_differ(targets: Targets, _outputs: int) -> bool:
@@ -66,7 +68,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true: sklearn.root_mean_squared_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: sklearn.root_mean_squared_error(true, out[:, 0]),
     ),
     TaskMetric(
         name="mae",
@@ -74,7 +76,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true: sklearn.mean_absolute_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: sklearn.mean_absolute_error(true, out[:, 0]),
     ),
     TaskMetric(
         name="r2",
@@ -82,7 +84,7 @@ _REGRESSION: Final = (
         values="up to 1",
         needs="labels that differ",
         defined=_labels_differ,
-        measure=lambda out, true: sklearn.r2_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: sklearn.r2_score(true, out[:, 0]),
     ),
 )
 _BINARY: Final = (
@@ -92,21 +94,21 @@ _BINARY: Final = (
         values="0 to 1",
         needs="rows of both classes",
         defined=_labels_differ,
-        measure=lambda out, true: sklearn.roc_auc_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: sklearn.roc_auc_score(true, out[:, 0]),
     ),
     TaskMetric(
         name="accuracy",
-        meaning="share of the rows whose class is right; the second one above probability 0.5",
+        meaning="share of the rows whose class is right; the second one above the threshold",
         values="0 to 1",
-        measure=lambda out, true: sklearn.accuracy_score(true, out[:, 0] > 0),
+        measure=lambda out, true, cut: sklearn.accuracy_score(true, out[:, 0] > cut),
     ),
     TaskMetric(
         name="f1",
-        meaning="F1 of the second class: harmonic mean of precision and recall at probability 0.5",
+        meaning="F1 of the second class: harmonic mean of precision and recall above the threshold",
         values="0 to 1",
         needs="a row of the second class",
         defined=_has_second_class,
-        measure=lambda out, true: sklearn.f1_score(true, out[:, 0] > 0),
+        measure=lambda out, true, cut: sklearn.f1_score(true, out[:, 0] > cut),
     ),
     TaskMetric(
         name="log_loss",
@@ -114,7 +116,28 @@ _BINARY: Final = (
         unit="nats",
         values="0 to 36",
         higher_is_better=False,
-        measure=lambda out, true: sklearn.log_loss(true, expit(out[:, 0]), labels=[0, 1]),
+        measure=lambda out, true, _cut: sklearn.log_loss(true, expit(out[:, 0]), labels=[0, 1]),
+    ),
+    TaskMetric(
+        name="balanced_accuracy",
+        meaning="mean over the classes that are there of the share of their rows that is right",
+        values="0 to 1",
+        measure=lambda out, true, cut: _mean_recall(true, out[:, 0] > cut),
+    ),
+    TaskMetric(
+        name="brier",
+        meaning="mean squared error of the second class's probability (Brier score)",
+        values="0 to 1",
+        higher_is_better=False,
+        measure=lambda out, true, _cut: float(np.square(expit(out[:, 0]) - true).mean()),
+    ),
+    TaskMetric(
+        name="ece",
+        meaning="expected calibration error: mean distance between the second class's probability "
+        "and its share, over ten bins of equal width",
+        values="0 to 1",
+        higher_is_better=False,
+        measure=lambda out, true, _cut: calibration_error(*confidences(out, true)),
     ),
 )
 _MULTICLASS: Final = (
@@ -122,13 +145,13 @@ _MULTICLASS: Final = (
         name="accuracy",
         meaning="share of the rows whose most probable class is right (top 1)",
         values="0 to 1",
-        measure=lambda out, true: sklearn.accuracy_score(true, out.argmax(axis=1)),
+        measure=lambda out, true, _cut: sklearn.accuracy_score(true, out.argmax(axis=1)),
     ),
     TaskMetric(
         name="macro_f1",
         meaning="mean F1 over the classes that are there or predicted",
         values="0 to 1",
-        measure=lambda out, true: sklearn.f1_score(true, out.argmax(axis=1), average="macro"),
+        measure=lambda out, true, _cut: sklearn.f1_score(true, out.argmax(axis=1), average="macro"),
     ),
     TaskMetric(
         name="macro_auc",
@@ -136,9 +159,85 @@ _MULTICLASS: Final = (
         values="0 to 1",
         needs="rows of every class",
         defined=_has_every_class,
-        measure=lambda out, true: _one_against_the_rest(softmax(out, axis=1), true),
+        measure=lambda out, true, _cut: _one_against_the_rest(softmax(out, axis=1), true),
+    ),
+    TaskMetric(
+        name="balanced_accuracy",
+        meaning="mean over the classes that are there of the share of their rows that is right",
+        values="0 to 1",
+        measure=lambda out, true, _cut: _mean_recall(true, out.argmax(axis=1)),
+    ),
+    TaskMetric(
+        name="log_loss",
+        meaning="mean negative logarithm of the true class's probability, which is cut at 2e-16",
+        unit="nats",
+        values="0 to 36",
+        higher_is_better=False,
+        measure=lambda out, true, _cut: sklearn.log_loss(
+            true, softmax(out, axis=1), labels=range(out.shape[1])
+        ),
+    ),
+    TaskMetric(
+        name="brier",
+        meaning="mean over the rows of the squared errors of all classes' probabilities, added up "
+        "(Brier score)",
+        values="0 to 2",
+        higher_is_better=False,
+        measure=lambda out, true, _cut: float(
+            np.square(softmax(out, axis=1) - np.eye(out.shape[1])[true]).sum(axis=1).mean()
+        ),
+    ),
+    TaskMetric(
+        name="ece",
+        meaning="expected calibration error: mean distance between the probability of the most "
+        "probable class and the share of rows where it is right, over ten bins of equal width",
+        values="0 to 1",
+        higher_is_better=False,
+        measure=lambda out, true, _cut: calibration_error(*confidences(out, true)),
     ),
 )
+
+CALIBRATION_BINS: Final = 10
+"""Bins of equal width that probabilities are sorted into to see how well calibrated they are."""
+
+
+def confidences(
+    outputs: Outputs, targets: Targets
+) -> tuple[Float64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Return every row's probability that calibration is about, and whether it came true.
+
+    That is the second class's in a binary task, and else the most probable class's.
+    """
+    if outputs.shape[1] == 1:
+        return expit(outputs[:, 0]), targets == 1
+    probabilities = softmax(outputs, axis=1)
+    return probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
+
+
+def calibration_bins(
+    probabilities: Float64[np.ndarray, " rows"],
+) -> Int64[np.ndarray, " rows"]:
+    """Return the bin of every row, counted from 0."""
+    places = (probabilities * CALIBRATION_BINS).astype(np.int64)
+    return np.minimum(places, CALIBRATION_BINS - 1)
+
+
+def calibration_error(
+    probabilities: Float64[np.ndarray, " rows"], came_true: Bool[np.ndarray, " rows"]
+) -> float:
+    """Return the expected calibration error.
+
+    References:
+        Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
+    """
+    missed = np.bincount(calibration_bins(probabilities), weights=probabilities - came_true)
+    return float(np.abs(missed).sum() / len(probabilities))
+
+
+def _mean_recall(targets: Targets, predicted: Shaped[np.ndarray, " rows"]) -> float:
+    """Return the balanced accuracy; scikit-learn's own warns of predicted classes without rows."""
+    right = targets == predicted
+    return float(np.mean([right[targets == one].mean() for one in np.unique(targets)]))
 
 
 def _one_against_the_rest(probabilities: Outputs, targets: Targets) -> float:
@@ -180,5 +279,6 @@ def metrics_of(
     own = TASK_METRICS[task]
     names = [metric.name for metric in own]
     if first is not None and first not in names:
-        raise ConfigError(f"{named}: a {task} task has {', '.join(names)}; got {first!r}")
+        near = checks.did_you_mean(first, names)
+        raise ConfigError(f"{named}: a {task} task has {', '.join(names)}; got {first!r}{near}")
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))

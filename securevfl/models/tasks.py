@@ -17,6 +17,7 @@ from securevfl.models.task_metrics import (
     TaskMetric,
     metrics_of,
 )
+from securevfl.models.threshold import HALF, Rule, as_logit, choose_threshold
 
 Metrics = dict[str, float | None]
 """Figures of a set of rows by name, the one that training goes by first; None: not defined."""
@@ -41,6 +42,10 @@ class TaskHead:
 
     chosen: str | None = None
     """Name of the metric that training goes by; None: the task's usual one."""
+
+    threshold: Rule = "half"
+    """How the probability is chosen above which a row of a binary task counts as one of the second
+    class."""
 
     def __post_init__(self) -> None:
         checks.one_of(TASK_METRICS, task=self.task)
@@ -84,10 +89,28 @@ class TaskHead:
             return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets)
         return functional.cross_entropy(outputs, targets)
 
-    def metric(
+    def choose_threshold(
         self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
     ) -> float:
+        """Return the threshold that the head's rule chooses on these rows, 0.5 without classes."""
+        if self.task != "binary" or self.threshold == "half":
+            return HALF
+        out, true = on_cpu(outputs, targets)
+        return choose_threshold(self.threshold, out[:, 0], true)
+
+    def metric(
+        self,
+        outputs: Float[Tensor, "rows outputs"],
+        targets: Shaped[Tensor, " rows"],
+        *,
+        threshold: float = HALF,
+    ) -> float:
         """Return the metric that training goes by over all rows given.
+
+        Args:
+            outputs: A model's.
+            targets: The labels.
+            threshold: What :meth:`choose_threshold` returned for validation rows.
 
         Returns:
             NaN if an output is not finite, which is no better than anything.
@@ -98,12 +121,16 @@ class TaskHead:
         self.require_defined(targets)
         if not bool(outputs.isfinite().all()):
             return math.nan
-        return self._measure(self._first, *_on_cpu(outputs, targets))
+        return self._measure(self._first, *on_cpu(outputs, targets), as_logit(threshold))
 
     def metrics(
-        self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
+        self,
+        outputs: Float[Tensor, "rows outputs"],
+        targets: Shaped[Tensor, " rows"],
+        *,
+        threshold: float = HALF,
     ) -> Metrics:
-        """Return every metric of the task over all rows given.
+        """Return every metric of the task over all rows given; arguments as of :meth:`metric`.
 
         Raises:
             DataError: If the one that training goes by is not defined for these labels, or an
@@ -115,9 +142,20 @@ class TaskHead:
                 f"{self.metric_name}: the model's outputs are not finite; training has diverged, "
                 f"lower its learning_rate"
             )
-        out, true = _on_cpu(outputs, targets)
+        return self.measured(outputs, targets, threshold=threshold)
+
+    def measured(
+        self,
+        outputs: Float[Tensor, "rows outputs"],
+        targets: Shaped[Tensor, " rows"],
+        *,
+        threshold: float = HALF,
+    ) -> Metrics:
+        """Return every metric of the task over all rows given, None where it is not defined."""
+        out, true = on_cpu(outputs, targets)
+        cut = as_logit(threshold)
         return {
-            metric.name: self._measure(metric, out, true)
+            metric.name: self._measure(metric, out, true, cut)
             if metric.defined(true, self.outputs)
             else None
             for metric in metrics_of(self.task, self.chosen)
@@ -146,11 +184,21 @@ class TaskHead:
             f"{self._first.needs}; give this split more rows, or choose another training.metric"
         )
 
-    def _measure(self, metric: TaskMetric, outputs: Outputs, targets: Targets) -> float:
-        value = float(metric.measure(outputs, targets))
+    def in_label_units(
+        self, name: str, interval: tuple[float, float] | None
+    ) -> tuple[float, float] | None:
+        """Return a metric's interval in the units that :meth:`metrics` has."""
+        (metric,) = (one for one in TASK_METRICS[self.task] if one.name == name)
+        if interval is None or metric.unit != "label":
+            return interval
+        return interval[0] * self.label_deviation, interval[1] * self.label_deviation
+
+    def _measure(self, metric: TaskMetric, outputs: Outputs, targets: Targets, cut: float) -> float:
+        value = float(metric.measure(outputs, targets, cut))
         return value * self.label_deviation if metric.unit == "label" else value
 
 
-def _on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
+def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
+    """Return both as metrics take them: float64 outputs, and labels as numbers."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.built import built, write_tables
 from helpers.federations import FROZEN, save, write_federation
 from helpers.installed import install, register
 from helpers.patience import PATIENCE_S
@@ -19,7 +20,7 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.privacy import Privacy
-from securevfl.models.installed import GROUP
+from securevfl.models.installed import GROUP, load_family
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -37,6 +38,25 @@ class NormalisedFamily(AverageFamily):
     def build_bottom(self, settings, **sizes):
         bottom = super().build_bottom(settings, **sizes)
         bottom.project = nn.Sequential(bottom.project, nn.BatchNorm1d(settings.neighbours))
+        return bottom
+"""
+
+# Bottom models without any layer that is known to mix rows.
+MIXING = """
+import torch
+from average_family import AverageBottom, AverageFamily
+
+class MixingBottom(AverageBottom):
+    def forward(self, features, keys, present):
+        out = super().forward(features, keys, present)
+        {line}
+
+class MixingFamily(AverageFamily):
+    name = "mixing"
+
+    def build_bottom(self, settings, *, num_features, **_):
+        bottom = MixingBottom(num_features, settings.hidden)
+        bottom.recordwise = False
         return bottom
 """
 
@@ -75,6 +95,7 @@ def test_it_is_simulated_by_its_name(tmp_path: Path, site: Path) -> None:
     assert metrics["test"] > metrics["solo_test"] + 0.1
 
 
+@pytest.mark.slow
 def test_it_is_compared_with_another_family(tmp_path: Path, site: Path) -> None:
     """Also in worker processes, and with settings of a method's own."""
     path = write_federation(
@@ -140,6 +161,56 @@ def test_promises_that_it_breaks_are_refused(
     register(site, "normalised", {GROUP: {"normalised": "normalised_family:NormalisedFamily"}})
     with pytest.raises(PrivacyError, match="BatchNorm1d, which mixes the rows"):
         simulated(tmp_path, encoder, "normalised")
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("return out - out.mean(0, keepdim=True)", "mixes the rows of a batch"),
+        ("return out if out.sum() > 1e9 else -out", r"row by itself.*mixing_family\.py:8"),
+    ],
+    ids=["mean", "if"],
+)
+def test_models_that_mix_rows_are_refused(
+    line: str,
+    complaint: str,
+    encoder: str,
+    tmp_path: Path,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one line before the first round, whatever layers they are made of."""
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "mixing_family", raising=False)
+    (site / "mixing_family.py").write_text(MIXING.format(line=line))
+    register(site, "mixing", {GROUP: {"mixing": "mixing_family:MixingFamily"}})
+    load_family.cache_clear()
+    with pytest.raises(PrivacyError, match=f"bottom model of 'mixing' .*{complaint}"):
+        simulated(tmp_path, encoder, "mixing")
+
+
+def test_rows_are_apart_by_construction(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that mixes rows at one value alone passes every trial, and mixes nothing."""
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "mixing_family", raising=False)
+    line = "return torch.where((features == 0.75).any(), out.mean(0, keepdim=True), out)"
+    (site / "mixing_family.py").write_text(MIXING.format(line=line))
+    register(site, "mixing", {GROUP: {"mixing": "mixing_family:MixingFamily"}})
+    load_family.cache_clear()
+    features = np.random.default_rng(0).uniform(-1, 1, (60, 2))
+    features[5, 0] = 0.75
+    model = {**MODEL, "family": "mixing", "neighbours": 1}
+    privacy = {**FROZEN, "links_per_record": 1}
+    path = write_tables(tmp_path, features, model=model, privacy=privacy)
+    with built(path, tmp_path / "run") as world:
+        secondary = world.secondaries[1]
+        rows = np.arange(60)
+        together = secondary._represent(rows)
+        alone = torch.cat([secondary._represent(rows[row : row + 1]) for row in rows])
+    assert torch.allclose(together, alone, atol=1e-6)
 
 
 def test_an_instance_of_its_settings_is_a_model(

@@ -15,6 +15,7 @@ from securevfl.core.errors import DataError
 from securevfl.core.seeds import derive_seed
 from securevfl.models.baselines.baseline_config import BoostingConfig
 from securevfl.models.tasks import Metrics, TaskHead
+from securevfl.models.threshold import HALF
 
 # What a class that no training row has gets: less than any other, and still finite.
 _NEVER = -1e9
@@ -89,19 +90,23 @@ def fit_boosting(
     def of_round(rows: Tensor, number: int) -> Tensor:
         return next(islice(staged(rows), number - 1, None))
 
-    best, rounds = math.nan, config.iterations
+    best, rounds, threshold = math.nan, config.iterations, HALF
     if len(validation):
         for number, outputs in enumerate(staged(validation), 1):
-            value = head.metric(outputs, known[validation.cpu()])
+            true = known[validation.cpu()]
+            cut = head.choose_threshold(outputs, true)
+            value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
-                best, rounds = value, number
+                best, rounds, threshold = value, number, cut
     validated = None
     if len(validation):
-        validated = head.metrics(of_round(validation, rounds), known[validation.cpu()])
+        validated = head.metrics(
+            of_round(validation, rounds), known[validation.cpu()], threshold=threshold
+        )
     outputs = of_round(test, rounds)
-    tested = head.metrics(outputs, known[test.cpu()])
+    tested = head.metrics(outputs, known[test.cpu()], threshold=threshold)
     return BoostingResult(
-        train=head.metric(of_round(train, rounds), known[train.cpu()]),
+        train=head.metric(of_round(train, rounds), known[train.cpu()], threshold=threshold),
         validation=None if validated is None else head.headline(validated),
         test=head.headline(tested),
         validation_metrics=validated,

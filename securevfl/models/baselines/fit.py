@@ -79,11 +79,13 @@ def fit_table(
             config=config,
             order=torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline")),
         )
+    threshold = head.choose_threshold(_outputs(model, inputs[validation]), targets[validation])
     validated, tested = (
-        head.metrics(_outputs(model, inputs[rows]), targets[rows]) for rows in (validation, test)
+        head.metrics(_outputs(model, inputs[rows]), targets[rows], threshold=threshold)
+        for rows in (validation, test)
     )
     return BaselineResult(
-        train=head.metric(_outputs(model, inputs[train]), targets[train]),
+        train=head.metric(_outputs(model, inputs[train]), targets[train], threshold=threshold),
         validation=head.headline(validated),
         test=head.headline(tested),
         validation_metrics=validated,
@@ -129,7 +131,8 @@ def _train(
             optimizer.zero_grad()
             head.loss(model(inputs[rows]), targets[rows]).backward()
             optimizer.step()
-        metric = head.metric(_outputs(model, inputs[validation]), targets[validation])
+        outputs, known = _outputs(model, inputs[validation]), targets[validation]
+        metric = head.metric(outputs, known, threshold=head.choose_threshold(outputs, known))
         if best_epoch == 0 or head.is_better(metric, best):
             best, best_epoch = metric, epoch
             weights = {name: value.clone() for name, value in model.state_dict().items()}

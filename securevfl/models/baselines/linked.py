@@ -105,6 +105,7 @@ class ExactFamily(_LinkedFamily[ExactConfig]):
     """``family = "exact"``: records of the very same key; a row without one gets zeros."""
 
     name = "exact"
+    links_to_one = True
     settings_class = ExactConfig
     max_distance = 0.0
 
@@ -113,6 +114,7 @@ class Top1SimFamily(_LinkedFamily[Top1SimConfig]):
     """``family = "top1sim"``: the most similar record."""
 
     name = "top1sim"
+    links_to_one = True
     settings_class = Top1SimConfig
 
 

@@ -29,6 +29,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     """``family = "fedhssl"``: cross-party and local learning, and aggregation."""
 
     name = "fedhssl"
+    links_to_one = True
     settings_class: type[FedHSSLConfig] = FedHSSLConfig
     pretraining = FedHSSLConfig.STEPS
     presets = MappingProxyType(

@@ -1,11 +1,13 @@
 """Settings of FedSim."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.pair_settings import ManyLinksSettings
+
+_KERNEL: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +40,8 @@ class FedSimConfig(ManyLinksSettings):
     """l_m, outputs of the split network for one pair; ``residual`` adds the task's own number to
     it, and ``average`` takes that number alone."""
 
-    kernel: int = 5
-    """k_conv, links that one step of the convolution sees."""
+    kernel: int | None = None
+    """k_conv, links that one step of the convolution sees; default: 5, or K where that is less."""
 
     channels: int = 4
     """Channels of the convolution."""
@@ -55,21 +57,29 @@ class FedSimConfig(ManyLinksSettings):
         ManyLinksSettings.__post_init__(self)
         sizes = {
             name: getattr(self, name)
-            for name in ("similarity_width", "pair_outputs", "kernel", "channels", "merge_width")
+            for name in ("similarity_width", "pair_outputs", "channels", "merge_width")
         }
         checks.whole(**sizes)
         checks.at_least(1, **sizes)
+        if self.kernel is not None:
+            checks.whole(kernel=self.kernel)
+            checks.at_least(1, kernel=self.kernel)
         if self.dropout is not None:
             checks.fraction(dropout=self.dropout)
         checks.one_of(("per-output", "learned", "similarity", "none"), weight=self.weight)
         checks.one_of(("similarity", "weight", "none"), sort=self.sort)
         checks.one_of(("residual", "convolution", "perceptron", "average"), merge=self.merge)
-        if self.merge in ("residual", "convolution") and self.kernel > self.neighbours:
+        if self.merge in ("residual", "convolution") and self.step > self.neighbours:
             raise ConfigError(
                 f"kernel must be at most neighbours={self.neighbours}, got {self.kernel}"
             )
         if self.sort == "weight" and self.weight == "none":
             raise ConfigError('sort: "weight" needs weights, and weight = "none" makes none')
+
+    @property
+    def step(self) -> int:
+        """Links that one step of the convolution sees."""
+        return min(_KERNEL, self.neighbours) if self.kernel is None else self.kernel
 
     def dropped(self, *, classes: bool) -> float:
         """Return the share of units dropped for a task whose labels are classes, or are not.

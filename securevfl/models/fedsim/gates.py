@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from securevfl.models.tracing import is_traced
+
 _EVALUATION_SEED: Final = 0
 
 
@@ -60,8 +62,11 @@ class SortGate(nn.Module):
         else:
             score = (weights if self.by == "weight" else similarities).detach()
             score = score.masked_fill(~present, float("-inf"))
-            if bool((score[:, 1:] <= score[:, :-1]).all()):
+            if not is_traced() and bool((score[:, 1:] <= score[:, :-1]).all()):
                 return pairs
+        if torch.onnx.is_in_onnx_export():
+            # ONNX has no stable sort; its TopK keeps equal scores in their order.
+            return _reorder(pairs, score.topk(score.shape[1], dim=1).indices)
         return _reorder(pairs, score.argsort(dim=1, descending=True, stable=True))
 
     def _arbitrary(self, like: Tensor) -> Tensor:

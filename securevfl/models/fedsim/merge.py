@@ -51,10 +51,10 @@ class ConvolutionMerge(nn.Module):
         last: type[nn.Linear] = nn.Linear,
     ) -> None:
         super().__init__()
-        self.kernel = config.kernel
+        self.kernel = config.step
         # A linear layer over windows is the convolution; it is as fast, for one input channel.
-        self.convolution = nn.Linear(config.kernel, config.channels)
-        places = config.neighbours - config.kernel + 1
+        self.convolution = nn.Linear(config.step, config.channels)
+        places = config.neighbours - config.step + 1
         self.perceptron = nn.Sequential(
             CheapDropout(dropout),
             nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),

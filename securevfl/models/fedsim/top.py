@@ -12,6 +12,7 @@ from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import build_merge, merged_width
 from securevfl.models.mean_similarities import mean_similarities
 from securevfl.models.pairs import PairModel
+from securevfl.models.tracing import is_traced
 
 
 class FedSimTop(nn.Module):
@@ -64,7 +65,7 @@ class FedSimTop(nn.Module):
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
         weights = self._weights(similarity)
-        if not bool(present.all()):
+        if is_traced() or not bool(present.all()):
             weights = weights * present.unsqueeze(-1)
         pairs = self.pairs(features, keys, aggregate) * weights
         out: Tensor = self.sort(

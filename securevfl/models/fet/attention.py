@@ -92,7 +92,7 @@ class EncoderBlock(_Block):
     def __init__(self, config: FeTConfig) -> None:
         super().__init__(config)
         self.attention_norm = nn.LayerNorm(config.hidden)
-        self.attention = Attention(config.hidden, heads=config.heads)
+        self.attention = Attention(config.hidden, heads=config.attention_heads)
         self.forward_norm = nn.LayerNorm(config.hidden)
         self.feed_forward = FeedForward(config)
 
@@ -121,9 +121,9 @@ class DecoderBlock(_Block):
     def __init__(self, config: FeTConfig) -> None:
         super().__init__(config)
         self.self_norm = nn.LayerNorm(config.hidden)
-        self.self_attention = Attention(config.hidden, heads=config.heads)
+        self.self_attention = Attention(config.hidden, heads=config.attention_heads)
         self.memory_norm = nn.LayerNorm(config.hidden)
-        self.memory_attention = Attention(config.hidden, heads=config.heads)
+        self.memory_attention = Attention(config.hidden, heads=config.attention_heads)
         self.forward_norm = nn.LayerNorm(config.hidden)
         self.feed_forward = FeedForward(config)
 

@@ -61,7 +61,7 @@ class FeTBottom(nn.Module):
         if self.rank_bias is None:
             return scores
         # Gathered, not broadcast: attention kernels want a bias of the batch's own shape.
-        ranks = self.rank_bias.expand(len(keys), -1)
+        ranks = self.rank_bias.expand(keys.shape[0], -1)
         return ranks if scores is None else scores + ranks
 
 

@@ -19,7 +19,6 @@ class FeTFamily(Family[FeTConfig]):
 
     name = "fet"
     settings_class = FeTConfig
-    reads_keys = True
     presets = MappingProxyType(
         {
             "paper": Preset(
@@ -79,6 +78,11 @@ class FeTFamily(Family[FeTConfig]):
         """Return the paper's decoder, or the additive one."""
         kind = AdditiveTop if settings.top == "additive" else FeTTop
         return kind(settings, num_features=num_features, key_dim=key_dim, outputs=outputs)
+
+    def reads_keys(self, settings: FeTConfig, *, frozen: bool) -> bool:
+        """Return False where nothing attends: frozen encoders below an additive top model."""
+        attends = not frozen or settings.top == "attention"
+        return attends or settings.keys_as_features
 
     def pooled(self, settings: FeTConfig, *, frozen: bool) -> bool:
         """Return whether frozen encoders are pooled."""

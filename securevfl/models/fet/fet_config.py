@@ -1,10 +1,12 @@
 """Settings of FeT."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+
+_HEADS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +19,8 @@ class FeTConfig:
     hidden: int = 64
     """H, width of every representation."""
 
-    heads: int = 4
-    """Attention heads; they share H."""
+    heads: int | None = None
+    """Attention heads; they share H. Default: 4, or the most below that divide H."""
 
     encoder_blocks: int = 1
     """Self-attention blocks of a secondary, and of the primary's own encoder."""
@@ -92,7 +94,6 @@ class FeTConfig:
         checks.whole(
             neighbours=self.neighbours,
             hidden=self.hidden,
-            heads=self.heads,
             encoder_blocks=self.encoder_blocks,
             decoder_blocks=self.decoder_blocks,
             fourier_features=self.fourier_features,
@@ -103,7 +104,6 @@ class FeTConfig:
             1,
             neighbours=self.neighbours,
             hidden=self.hidden,
-            heads=self.heads,
             encoder_blocks=self.encoder_blocks,
             decoder_blocks=self.decoder_blocks,
             fourier_width=self.fourier_width,
@@ -121,12 +121,22 @@ class FeTConfig:
         checks.one_of(("sequence", "pooled"), release=self.release)
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
         checks.one_of(("attention", "additive"), top=self.top)
-        if self.hidden % self.heads:
+        if self.heads is not None:
+            checks.whole(heads=self.heads)
+            checks.at_least(1, heads=self.heads)
+        if self.hidden % self.attention_heads:
             raise ConfigError(f"heads must divide hidden={self.hidden}, got {self.heads}")
         if self.fourier_features % 2:
             raise ConfigError(
                 f"fourier_features must be even (sines and cosines), got {self.fourier_features}"
             )
+
+    @property
+    def attention_heads(self) -> int:
+        """Attention heads, which divide H."""
+        if self.heads is not None:
+            return self.heads
+        return max(heads for heads in range(1, _HEADS + 1) if self.hidden % heads == 0)
 
     @property
     def cut_shape(self) -> tuple[int, int]:

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.models.building import bottom_of, check_bottom, check_top, top_of
+from securevfl.models.building import (
+    bottom_of,
+    check_bottom,
+    check_top,
+    require_no_batch_norm,
+    require_rows_apart,
+    top_of,
+)
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.registry import FAMILIES
 
@@ -132,3 +139,130 @@ def test_checks_leave_no_trace() -> None:
     assert bottom.training
     assert top.training
     assert not top.pairs.training
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])
+def test_batch_norm_is_refused(layer: nn.Module) -> None:
+    """One record would move every row of its batch."""
+    with pytest.raises(PrivacyError, match="mixes the rows of a batch"):
+        require_no_batch_norm(nn.Sequential(nn.Linear(4, 4), layer), encoder="dp-trained")
+    require_no_batch_norm(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), encoder="frozen")
+
+
+def apart(bottom: nn.Module, encoder: str = "frozen") -> None:
+    require_rows_apart(FET, SETTINGS, bottom, num_features=2, key_dim=1, encoder=encoder)
+
+
+class Remembering(Whole):
+    """Adds what it saw in the batch before."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda records, _: records)
+        self.before = torch.zeros(())
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        seen, self.before = self.before, features.detach().mean()
+        return self.layer(features) + seen
+
+
+class WhileTraining(Whole):
+    """Mixes rows in training alone."""
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        out: Tensor = self.layer(features)
+        return out - out.mean(dim=0) if self.training else out
+
+
+class Growing(nn.Module):
+    """Starts as nothing at all: its weights are zero."""
+
+    recordwise = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Identity()
+        self.weight = nn.Parameter(torch.zeros(2, 4))
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        out = features @ self.weight
+        return out - out.mean(dim=0)
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
+@pytest.mark.parametrize(
+    ("bottom", "complaint"),
+    [
+        (Whole(lambda records, _: records - records.mean(0, keepdim=True)), "mixes the rows"),
+        (Whole(lambda records, _: records.cumsum(0)), "mixes the rows"),
+        (Whole(lambda records, _: records * records.abs().amax()), "mixes the rows"),
+        (Whole(lambda records, _: records / (1 + records.norm() / 1e6)), "mixes the rows"),
+        (WhileTraining(lambda _, __: None), "mixes the rows"),
+        (Growing(), "mixes the rows"),
+        (Remembering(), "keeps something of one batch for the next"),
+        (
+            Whole(lambda records, _: records if records[0].sum() > 1e9 else records + 0),
+            r"can't be computed for each row by itself.*data-dependent.*test_building\.py:\d+",
+        ),
+        (Whole(lambda records, _: records + records.max().item() * 0), "row by itself"),
+    ],
+    ids=[
+        "mean", "sum", "largest", "little", "training", "zeros", "memory", "if", "number",
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_alone_are_refused(
+    bottom: nn.Module, complaint: str, encoder: str
+) -> None:
+    """Whatever layers it is made of, as soon as one of a few rows shows it."""
+    with pytest.raises(PrivacyError, match=f"bottom model of 'fet' .*{complaint}"):
+        apart(bottom, encoder)
+
+
+OWN = {
+    "fet": {"neighbours": 3, "hidden": 8, "heads": 2},
+    "fedsplitnn": {"norm": "layer", "encoder_hidden": 8, "hidden": 8},
+    **{name: {"hidden": 8} for name in ("fedsim", "exact", "top1sim", "avgsim", "featuresim")},
+}
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "dp-trained"])
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if not one.pretraining])
+def test_own_families_keep_rows_apart(name: str, encoder: str) -> None:
+    """They are held to it here, and not in every run."""
+    family = FAMILIES[name]
+    settings = family.settings_class(**OWN.get(name, {}))
+    bottom = family.build_bottom(settings, num_features=2, key_dim=1, frozen=encoder == "frozen")
+    sizes = {"num_features": 2, "key_dim": 1}
+    require_rows_apart(family, settings, bottom, encoder=encoder, **sizes)
+
+
+class Attending(Whole):
+    """What people write: torch's own layer of attention, and a linear one."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda records, _: records)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        records = self.layer(features)
+        # The mean of a row without a link is that of its empty slots.
+        mask = ~present & present.any(dim=1, keepdim=True)
+        out: Tensor = self.attention(records, records, records, key_padding_mask=mask)[0]
+        return out * present.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "dp-trained"])
+def test_attention_keeps_rows_apart(encoder: str) -> None:
+    """Also where torch has it go row after row, and without torch's warning of that."""
+    apart(Attending(), encoder)
+
+
+def test_what_is_tried_stays_as_it_was() -> None:
+    """Also weights and buffers; dropped units and own draws do not look like mixing."""
+    bottom = Whole(lambda records, _: nn.functional.dropout(records, training=bottom.training))
+    bottom.layer = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.LayerNorm(4))
+    before = {name: value.clone() for name, value in bottom.state_dict().items()}
+    random = torch.get_rng_state()
+    apart(bottom, "dp-trained")
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in bottom.state_dict().items())
+    assert bottom.training

@@ -51,10 +51,14 @@ def test_figures_of_two_classes() -> None:
             "accuracy": 3 / 6,
             "f1": 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4),
             "log_loss": -sum(math.log(one) for one in logs) / 6,
+            "balanced_accuracy": (2 / 4 + 1 / 2) / 2,
+            "brier": (0.1**2 + 0.8**2 + 0.4**2 + 0.7**2 + 0.2**2 + 0.8**2) / 6,
+            # Bins with one row each, but for the two of 0.2, of which one is of the second class.
+            "ece": (0.1 + 0.8 + 0.4 + 0.7 + abs(2 * 0.2 - 1)) / 6,
         },
         rel=1e-6,
     )
-    assert list(found) == ["auc", "accuracy", "f1", "log_loss"]
+    assert list(found)[:4] == ["auc", "accuracy", "f1", "log_loss"]
 
 
 def test_figures_of_several_classes() -> None:
@@ -67,12 +71,18 @@ def test_figures_of_several_classes() -> None:
     targets = torch.tensor([0, 1, 1, 2, 2])
     # Pairs (in the class, not in it) that are in order, ties one half.
     areas = [(3 + 0.5) / 4, (1 * 2 + 0.5 + 0.5 * 2) / 6, (3 + 1.5) / 6]
+    high, low = math.e / (math.e + 2), 1 / (math.e + 2)  # probabilities of logits 1, 0, 0
 
     assert THREE.metrics(outputs, targets) == pytest.approx(
         {
             "accuracy": 3 / 5,
             "macro_f1": (2 / 3 + 1 / 2 + 2 / 3) / 3,
             "macro_auc": sum(areas) / 3,
+            "balanced_accuracy": (1 + 1 / 2 + 1 / 2) / 3,
+            "log_loss": -(3 * math.log(high) + 2 * math.log(low)) / 5,
+            "brier": (3 * ((1 - high) ** 2 + 2 * low**2) + 2 * (high**2 + (1 - low) ** 2 + low**2))
+            / 5,
+            "ece": abs(high - 3 / 5),
         }
     )
 

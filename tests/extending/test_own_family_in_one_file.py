@@ -1,0 +1,56 @@
+"""A family in a script: registered in the process, simulated, and held to promises."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.federations import write_federation
+
+import securevfl as sv
+from securevfl.core.errors import ConfigError
+from securevfl.models import registry
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    return runpy.run_path(str(EXAMPLE))
+
+
+def test_the_example_learns_and_says_what_a_promise_refuses(
+    example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is as short as it says, without a package or an entry point."""
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 100
+    metrics = example["main"](rows=200, epochs=2)
+    assert metrics["family"] == "plain"
+    refused = capsys.readouterr().out
+    assert "'module.1' is a BatchNorm1d, which mixes the rows" in refused
+    assert "use LayerNorm or GroupNorm" in refused
+
+
+def test_a_file_may_name_it_where_one_process_does_all(
+    example: dict[str, Any], tmp_path: Path
+) -> None:
+    """Processes that are started do not know it, which is said before any is."""
+    path = write_federation(tmp_path, rows=60, model={"family": "plain"})
+    assert sv.read_federation(path).family.name == "plain"
+    with pytest.raises(ConfigError, match="'plain' is registered in this process alone, and train"):
+        sv.train(path, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="in this process alone, and comparing with 2 jobs"):
+        sv.compare(path, ["plain", "fet"], jobs=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_may_be_registered_again_and_takes_nobodys_name(example: dict[str, Any]) -> None:
+    """As a notebook's cell that runs twice."""
+    plain = example["Plain"]
+    again = sv.models.register(type("Plain", (plain,), {}))
+    assert type(registry.family_named("plain")) is again
+    with pytest.raises(ConfigError, match=r"models\.register: the name 'fet' is taken"):
+        sv.models.register(type("Fet", (plain,), {"name": "fet"}))
+    with pytest.raises(ConfigError, match=r"models\.register: does not say .*: build_bottom"):
+        sv.models.register(type("Half", (sv.models.Family,), {"name": "half"}))
