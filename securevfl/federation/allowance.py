@@ -44,12 +44,24 @@ class SessionLimits:
     average_positions_every: int
     """Epochs between averages of positional encodings; 0 for none."""
 
-    frozen: bool
-    """Whether every row is released once and nothing else happens."""
+    single_pass: Purpose | None
+    """What every row is released once for, if that is all that happens."""
+
+    first_row: int = 0
+    """The first row that may be asked for; those before it take part in linking alone."""
+
+    after_round: int = 0
+    """Round numbers up to it are used."""
 
     @classmethod
-    def of(cls, plan: RunPlan, *, party: str) -> "SessionLimits":
-        """Return the limits of a run at one of its secondaries."""
+    def of(cls, plan: RunPlan, *, party: str, after_round: int = 0) -> "SessionLimits":
+        """Return the limits of a run at one of its secondaries.
+
+        Args:
+            plan: The run, or one request for predictions.
+            party: Whose limits they are.
+            after_round: Round numbers up to it were used before in this session.
+        """
         facts, training = plan.facts, plan.config.training
         return cls(
             rows=facts.rows,
@@ -64,7 +76,9 @@ class SessionLimits:
             ranks=tuple(sorted(plan.secondaries)),
             active=plan.active,
             average_positions_every=plan.average_positions_every,
-            frozen=plan.frozen,
+            single_pass=plan.single_pass,
+            first_row=facts.rows - facts.predicted_rows if facts.predicts else 0,
+            after_round=after_round,
         )
 
 
@@ -81,7 +95,7 @@ class Allowance:
 
     def __init__(self, limits: SessionLimits) -> None:
         self.limits = limits
-        self._last_round = 0
+        self._last_round = limits.after_round
         self._epoch = 0
         """Epochs that are done."""
         self._testing = False
@@ -121,24 +135,26 @@ class Allowance:
             ProtocolError: If its number was used; it names rows that there are not, rows twice, or
                 too many; its parties are not those of such a round; or it is not due.
         """
-        where = f"round {plan.round_number}"
+        where, single = f"round {plan.round_number}", self.limits.single_pass
         self._require_new(plan.round_number)
         self._require_parties(plan, where=where)
         self._require_size(plan, where=where)
         rows = plan.rows
-        if rows.min() < 0 or rows.max() >= self.limits.rows:
+        if rows.min() < self.limits.first_row or rows.max() >= self.limits.rows:
             raise ProtocolError(
-                f"{where}: the primary asks for rows outside the {self.limits.rows} that it has"
+                f"{where}: the primary asks for rows outside the "
+                f"{self.limits.rows - self.limits.first_row} that it may ask for"
             )
         if len(np.unique(rows)) != len(rows):
             raise ProtocolError(f"{where}: the primary lists a row twice in one batch")
         if self._used[rows].any():
             raise ProtocolError(
                 f"{where}: the primary asks again for {int(self._used[rows].sum())} rows that were "
-                f"released {'before' if self.limits.frozen or self._testing else 'in this epoch'}"
+                f"released {'before' if single or self._testing else 'in this epoch'}"
             )
-        if self.limits.frozen:
-            self._require_pass("release", plan, of=self.limits.rows, where=where)
+        if single is not None:
+            rows_due = self.limits.rows - self.limits.first_row
+            self._require_pass(single, plan, of=rows_due, where=where)
         else:
             self._require_part(plan, where=where)
         self._last_round = plan.round_number
@@ -200,7 +216,7 @@ class Allowance:
         Raises:
             ProtocolError: If it comes within an epoch.
         """
-        if self._seen and not self._testing and not self.limits.frozen:
+        if self._seen and not self._testing and self.limits.single_pass is None:
             raise ProtocolError(f"the primary ends the run within epoch {self._epoch + 1}")
 
     def _require_new(self, round_number: int) -> None:

@@ -1,6 +1,7 @@
 """Build one party from the federation file and its own table: the same way in every runner."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,31 +11,93 @@ from torch import nn
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
-from securevfl.core.errors import DataError, PrivacyError
+from securevfl.core.errors import DataError
 from securevfl.core.progress import Observer
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
-from securevfl.data.scaling import LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitting import Fitting, build_direction_bottom
+from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.own_numbers import (
+    features_of,
+    require_declared_features,
+    targets_of,
+    task_head,
+)
 from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.release import Contribution
 from securevfl.federation.rounds import Exchange
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.state_files import StateFolder
-from securevfl.federation.updates import GradientNoise, require_separate_rows
+from securevfl.federation.updates import GradientNoise
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.models.building import bottom_of, top_of
+from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.models.tasks import TaskHead
+from securevfl.models.registry import is_built_in
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BottomAtWork:
+    """A secondary's bottom model on the device, and its own records as the model takes them."""
+
+    bottom: nn.Module
+    features: Float32[np.ndarray, "records features"]
+    row_by_row: bool
+    """Whether each row passes it alone."""
+
+
+def bottom_at_work(
+    plan: RunPlan,
+    party: PartySettings,
+    table: PartyTable,
+    *,
+    device: torch.device,
+    model: KeptModel | None = None,
+) -> BottomAtWork:
+    """Begin one secondary's bottom model, or load the one that it has kept, for all requests.
+
+    Args:
+        plan: The run.
+        party: Who it is.
+        table: Its table.
+        device: Where it computes.
+        model: Its half of the network as it was kept; None begins a new one.
+
+    Raises:
+        ConfigError: If the model is not what its family says, or the kept one does not fit.
+        DataError: If its table has too few records.
+        PrivacyError: If features, or a model that mixes rows or records, break the promise.
+    """
+    config = plan.config
+    require_enough_records(config, table)
+    if config.features_are_declared:
+        require_declared_features(table, encoder=config.privacy.encoder)
+    features = features_of(party, table, model)
+    bottom = build_bottom(config, party, table)
+    if model is not None:
+        model.into(bottom)
+    promised = _promised_row_by_row(config)
+    apart = promised and not is_built_in(config.family)
+    if promised:
+        require_no_batch_norm(bottom, encoder=config.privacy.encoder)
+    if apart and config.encoder is None:
+        require_rows_apart(
+            config.family,
+            config.model,
+            bottom,
+            num_features=table.num_features,
+            key_dim=table.key_dim,
+            encoder=config.privacy.encoder,
+        )
+    return BottomAtWork(bottom=bottom.to(device), features=features, row_by_row=apart)
 
 
 def build_secondary(
@@ -46,6 +109,8 @@ def build_secondary(
     *,
     device: torch.device,
     files: StateFolder | None = None,
+    kept_bottom: BottomAtWork | None = None,
+    after_round: int = 0,
 ) -> Secondary:
     """Initialise and protect one linked secondary.
 
@@ -56,29 +121,21 @@ def build_secondary(
         linked: Its links.
         ledger: Its own, open.
         device: Where it computes.
-        files: Keeps what a frozen encoder's release rests on; None keeps nothing, and then the run
-            cannot be resumed.
+        files: Keeps what a frozen encoder's release rests on; with None no run is resumed.
+        kept_bottom: Its half of the network as it was kept; None begins a new one.
+        after_round: Round numbers up to it were used before in this session.
 
     Raises:
-        ConfigError: If its bottom model is not what its family says.
-        DataError: If its table has too few records.
-        PrivacyError: If its features were made, or its bottom model mixes rows or records, in a
-            way that the promise does not allow.
+        SecureVflError: What :func:`bottom_at_work` raises, where it begins a new one.
     """
     config = plan.config
-    require_enough_records(config, table)
-    if config.privacy.encoder != "trained" and config.privacy.mechanism != "none":
-        _require_declared_features(table, encoder=config.privacy.encoder)
-    features = features_of(party, table)
-    bottom = _build_bottom(plan, party, table)
-    if _promised_row_by_row(config):
-        require_separate_rows(bottom, encoder=config.privacy.encoder)
+    at_work = kept_bottom or bottom_at_work(plan, party, table, device=device)
+    bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
-    bottom.to(device)
     kept = None
     if plan.frozen:
         fit = None
-        if isinstance(bottom, DirectionBottom) and plan.releases.fitting:
+        if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
             fit = Fitting(plan, bottom, features, ledger, name=party.name)
         kept = KeptRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
@@ -92,21 +149,28 @@ def build_secondary(
             primary_rows=linked.primary_rows,
         ),
         bottom,
-        Contribution(
-            plan.aggregation(),
-            noise=_release_noise(plan),
-            ledger=kept or ledger,
-        ),
-        allowance=Allowance(SessionLimits.of(plan, party=party.name)),
+        Contribution(plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger),
+        allowance=Allowance(SessionLimits.of(plan, party=party.name, after_round=after_round)),
         dropout=DropoutStream(config.federation.seed, party.name, device=device),
-        optimizer=None if plan.frozen else optimizer_of(config, bottom),
-        gradient_noise=_gradient_noise(plan),
+        optimizer=optimizer_of(config, bottom) if plan.learns else None,
+        gradient_noise=_gradient_noise(plan) if plan.learns else None,
         kept=kept,
+        row_by_row=at_work.row_by_row,
     )
 
 
-def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.Module:
-    config = plan.config
+def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTable) -> nn.Module:
+    """Return a secondary's bottom model with its initial weights.
+
+    Args:
+        config: The federation file.
+        party: Whose it is.
+        table: Its table.
+
+    Raises:
+        ConfigError: If the family fails to build it, or builds another.
+        PrivacyError: If it does not treat each record alone where it must or claims to.
+    """
     return _initialised(
         config,
         party.name,
@@ -119,8 +183,8 @@ def _build_bottom(plan: RunPlan, party: PartySettings, table: PartyTable) -> nn.
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
-                frozen=plan.frozen,
-                pooled=plan.releases.pooled,
+                frozen=config.privacy.encoder == "frozen",
+                pooled=pools(config),
             )
         ),
     )
@@ -162,31 +226,8 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Opti
     )
 
 
-def features_of(party: PartySettings, table: PartyTable) -> Float32[np.ndarray, "rows features"]:
-    """Return a party's features, scaled as the federation file says."""
-    scaler = feature_scaler(
-        table.features, table.feature_names, scaling=party.scaling, bounds=party.bounds
-    )
-    return scaler.apply(table.features)
-
-
-def _require_declared_features(table: PartyTable, *, encoder: str) -> None:
-    if table.inferred_columns:
-        column = table.inferred_columns[0]
-        raise PrivacyError(
-            f"table of {table.name!r}: column {column!r} holds words, and which words there are "
-            f"depends on the records, so a {encoder} encoder's epsilon would not hold; list them "
-            f'as party.categories = {{ {column} = ["...", "..."] }}, or exclude the column'
-        )
-
-
 def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> nn.Module:
-    """Return the primary's top model with its initial weights.
-
-    Args:
-        config: The federation file.
-        table: The primary's table.
-        outputs: Numbers that the task asks for.
+    """Return the primary's top model with its initial weights, for so many outputs a row.
 
     Raises:
         ConfigError: If the family fails to build it, or builds another.
@@ -217,32 +258,6 @@ def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Mo
         positions_seed=derive_seed(config.federation.seed, "init", "positions", *whose),
     )
     return model
-
-
-def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> TaskHead:
-    """Return the task with the numbers of the primary's training labels.
-
-    Raises:
-        DataError: If the labels are constant in the training rows.
-    """
-    assert table.labels is not None, "the primary's table has labels"
-    if config.federation.task == "regression":
-        scaler = LabelScaler.fit(table.labels[split.train])
-        return TaskHead(
-            task="regression", label_deviation=scaler.deviation, chosen=config.training.metric
-        )
-    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    return TaskHead(task=config.federation.task, num_classes=classes, chosen=config.training.metric)
-
-
-def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tensor:
-    """Return the labels as losses take them; regression labels are standardised."""
-    assert table.labels is not None, "the primary's table has labels"
-    labels = table.labels
-    if head.task == "regression":
-        labels = LabelScaler.fit(labels[split.train]).apply(labels)
-    targets = torch.from_numpy(labels)
-    return targets if head.task == "multiclass" else targets.to(torch.float32)
 
 
 def primary_data(

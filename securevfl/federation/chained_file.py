@@ -8,17 +8,16 @@ lines are its own.
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
-from securevfl.core.files import make_folder
+from securevfl.core.files import BINARY, make_folder, sync_folder
+from securevfl.core.locks import lock, remove_open
 from securevfl.federation.chain import Chain
 
 _OWNER_ONLY: Final = 0o600
@@ -46,13 +45,14 @@ class ChainedFile:
         self.chain = Chain()
         """The hashes of all its lines."""
         self._handle: int | None = None
+        self._let_go: Callable[[], None] = lambda: None
         self._open = not read_only
         self._size = 0
         self._unended = False
         self._made = False
         if path is None:
             return
-        self._handle, self._made = _open_locked(path, read_only=read_only)
+        self._handle, self._made, self._let_go = _open_locked(path, read_only=read_only)
         try:
             if not self._made:
                 self._read(path)
@@ -85,9 +85,11 @@ class ChainedFile:
         if self._handle is None:
             return
         if self._made and self._size == 0 and self.path is not None:
-            self.path.unlink(missing_ok=True)
-        os.close(self._handle)
+            remove_open(self.path, self._handle)
+        else:
+            os.close(self._handle)
         self._handle = None
+        self._let_go()
 
     def _write(self, handle: int, data: bytes) -> None:
         whole = b"\n" + data if self._unended else data
@@ -139,8 +141,8 @@ def _is_whole(data: bytes) -> bool:
     return True
 
 
-def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool]:
-    """Return a handle that no other process has, and whether the file was made just now."""
+def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool, Callable[[], None]]:
+    """Return a handle that no other process has, whether the file is new, and what unlocks it."""
     try:
         handle, made = _opened(path, read_only=read_only)
     except OSError as error:
@@ -148,38 +150,31 @@ def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool]:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ConfigError(f"ledger {path}: is not a file")
-        fcntl.flock(handle, (fcntl.LOCK_SH if read_only else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        let_go = lock(handle, path, shared=read_only)
         if made:
-            _sync_folder(path.parent)
+            # A new file's name survives a crash as well as its lines.
+            sync_folder(path.parent)
+    except (BlockingIOError, PermissionError):
+        os.close(handle)
+        raise ConfigError(
+            f"ledger {path}: is in use by another run; wait for it, since two runs at a time "
+            f"could spend the same budget twice"
+        ) from None
     except OSError as error:
         os.close(handle)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise ConfigError(
-                f"ledger {path}: is in use by another run; wait for it, since two runs at a time "
-                f"could spend the same budget twice"
-            ) from None
         raise ConfigError(f"ledger {path}: cannot be locked ({error.strerror})") from None
     except BaseException:
         os.close(handle)
         raise
-    return handle, made
+    return handle, made, let_go
 
 
 def _opened(path: Path, *, read_only: bool) -> tuple[int, bool]:
     if read_only:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        return os.open(path, os.O_RDONLY | BINARY), False
     make_folder(path.parent)
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | BINARY
     try:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY), True
     except FileExistsError:
         return os.open(path, flags), False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name survive a crash as well as its lines."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -108,7 +108,7 @@ def require_own_run(
     if (run and facts.run != run) or (not run and goes_on):
         theirs = facts.run if goes_on else ""
         raise ProtocolError(_other_run("this party", run, primary, theirs))
-    if not run:
+    if not run or facts.predicts:
         return
     # Of a frozen run only the primary has epochs: encoders stay as they are.
     frozen = config.privacy.encoder == "frozen"
@@ -125,6 +125,21 @@ def require_own_run(
             f"{primary!r} wants run {run} to start afresh, which released rows already; start "
             f"another run with another --out"
         )
+
+
+def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts: bool) -> None:
+    """Refuse a primary that trains where this party answers for a kept model, or vice versa.
+
+    Raises:
+        ProtocolError: Saying how each was started.
+    """
+    if facts.predicts != predicts:
+        does, own = (
+            ("asks for predictions", "was started to train; start it with --serve")
+            if facts.predicts
+            else ("wants to train", "was started with --serve, to predict; start it without")
+        )
+        raise ProtocolError(f"{config.primary.name!r} {does}, and this party {own}")
 
 
 def _other_run(one: str, own: str, other: str, theirs: str) -> str:
@@ -199,6 +214,7 @@ def joined(
     epochs: list[int],
     pretrained: list[int],
     run: str = "",
+    predicts: bool = False,
 ) -> Iterator[Joined]:
     """Join the session that the primary holds, and leave it in the end.
 
@@ -210,6 +226,7 @@ def joined(
         pretrained: Iterations of pretraining that it could resume.
         run: Id of the run that it goes on with; empty for a fresh start, and for a party that
             keeps nothing of a run.
+        predicts: Whether this party answers for a kept model, and does not train.
 
     Raises:
         ProtocolError: If the primary cannot be reached, is not who the file says, or goes on from
@@ -240,6 +257,7 @@ def joined(
             RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
         )
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
+        _require_same_purpose(config, facts, predicts=predicts)
         if not config.party(identity.name).is_helper:
             require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
         yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)

@@ -129,6 +129,12 @@ class KeptRelease:
             self._links = _links_from(state["links"])
         self._ledger.require_same_release(state["digest"])
 
+    def restore(self) -> None:
+        """Go back to the encoder of the rows that were released, if any were."""
+        state = self._read(_RELEASE)
+        if state is not None:
+            self._bottom.load_state_dict(state["encoder"])
+
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
     ) -> float:

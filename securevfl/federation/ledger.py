@@ -20,15 +20,21 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.ledger_book import (
     LedgerBook,
-    Limit,
     Outlook,
     Session,
     epsilon_of_sessions,
+)
+from securevfl.federation.ledger_refusals import (
+    over_budget,
+    over_limit,
+    require_planned,
+    require_size,
 )
 from securevfl.federation.row_uses import RowUses, ranges_of
 
 # More rows than any table has; an id above it is not one.
 _MOST_ROWS = 2**31
+_OF_A_FILE = ("federation", "settings", "party", "noise_share_std", "model")
 
 
 class Ledger:
@@ -53,6 +59,7 @@ class Ledger:
         run: str | None = None,
         federation: str = "",
         settings: str = "",
+        model: str = "",
     ) -> None:
         """Open a ledger, or go on with the one that lies at ``path``.
 
@@ -66,35 +73,63 @@ class Ledger:
             run: The run's id, which all its sessions have in common; None begins a run.
             federation: Its federation's name.
             settings: The digest of its federation file's settings.
+            model: Id of the run whose kept model predicts; empty for a run that trains.
 
         Raises:
             ConfigError: If the file is in use, of another version, or cannot be opened.
             PrivacyError: If the file was altered, or the run was charged for another unit before.
         """
         self.party = party
-        self.run = run or secrets.token_hex(16)
         self._book = LedgerBook()
-        self._uses = RowUses()
         self._file = ChainedFile(path, durable=durable)
         try:
             self._book.read(self._file.entries, where=f"ledger {path}")
-            self._own = Session(
-                run=self.run,
+            own = Session(
+                run=run or secrets.token_hex(16),
                 federation=federation,
                 settings=settings,
                 party=party,
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                time=_now(),
                 plan=plan,
                 noise_share_std=noise_share_std,
+                model=model,
             )
-            self._go_on()
-            self._file.append(self._own.opening())
+            self._enter(own)
+            self._file.append(own.opening())
         except BaseException:
             self._file.close()
             raise
-        self._book.sessions.append(self._own)
+
+    def _enter(self, own: Session) -> None:
+        self.run, self._own, self._uses = own.run, own, RowUses()
+        self._go_on()
+        self._book.sessions.append(own)
         # Every charge keeps the plan: a limit that covers all of it need not be asked again.
-        self._covered = self._limit_covers(self._whole)
+        self._covered = self._book.limit_covers(self._whole)
+
+    def begin(self, plan: ReleasePlan, *, run: str) -> None:
+        """Begin another session in the same file, with the noise of the one before it.
+
+        Args:
+            plan: What it will release.
+            run: Its own id.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover all of it; nothing is written then.
+            StorageError: If the disk takes no more.
+        """
+        before = self.run, self._own, self._uses, self._covered
+        same = {name: getattr(self._own, name) for name in _OF_A_FILE}
+        own = Session(run=run, time=_now(), plan=plan, **same)
+        self._enter(own)
+        try:
+            passes = plan.releases_per_row
+            self.require_room(rounds=plan.rounds, row_releases=plan.row_releases, passes=passes)
+            self._file.append(own.opening())
+        except BaseException:
+            self._book.sessions.pop()
+            self.run, self._own, self._uses, self._covered = before
+            raise
 
     def _go_on(self) -> None:
         """Take over what earlier sessions of this run leave to be kept."""
@@ -193,7 +228,7 @@ class Ledger:
                 rounds=rounds,
                 rows=row_releases,
                 passes=self._own.passes + passes,
-                what=f"the run's {rounds} releases",
+                what=f"the {'request' if self._own.model else 'run'}'s {rounds} releases",
             )
 
     def charge(
@@ -227,7 +262,7 @@ class Ledger:
                 f"round {round_number}: rounds up to {self._own.last_round} are charged already; "
                 f"a retry needs a new round number"
             )
-        self._require_size(len(rows), what=what)
+        require_size(plan, len(rows), party=self.party, what=what)
         if not 0 <= int(rows.min()) <= int(rows.max()) < _MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
@@ -320,6 +355,11 @@ class Ledger:
         return [session for session in self._book.sessions if session.run == self.run]
 
     @property
+    def budgeted(self) -> list[Session]:
+        """Sessions that keep one epsilon with this one, in order; the last one is this one."""
+        return [one for one in self._book.sessions if one.shares_budget_with(self._own)]
+
+    @property
     def _whole(self) -> Session:
         """This session as it would be with everything released that is planned."""
         plan = self._own.plan
@@ -331,69 +371,29 @@ class Ledger:
     def _delta(self) -> float:
         return self._own.plan.privacy.delta
 
-    def _of_unit(self) -> list[Session]:
-        """Return all sessions of this run's unit; the last one is this one."""
-        unit = self._own.plan.privacy.unit
-        return [one for one in self._book.sessions if one.plan.privacy.unit == unit]
-
     def _require(self, *, rounds: int, rows: int, passes: int, what: str, fits: int = 0) -> float:
         """Return the run's epsilon with so many more releases, if all bounds allow them."""
         plan = self._own.plan
         after = self._own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
-        self._require_planned(after, what=what)
-        *earlier, _ = self._sessions
+        require_planned(self._own, after, what=what)
+        *earlier, _ = self.budgeted
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
         budget = plan.privacy.epsilon
         sound = plan.privacy.accounting == "sound"
         if budget is not None and sound and not epsilon <= budget:  # written so that NaN fails
             before = epsilon_of_sessions(earlier, delta=self._delta)
-            had = f", {before:.4f} of it before the run was resumed" if before else ""
-            raise BudgetExceededError(
-                f"{self.party}: {what} would bring epsilon to {epsilon:.4f}, over "
-                f"privacy.epsilon = {budget:g} ({self.spent:.4f} is spent{had}); raise "
-                f"privacy.epsilon, lower training.epochs, or add noise"
-            )
+            raise over_budget(self._own, epsilon, spent=self.spent, before=before, what=what)
         self._require_limit(after, what=what)
         return epsilon
 
-    def _require_size(self, rows: int, *, what: str) -> None:
-        if rows > (most := self._own.plan.rows_per_round):
-            raise BudgetExceededError(
-                f"{self.party}: {what} has {rows} rows; the noise was chosen for {most} at most"
-            )
-
-    def _require_planned(self, after: Session, *, what: str) -> None:
-        """Refuse what this session's noise was not chosen for, whatever epsilon it comes to."""
-        plan, own = self._own.plan, self._own
-        if (
-            after.rounds > plan.rounds
-            or after.row_releases > plan.row_releases
-            or after.passes > plan.releases_per_row
-        ):
-            raise BudgetExceededError(
-                f"{self.party}: {what} would pass the plan of {plan.rounds} releases and "
-                f"{plan.row_releases} rows, each at most {plan.releases_per_row} times, for which "
-                f"the noise was chosen ({own.rounds} releases and {own.row_releases} rows are "
-                f"made); plan more epochs at the start"
-            )
-
-    def _limit_covers(self, after: Session) -> bool:
-        if not self._book.limits:
-            return True
-        limit = self._book.limits.get(after.plan.privacy.unit)
-        return limit is not None and self._total(after, limit) <= limit.epsilon
-
-    def _total(self, after: Session, limit: Limit) -> float:
-        *earlier, _ = self._of_unit()
-        return epsilon_of_sessions([*earlier, after], delta=limit.delta)
-
     def _require_limit(self, after: Session, *, what: str) -> None:
         """Refuse what the table's owner does not allow, whatever a federation file says."""
-        if self._covered or self._limit_covers(after):
-            return
-        limit = self._book.limits.get(after.plan.privacy.unit)
-        total = None if limit is None else self._total(after, limit)
-        raise self._book.over_limit(after, total, party=self.party, what=what)
+        if not (self._covered or self._book.limit_covers(after)):
+            raise over_limit(self._book, after, what=what)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _or_none(epsilon: float) -> float | None:

@@ -5,15 +5,14 @@ run's sessions; but sessions of a frozen run that go on with one and the same re
 links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
 """
 
-import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core import checks
-from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
@@ -43,6 +42,8 @@ class Session:
     plan: ReleasePlan
     noise_share_std: float
     """``tau``; 0 adds no noise."""
+    model: str = ""
+    """Id of the run whose kept model predicts in this session; empty for a session that trains."""
 
     fits: int = 0
     """Fittings of a frozen encoder."""
@@ -56,6 +57,10 @@ class Session:
     """Digest of what a frozen run's release is made with; None if nobody has named it."""
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
+    _known: tuple[tuple[int, ...], list[Release]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """What :meth:`events` has said, and of which counts: every charge asks all earlier ones."""
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_share_std=self.noise_share_std)
@@ -108,6 +113,12 @@ class Session:
         Reveals:
             Nothing: it computes what was released before.
         """
+        booked = self.fits, self.rounds, self.row_releases, self.passes
+        if self._known is None or self._known[0] != booked:
+            self._known = booked, self._events()
+        return self._known[1]
+
+    def _events(self) -> list[Release]:
         # A release of a fitted encoder has its fitting behind it, whoever booked it.
         fitting = self.plan.fitting_releases() if self.spent else []
         if self.rounds == 0:
@@ -134,7 +145,12 @@ class Session:
             "time": self.time,
             "noise_share_std": self.noise_share_std,
             "plan": asdict(self.plan),
+            **({"model": self.model} if self.model else {}),
         }
+
+    def shares_budget_with(self, other: "Session") -> bool:
+        """Return whether one epsilon is kept by both: of one run, or of one model's predictions."""
+        return self.model == other.model if self.model else self.run == other.run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,32 +245,25 @@ class LedgerBook:
             [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
         )
 
-    def over_limit(
-        self, after: Session, total: float | None, *, party: str, what: str
-    ) -> BudgetExceededError:
-        """Return the refusal of what the table's owner does not allow.
+    def limit_covers(self, after: Session) -> bool:
+        """Return whether the owner's limit allows the newest session to become ``after``."""
+        total = self.limited_total(after)
+        return not self.limits or (
+            total is not None and total <= self.limits[after.plan.privacy.unit].epsilon
+        )
+
+    def limited_total(self, after: Session) -> float | None:
+        """Return what all runs would have spent at the limit's delta; None without one.
 
         Args:
-            after: The session as it would be.
-            total: What all runs would have spent then; None if no limit is set for its unit.
-            party: Whose table it is.
-            what: What was asked for.
+            after: What the newest session would become.
         """
         unit = after.plan.privacy.unit
         limit = self.limits.get(unit)
-        if limit is None or total is None:
-            limited = " and ".join(sorted(self.limits))
-            return BudgetExceededError(
-                f"{party}: the owner of this table has set a limit for unit = {limited}, which "
-                f"does not count what this run spends for unit = {unit}; set one for that too: "
-                f"securevfl ledger limit TABLE --unit {unit} --epsilon ..."
-            )
-        return BudgetExceededError(
-            f"{party}: {what} would bring the total of all runs on this table to epsilon = "
-            f"{total:.4f} at delta = {limit.delta:g}, over the limit of its owner, "
-            f"{limit.epsilon:g} ({self.total(unit, delta=limit.delta):.4f} is spent); only the "
-            f"owner can raise it: securevfl ledger limit"
-        )
+        if limit is None:
+            return None
+        *earlier, _ = [one for one in self.sessions if one.plan.privacy.unit == unit]
+        return epsilon_of_sessions([*earlier, after], delta=limit.delta)
 
     def outlook(self, own: Session, whole: Session) -> Outlook:
         """Return what a run may spend, and what was spent before it.
@@ -294,6 +303,7 @@ class LedgerBook:
                 time=str(entry["time"]),
                 plan=ReleasePlan(privacy=privacy, fitting=fitting, **settings),
                 noise_share_std=entry["noise_share_std"],
+                model=str(entry.get("model", "")),
             )
         )
 
@@ -346,13 +356,15 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
     Raises:
         ConfigError: If nothing is left of delta for the accounting.
     """
-    parts: list[Session] = []
+    parts: dict[str, list[Session]] = {}
     for session in sessions:
         if not session.spent:
             continue
         if session.noise_share_std == 0:
             return math.inf
-        for number, part in enumerate(parts):
+        # Only sessions of one run can be parts of one answer.
+        own = parts.setdefault(session.run, [])
+        for number, part in enumerate(own):
             if part.goes_on_in(session):
                 more = part.with_more(
                     rounds=session.rounds,
@@ -360,27 +372,16 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
                     passes=session.passes,
                     fits=session.fits,
                 )
-                parts[number] = replace(more, release=session.release)
+                own[number] = replace(more, release=session.release)
                 break
         else:
-            parts.append(session)
-    return epsilon_of([one for part in parts for one in part.events()], delta=delta)
-
-
-def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
-    """Return what a ledger holds of one run, one mapping a line, as its sessions wrote them.
-
-    Raises:
-        ConfigError: If there is no ledger.
-    """
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
-    found, current = [], ""
-    for line in lines:
-        if line["kind"] == "open":
-            current = line["run"]
-        if line["kind"] != "limit" and current == run:
-            found.append(line)
-    return found
+            own.append(session)
+    events, asked = [], Counter[Release]()
+    for part in (one for own in parts.values() for one in own):
+        if part.model:
+            # Requests are many and alike: equal releases are composed as one made so often.
+            asked.update(part.events())
+        else:
+            events += part.events()
+    events += [replace(event, count=event.count * times) for event, times in asked.items()]
+    return epsilon_of(events, delta=delta)

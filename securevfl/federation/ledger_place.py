@@ -8,6 +8,7 @@ from typing import Final, Literal
 import platformdirs
 
 from securevfl.core.errors import ConfigError
+from securevfl.data.sources.read import file_behind
 
 Book = Literal["ledger", "pretraining-ledger"]
 """``ledger`` books what a run's averages tell of secondaries' records; ``pretraining-ledger`` what
@@ -21,7 +22,8 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
 
     It lies beside the table, ``bank.csv.ledger.jsonl``. Where the table's folder cannot be written
     it lies in the user's state folder, under a name made of the table's own path. Links are
-    followed first: one table has one ledger, by whatever name it is called.
+    followed first, and source files too: one table has one ledger, by whatever name it is called.
+    That of a database lies beside the source file that has its address.
 
     Args:
         table: The party's table; relative to the working directory, if it is relative.
@@ -31,7 +33,7 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
         ConfigError: If there is one in both places, or no such table.
     """
     try:
-        table = table.resolve(strict=True)
+        table = file_behind(table).resolve(strict=True)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its links run in a circle"
         raise ConfigError(f"table {table}: has no ledger ({reason})") from None

@@ -1,10 +1,13 @@
 """A table's ledger as its owner reads it: runs, totals, limits; and how the owner sets one."""
 
+import json
 import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from securevfl.core.errors import ConfigError
 from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
 
@@ -125,3 +128,22 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
         runs=len(runs),
         limit=limit.epsilon if limit else None,
     )
+
+
+def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
+    """Return what a ledger holds of one run, one mapping a line, as its sessions wrote them.
+
+    Raises:
+        ConfigError: If there is no ledger.
+    """
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
+    found, current = [], ""
+    for line in lines:
+        if line["kind"] == "open":
+            current = line["run"]
+        if line["kind"] != "limit" and current == run:
+            found.append(line)
+    return found

@@ -3,23 +3,23 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
-_RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
-_PURPOSES: Final = ("release", "train", "validation", "test")
+RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
+_PURPOSES: Final = get_args(Purpose)
 
 
 class RoundKind(MessageKind):
@@ -35,6 +35,7 @@ class RoundKind(MessageKind):
     EPOCH = 14
     READY = 16
     TRAINING_ROWS = 38
+    PREDICT = 39
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ class Hello(TypedMessage):
             if not all(isinstance(value, int) for value in values):
                 raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
         run = message.figure("run", str)
-        if run and not _RUN_ID.fullmatch(run):
+        if run and not RUN_ID.fullmatch(run):
             raise ProtocolError(f"party {message.sender!r} sent an id of its run that is none")
         return cls(
             digest=theirs,
@@ -141,15 +142,25 @@ class Welcome(TypedMessage):
         Raises:
             ProtocolError: If a number or a key is missing or impossible.
         """
-        names = [field.name for field in fields(RunFacts) if field.name != "run"]
-        numbers = {name: message.figure(name, int) for name in names}
+        given: dict[str, Any] = {
+            field.name: message.figure(field.name, bool if field.name == "predicts" else int)
+            for field in fields(RunFacts)
+            if field.name != "run"
+        }
         run = message.figure("run", str)
-        if not _RUN_ID.fullmatch(run):
+        if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
-        facts = RunFacts(run=run, **numbers)
+        facts = RunFacts(run=run, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
-        if min(parts) < 1 or min(others) < 0 or sum(parts) + facts.unlabelled_rows != facts.rows:
+        least = 0 if facts.predicts else 1
+        if (
+            min(parts) < least
+            or min(others) < 0
+            or sum(parts) + facts.unlabelled_rows != facts.rows
+            or facts.predicted_rows
+            or (facts.predicts and any((facts.rows, *others)))
+        ):
             raise ProtocolError("the primary's row counts do not add up")
         keys = {
             name: (

@@ -9,10 +9,13 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import StorageError
 from securevfl.core.events import EventLog
+from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_book import Outlook
+from securevfl.federation.ledger_book import LedgerBook, Outlook
 from securevfl.federation.ledger_place import Book, ledger_of_table
+from securevfl.federation.ledger_refusals import require_rows
+from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
 from securevfl.federation.run_plan import RunPlan
 
 LOG_FILE: Final = "log.jsonl"
@@ -125,6 +128,61 @@ class PartyFiles:
             )
         self.checkpoints.guard(ledger)
         return ledger.outlook()
+
+    def open_prediction(self, plan: RunPlan, *, model: str) -> Ledger:
+        """Open the ledger for one request for predictions, or go on in it with another request.
+
+        Args:
+            plan: What the request releases.
+            model: Id of the run whose model predicts.
+
+        Raises:
+            ConfigError: If another run is at work on this table.
+            BudgetExceededError: If the request does not fit into what predictions may spend, or
+                into what the owner of the table allows; nothing was sent then.
+        """
+        releases, most = plan.releases, self._config.prediction.rows
+        if self._ledger is not None:
+            require_rows(self._ledger.budgeted, most, more=releases.row_releases)
+            self._ledger.begin(releases, run=plan.facts.run)
+            return self._ledger
+        self._ledger = Ledger(
+            self.ledger_path(),
+            party=self.party,
+            plan=releases,
+            noise_share_std=plan.noise_share_std,
+            durable=not self._simulated,
+            run=plan.facts.run,
+            federation=self._config.federation.name,
+            settings=self._config.settings_digest,
+            model=model,
+        )
+        require_rows(self._ledger.budgeted, most, more=releases.row_releases)
+        self._ledger.require_room(
+            rounds=releases.rounds, row_releases=releases.row_releases, passes=1
+        )
+        return self._ledger
+
+    def prediction_budget(self, model: str) -> PredictionBudget:
+        """Return what predictions of a model have spent here, and what is left for them.
+
+        Args:
+            model: Id of the run whose model predicts.
+
+        Raises:
+            ConfigError: If another run is at work on this table.
+            PrivacyError: If the ledger was altered.
+        """
+        if self._ledger is not None:
+            asked = self._ledger.budgeted
+        else:
+            path, book = self.ledger_path(), LedgerBook()
+            if path.exists():
+                file = ChainedFile(path, read_only=True)
+                file.close()
+                book.read(file.entries, where=f"ledger {path}")
+            asked = [session for session in book.sessions if session.model == model]
+        return prediction_budget(self._config, asked, party=self.party)
 
     def close(self) -> None:
         """Let the ledger and the log go; later charges and lines raise.

@@ -22,17 +22,29 @@ from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
+from securevfl.models.threshold import HALF
 
 VALIDATION: Final = "validation_"
 """Stands before a metric's name in an epoch's line of the history."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrimaryData:
-    """The primary's table as tensors, and which row is for what."""
+class PrimaryInputs:
+    """What the top model reads of the primary's rows, as tensors."""
 
     features: Float[Tensor, "rows features"]
     keys: Float[Tensor, "rows dimension"]
+    similarities: Float[Tensor, "rows secondaries links"] | None = None
+    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
+    families that read them."""
+    first_row: int = 0
+    """Id of the first row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryData(PrimaryInputs):
+    """The primary's table as tensors, and which row is for what."""
+
     targets: Tensor
     """Shape (rows,): float32 for regression and binary, int64 class numbers for multiclass."""
     head: TaskHead
@@ -41,9 +53,6 @@ class PrimaryData:
     aligned: Bool[np.ndarray, " rows"] | None = None
     """Which rows training rounds may have, where ``training.rows = "aligned"`` leaves others out;
     None for all."""
-    similarities: Float[Tensor, "rows secondaries links"] | None = None
-    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
-    families that read them."""
 
     @property
     def training_rows(self) -> Int64[np.ndarray, " train"]:
@@ -52,7 +61,63 @@ class PrimaryData:
         return rows if self.aligned is None else rows[self.aligned[rows]]
 
 
-class Primary:
+class TopModel:
+    """The primary's half of the network at work on rows, over any exchange."""
+
+    def __init__(
+        self, top: nn.Module, inputs: PrimaryInputs, exchange: Exchange, *, batch_size: int
+    ) -> None:
+        """Make it.
+
+        Args:
+            top: The module.
+            inputs: What it reads of the primary's rows.
+            exchange: Where the secondaries are.
+            batch_size: Most rows of a round.
+        """
+        self.top = top
+        self.inputs = inputs
+        self.exchange = exchange
+        self.batch_size = batch_size
+        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
+
+    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
+        """Return the top model's outputs for ``rows``, shape (rows, outputs).
+
+        Reveals:
+            To the primary: one average a row. To the secondaries: the rows' ids.
+        """
+        self.top.eval()
+        outputs = []
+        with torch.no_grad():
+            for batch in consecutive_batches(rows, batch_size=self.batch_size):
+                plan = self._plan(batch, purpose, self.exchange.ranks)
+                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
+        return torch.cat(outputs)
+
+    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
+        data = self.inputs
+        index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
+        similarities = None
+        if data.similarities is not None:
+            # Ranks count from 1; a party that is left out of the round is left out here too.
+            active = torch.as_tensor(plan.active, device=index.device) - 1
+            similarities = data.similarities[index[:, None], active]
+        inputs = (data.features[index], data.keys[index], aggregate, similarities)
+        if plan.purpose == "test":
+            self._last_test = inputs
+        output: Tensor = self.top(*inputs)
+        return output
+
+    def _plan(
+        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
+    ) -> RoundPlan:
+        return RoundPlan(
+            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
+        )
+
+
+class Primary(TopModel):
     """The primary's top model and the training loop, over any exchange."""
 
     def __init__(
@@ -77,10 +142,9 @@ class Primary:
             dropout: Its own stream of dropped units.
             observe: Hears of progress.
         """
+        super().__init__(top, data, exchange, batch_size=plan.config.training.batch_size)
         self.plan = plan
         self.data = data
-        self.top = top
-        self.exchange = exchange
         self.optimizer = optimizer
         self.dropout = dropout
         self.observe = observe
@@ -89,11 +153,12 @@ class Primary:
         self.head = data.head
         self.may_go_on: Callable[[], bool] = lambda: True
         """Asked before every epoch: whether the budget still covers it."""
-        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
         self.epoch = 0
         self.best_epoch = 0
         self.best_metric: float | None = None
         self.best_weights: dict[str, Tensor] = {}
+        self.threshold = HALF
+        """Of a binary task, as the best epoch's validation rows chose it."""
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Loss of every training round of this session, in order."""
@@ -140,16 +205,20 @@ class Primary:
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
         epoch = self.epoch + 1
-        loss, train = self._train_epoch(epoch)
+        loss, trained = self._train_epoch(epoch)
         every = self.plan.average_positions_every
         if every and epoch % every == 0:
             self._average_positions()
-        metrics = self.evaluate(self.data.split.validation, "validation")
+        rows = self.data.split.validation
+        outputs, targets = self.predict(rows, "validation"), self._targets(rows)
+        threshold = self.head.choose_threshold(outputs, targets)
+        metrics = self.head.metrics(outputs, targets, threshold=threshold)
         validation = self.head.headline(metrics)
+        train = self.head.metric(*trained, threshold=threshold)
         self.epoch = epoch
         best = self.best_metric is None or self.head.is_better(validation, self.best_metric)
         if best:
-            self.best_metric, self.best_epoch = validation, epoch
+            self.best_metric, self.best_epoch, self.threshold = validation, epoch, threshold
             self.best_weights = {
                 name: value.detach().clone() for name, value in self.top.state_dict().items()
             }
@@ -187,7 +256,8 @@ class Primary:
         self.top.load_state_dict(self.best_weights)
         self.exchange.end_epoch(EpochMark(epoch=self.best_epoch, best=False, restore_best=True))
 
-    def _train_epoch(self, epoch: int) -> tuple[float, float]:
+    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
+        """Return the mean loss, and every row's outputs and targets."""
         chosen = stream(self.seed, "party-dropout", epoch)
         total, outputs, targets = 0.0, [], []
         parts = training_batches(
@@ -203,8 +273,7 @@ class Primary:
             outputs.append(output)
             targets.append(self._targets(rows))
             self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
-        metric = self.head.metric(torch.cat(outputs), torch.cat(targets))
-        return total / len(self.data.training_rows), metric
+        return total / len(self.data.training_rows), (torch.cat(outputs), torch.cat(targets))
 
     def _train_batch(
         self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
@@ -221,39 +290,6 @@ class Primary:
         self.optimizer.step()
         return float(loss.detach()), output.detach()
 
-    def evaluate(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Metrics:
-        """Return the task's metrics over ``rows``; every batch is a release like any other.
-
-        Raises:
-            DataError: If the one that training goes by is not defined there.
-        """
-        outputs = self.predict(rows, purpose)
-        return self.head.metrics(outputs, self._targets(rows))
-
-    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
-        """Return the top model's outputs for ``rows``, shape (rows, outputs)."""
-        self.top.eval()
-        outputs = []
-        with torch.no_grad():
-            for batch in consecutive_batches(rows, batch_size=self.training.batch_size):
-                plan = self._plan(batch, purpose, self.exchange.ranks)
-                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
-        return torch.cat(outputs)
-
-    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
-        data = self.data
-        index = torch.as_tensor(plan.rows, device=data.features.device)
-        similarities = None
-        if data.similarities is not None:
-            # Ranks count from 1; a party that is left out of the round is left out here too.
-            active = torch.as_tensor(plan.active, device=index.device) - 1
-            similarities = data.similarities[index[:, None], active]
-        inputs = (data.features[index], data.keys[index], aggregate, similarities)
-        if plan.purpose == "test":
-            self._last_test = inputs
-        output: Tensor = self.top(*inputs)
-        return output
-
     def explanation(self) -> dict[str, Any]:
         """Return what the top model makes of the last test batch, empty if it tells nothing.
 
@@ -266,13 +302,6 @@ class Primary:
 
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
-
-    def _plan(
-        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
-    ) -> RoundPlan:
-        return RoundPlan(
-            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
-        )
 
     def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
         # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average
@@ -296,6 +325,7 @@ class Primary:
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
             "best_weights": self.best_weights,
+            "threshold": self.threshold,
             "history": self.history,
         }
 
@@ -308,4 +338,5 @@ class Primary:
         self.best_epoch = state["best_epoch"]
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]
+        self.threshold = state["threshold"]
         self.history = state["history"]

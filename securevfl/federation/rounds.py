@@ -9,7 +9,7 @@ import numpy.typing as npt
 from jaxtyping import Float
 from torch import Tensor
 
-Purpose = Literal["release", "train", "validation", "test"]
+Purpose = Literal["release", "train", "validation", "test", "predict"]
 
 
 @dataclass(frozen=True, kw_only=True)

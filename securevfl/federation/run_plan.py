@@ -3,17 +3,21 @@
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import numpy as np
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
+from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.aggregation import AGGREGATIONS, Aggregation
 from securevfl.federation.cut import Cut
-from securevfl.federation.rounds import active_parties
+from securevfl.federation.rounds import Purpose, active_parties
+from securevfl.models.task_metrics import metrics_of
 from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
 
 RUN_ID_DIGITS: Final = 32
@@ -39,6 +43,13 @@ class RunFacts:
     unlabelled_rows: int = 0
     """Training rows whose labels are missing or not used."""
 
+    predicts: bool = False
+    """Whether a kept model is asked for predictions, and nothing is trained. Rows come with every
+    request (:mod:`federation.predict_messages`); there are none before the first."""
+
+    predicted_rows: int = 0
+    """How many rows, the last ones, are predicted; the others only take part in linking."""
+
     resume_pretraining: int = 0
     """Iterations of pretraining that are done already."""
 
@@ -53,19 +64,31 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
     """Split the primary's rows and count them.
 
     Raises:
-        DataError: If there are too few rows for that.
+        DataError: If there are too few rows for that, a class has too few rows for the metric that
+            training goes by, or the table lacks the column that decides.
     """
+    training = config.training
+    kind = training.split_of(config.federation.task)
+    by = table.labels if kind == "stratified" else table.split_by
+    if kind != "random" and by is None:
+        raise DataError(
+            f"table of {table.name!r}: has no split_by, which training.split = {kind!r} goes by; "
+            f"read the table from a file, or give it one"
+        )
     try:
         split = split_rows(
             table.num_rows,
-            validation_fraction=config.training.validation_fraction,
-            test_fraction=config.training.test_fraction,
+            validation_fraction=training.validation_fraction,
+            test_fraction=training.test_fraction,
             seed=config.federation.seed,
-            labelled_rows=config.training.labelled_rows,
+            kind=kind,
+            by=None if by is None or kind == "random" else by.astype(np.int64),
+            labelled_rows=training.labelled_rows,
             labelled=table.labelled,
         )
     except DataError as error:
         raise DataError(f"table of {table.name!r}: {error}") from None
+    _require_classes(config, table, split)
     facts = RunFacts(
         rows=table.num_rows,
         train_rows=len(split.train),
@@ -75,6 +98,33 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
         resume_epoch=0,
     )
     return split, facts
+
+
+def _require_classes(config: FederationConfig, table: PartyTable, split: RowSplit) -> None:
+    """Refuse a split of which some part lacks a class that its metric needs."""
+    if table.labels is None or table.classes is None:
+        return
+    metric, *_ = metrics_of(config.federation.task, config.training.metric)
+    for name in ("train", "validation", "test"):
+        part = table.labels[getattr(split, name)]
+        if metric.defined(part, len(table.classes)):
+            continue
+        known = table.labels if table.labelled is None else table.labels[table.labelled]
+        counts = np.bincount(known.astype(np.int64), minlength=len(table.classes))
+        there = np.bincount(part.astype(np.int64), minlength=len(table.classes))
+        rarest = int(np.argmin(np.where(there == 0, counts, len(known) + 1)))
+        kind = config.training.split_of(config.federation.task)
+        raise DataError(
+            f"table of {table.name!r}: label {config.primary.label!r}: {counts[rarest]} of "
+            f"{len(known)} rows are of class {table.classes[rarest]!r}, and none of these is for "
+            f"{name}, where {metric.name} needs {metric.needs}; "
+            + (
+                "get more such rows"
+                if kind == "stratified"
+                else f'get more such rows, or another training.split than "{kind}"'
+            )
+            + ", or choose another training.metric"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +159,18 @@ class RunPlan:
         """Whether bottom models stay as they are and every row is released once."""
         return self.config.privacy.encoder == "frozen"
 
+    @property
+    def learns(self) -> bool:
+        """Whether secondaries get gradients."""
+        return not (self.frozen or self.facts.predicts)
+
+    @property
+    def single_pass(self) -> Purpose | None:
+        """What every row is released once for, if that is all that happens."""
+        if self.facts.predicts:
+            return "predict"
+        return "release" if self.frozen else None
+
     def aggregation(self) -> Aggregation:
         """Return how representations are clipped, encoded and averaged."""
         kind = _aggregation_of(self.config)
@@ -127,7 +189,7 @@ class RunPlan:
     @property
     def average_positions_every(self) -> int:
         """Epochs between averages of positional encodings; 0 for none, as of frozen encoders."""
-        return 0 if self.frozen else self.config.model.average_positions_every
+        return self.config.model.average_positions_every if self.learns else 0
 
 
 def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
@@ -138,33 +200,98 @@ def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
             :func:`securevfl.config.rules.require_covered_channels`.
         EncodingRangeError: If no fixed-point format holds what is released.
     """
-    releases = _releases(config, facts)
+    releases = _releases(config, facts, config.privacy)
     releases.check()
-    noise_share_std = releases.noise_share_std()
-    slots = config.model.neighbours if releases.pooled else 1
+    return _plan(config, facts, releases, releases.noise_share_std())
+
+
+def plan_prediction(
+    config: FederationConfig, facts: RunFacts, *, noise_share_std: float
+) -> RunPlan:
+    """Decide what one request for predictions releases: every new row once.
+
+    Its noise is that of the model's training, which the top model has learned to live with. Its
+    epsilon is computed for what it releases, and charged apart from training's: all predictions of
+    one model together keep ``prediction.epsilon`` or, where there is none, the run's own again.
+
+    Args:
+        config: The federation file.
+        facts: How many rows are linked and predicted, and the request's id.
+        noise_share_std: ``tau`` of the model.
+
+    Raises:
+        PrivacyError: If the promise does not hold.
+        EncodingRangeError: If no fixed-point format holds what is released.
+    """
+    privacy = config.privacy
+    if privacy.mechanism != "none":
+        one = replace(privacy, epsilon=None, noise_multiplier=1.0)
+        budget = config.prediction.epsilon or privacy.epsilon
+        if budget is None:
+            share_std = _releases(config, facts, one).noise_share_std()
+            privacy = replace(one, noise_multiplier=noise_share_std / share_std)
+        else:
+            privacy = replace(privacy, epsilon=budget, noise_multiplier=None)
+    releases = _releases(config, facts, privacy)
+    releases.check()
+    return _plan(config, facts, releases, noise_share_std)
+
+
+def _plan(
+    config: FederationConfig, facts: RunFacts, releases: ReleasePlan, noise_share_std: float
+) -> RunPlan:
+    return RunPlan(
+        config=config,
+        facts=facts,
+        releases=releases,
+        noise_share_std=noise_share_std,
+        cut=_cut_of(config, noise_share_std=noise_share_std),
+        ranks=config.ranks,
+        training_rows=facts.train_rows,
+    )
+
+
+def _cut_of(config: FederationConfig, *, noise_share_std: float) -> Cut:
+    slots = config.model.neighbours if pools(config) else 1
     # The accounting speaks of rows that are means over K slots; what crosses is their sum.
     ring = RingFormat.choose(
         clip_norm=config.privacy.clip_norm * slots,
         noise_share_std=noise_share_std * slots,
         parties=len(config.secondaries),
     )
-    return RunPlan(
-        config=config,
-        facts=facts,
-        releases=releases,
-        noise_share_std=noise_share_std,
-        cut=Cut(ring=ring, slots=slots, shape=config.family.cut_shape(config.model)),
-        ranks=config.ranks,
-        training_rows=facts.train_rows,
-    )
+    return Cut(ring=ring, slots=slots, shape=config.family.cut_shape(config.model))
 
 
-def _releases(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
+def pools(config: FederationConfig) -> bool:
+    """Return whether rows of the sum are pooled from records that are clipped one by one.
+
+    Raises:
+        ConfigError: As :func:`plan_run`, of the aggregation.
+    """
+    return _aggregation_of(config).pooled
+
+
+def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Aggregation:
+    """Return how a kept model's representations are clipped and averaged.
+
+    Args:
+        config: The federation file.
+        noise_share_std: ``tau`` of the model.
+
+    Raises:
+        ConfigError: As :func:`plan_run`, of the aggregation.
+    """
+    cut = _cut_of(config, noise_share_std=noise_share_std)
+    return _aggregation_of(config)(cut=cut, clip_norm=config.privacy.clip_norm)
+
+
+def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
     training, frozen = config.training, config.privacy.encoder == "frozen"
     batch = training.batch_size
     secondaries = len(config.secondaries)
-    if frozen:
-        rounds, row_releases, per_row = math.ceil(facts.rows / batch), facts.rows, 1
+    released = facts.predicted_rows if facts.predicts else facts.rows
+    if frozen or facts.predicts:
+        rounds, row_releases, per_row = math.ceil(released / batch), released, 1
         active = secondaries
     else:
         parts = (facts.train_rows, facts.validation_rows)
@@ -174,18 +301,18 @@ def _releases(config: FederationConfig, facts: RunFacts) -> ReleasePlan:
         per_row = training.epochs
         active = active_parties(config.secondaries, config.model.party_dropout)
     return ReleasePlan(
-        privacy=config.privacy,
+        privacy=privacy,
         parties=secondaries,
         min_active=active,
         rounds=rounds,
-        rows_per_round=min(batch, facts.rows),
+        rows_per_round=min(batch, released),
         row_releases=row_releases,
         releases_per_row=per_row,
         links=config.model.neighbours,
-        pooled=_aggregation_of(config).pooled,
+        pooled=pools(config),
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.layout == "blocks",
-        fitting=config.encoder.fitting if config.encoder else None,
+        fitting=config.encoder.fitting if config.encoder and not facts.predicts else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
 

@@ -25,6 +25,8 @@ from securevfl.federation.updates import (
     PrivateLesson,
 )
 from securevfl.linkage.sources import LinkSource
+from securevfl.models.row_by_row import Forward
+from securevfl.models.row_by_row import row_by_row as each_row
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +62,7 @@ class Secondary:
         optimizer: torch.optim.Optimizer | None,
         gradient_noise: GradientNoise | None = None,
         kept: KeptRelease | None = None,
+        row_by_row: bool = False,
     ) -> None:
         """Make it.
 
@@ -72,6 +75,8 @@ class Secondary:
             optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
             gradient_noise: What protects each update, if the encoder is dp-trained.
             kept: What a frozen encoder's release rests on, and the last answer of it.
+            row_by_row: Whether to evaluate ``bottom`` so that it sees one row alone; a module that
+                is not the package's own may not mix rows where something is promised.
         """
         self.data = data
         self.bottom = bottom
@@ -82,6 +87,7 @@ class Secondary:
         self.gradient_noise = gradient_noise
         self._pending: tuple[RoundPlan, Lesson] | None = None
         self._kept = kept
+        self._row_by_row = row_by_row
         self._settled = False
         self.epsilon_spent = 0.0
 
@@ -188,6 +194,11 @@ class Secondary:
         updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
         return self.contribution.not_finite + updates
 
+    @property
+    def _forward(self) -> Forward:
+        """The bottom model as it is evaluated: an audit puts another one in its place."""
+        return each_row(self.bottom) if self._row_by_row else self.bottom
+
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
         links = self.data.links.link(rows)
@@ -195,26 +206,30 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        features, keys = self.data.features, self.data.keys
+    def _linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
         index, present = self._links_of(rows)
+        features, keys = self.data.features[index], self.data.keys[index]
+        if not bool(present.all()):
+            # Whatever a model makes of an empty slot, no record must stand in it.
+            empty = ~present.unsqueeze(-1)
+            features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
+        return LinkedRecords(features=features, keys=keys, present=present)
+
+    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
         if self.bottom.recordwise:
-            return represent_distinct(self.bottom, features, keys, index, present)
-        out: Tensor = self.bottom(features[index], keys[index], present)
-        return out
+            features, keys = self.data.features, self.data.keys
+            return represent_distinct(self._forward, features, keys, *self._links_of(rows))
+        linked = self._linked_records(rows)
+        return self._forward(linked.features, linked.keys, linked.present)
 
     def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
         with torch.enable_grad():
             return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
 
     def _private_lesson(self, rows: npt.NDArray[np.int64], noise: GradientNoise) -> PrivateLesson:
-        index, present = self._links_of(rows)
-        records = LinkedRecords(
-            features=self.data.features[index], keys=self.data.keys[index], present=present
-        )
         return PrivateLesson(
             self.bottom,
-            records,
+            self._linked_records(rows),
             clip_norm=self.contribution.aggregation.clip_norm,
             noise=noise,
             stream=self.dropout,
@@ -224,7 +239,7 @@ class Secondary:
         # Piece by piece, as the lesson goes through them: the same units are dropped.
         with self.dropout.active(), torch.no_grad():
             found = [
-                self.bottom(piece.features, piece.keys, piece.present) for piece in lesson.pieces
+                self._forward(piece.features, piece.keys, piece.present) for piece in lesson.pieces
             ]
             return torch.cat(found)
 
@@ -265,6 +280,13 @@ class Secondary:
             self.optimizer.load_state_dict(state["optimizer"])
         self.dropout.state = state["dropout"]
 
+    def final_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights that the run's releases were made with."""
+        if self._kept is not None and not self._settled:
+            # A resumed session that was asked for no release has not gone back to its encoder.
+            self._kept.restore()
+        return self.weights()
+
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the bottom model's weights, to keep as the best ones."""
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
@@ -284,7 +306,7 @@ def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def represent_distinct(
-    bottom: nn.Module,
+    bottom: Forward,
     features: Float[Tensor, "records features"],
     keys: Float[Tensor, "records dimension"],
     index: Int64[Tensor, "batch links"],

@@ -127,6 +127,26 @@ class SecondaryServer:
             elif self._ends(message):
                 return
 
+    def serve_pass(self) -> int:
+        """Answer the rounds of one pass over the plan's rows, and return the last one's number.
+
+        Raises:
+            ProtocolError: As :meth:`serve`.
+            PrivacyError: As :meth:`serve`.
+
+        Reveals:
+            To the primary: what :meth:`Exchange.release` says.
+        """
+        number = 0
+        for _ in range(self.plan.releases.rounds):
+            message = self.transport.receive(
+                RoundKind.PLAN, round_number=None, deadline_s=self._runtime.idle_timeout_s
+            )
+            plan = Announcement.from_message(message).plan
+            self._round(plan)
+            number = plan.round_number
+        return number
+
     def _ends(self, message: Message) -> bool:
         """Return whether the run ends with a message: one that countersigns its end, or is DONE."""
         if self.countersigning is None:

@@ -6,7 +6,6 @@ tail that is missing and a file of something else all show before anything of it
 
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -52,13 +51,10 @@ def write_state(path: Path, content: Mapping[str, Any]) -> None:
     torch.save(dict(content), buffer)
     data = buffer.getvalue()
     files.write_bytes(path, data + hashlib.sha256(data).digest())
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        files.sync_folder(path.parent)
     except OSError as error:
         raise StorageError.of(path, error) from None
-    finally:
-        os.close(folder)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -113,7 +109,7 @@ class StateFolder:
         """Return the names of all state files, damaged and foreign ones too, in order."""
         patterns = [f"{kind}.pt" for kind in _KINDS] + ["released/*.pt"]
         found = [path for pattern in patterns for path in self.path.glob(pattern)]
-        return sorted(str(path.relative_to(self.path)) for path in found)
+        return sorted(path.relative_to(self.path).as_posix() for path in found)
 
     def holds(self, name: str) -> bool:
         """Return whether there is a file of that name."""

@@ -215,18 +215,3 @@ def rows_at_a_time(bottom: nn.Module) -> int:
     """Return for how many rows at a time gradients of all parameters are kept in memory."""
     numbers = sum(value.numel() for value in bottom.parameters())
     return max(1, _MOST_NUMBERS // max(1, numbers))
-
-
-def require_separate_rows(bottom: nn.Module, *, encoder: str) -> None:
-    """Refuse a bottom model in which one row of a batch is seen by the others.
-
-    Raises:
-        PrivacyError: Naming the layer.
-    """
-    for name, module in bottom.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            raise PrivacyError(
-                f"the bottom model's layer {name!r} is a {type(module).__name__}, which mixes the "
-                f"rows of a batch: one record then moves them all, and the promise of encoder = "
-                f"{encoder!r} would not hold; use LayerNorm or GroupNorm"
-            )

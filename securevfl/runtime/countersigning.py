@@ -23,7 +23,9 @@ def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Counte
         session: The transport's id of the session.
     """
     config, ledger = life.config, life.files.ledger.file
-    write_federation(life.job.run_folder, config)
+    if not facts.predicts:
+        # A run's file says what it was trained under; predictions may spend by a later one.
+        write_federation(life.job.run_folder, config)
     _keep_identities(life)
     if ledger.path is not None:
         core_files.write_json(

@@ -1,21 +1,24 @@
 """Where a run of a whole federation starts, from Python and from the command line alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from securevfl.callbacks import Callback, Hearing
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
-from securevfl.federation.ledger_book import lines_of_run
+from securevfl.federation.ledger_summary import lines_of_run
+from securevfl.models.registry import require_installed
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.preflight import warnings_about
 from securevfl.runtime.run_folder import read_figures, read_history
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
+from securevfl.runtime.trained_run import TrainedRun
 
 FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
@@ -29,6 +32,7 @@ def train(
     resume: bool = False,
     device: str = "cpu",
     observe: Observer = unheard,
+    callbacks: Sequence[Callback] = (),
     beside: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunResult:
     """Run a whole federation on this machine, one process per party.
@@ -42,7 +46,9 @@ def train(
         resume: Go on from the last epoch that was saved in ``out``. A run that is finished is
             not run again: its figures are returned.
         device: ``"cpu"`` or ``"cuda"``, where each party computes.
-        observe: Hears of progress and of warnings.
+        observe: Hears of progress and of warnings; what it raises ends the run.
+        callbacks: Hear of progress and of the end, for example
+            ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
         beside: Returns figures that are computed once the run is done and stand beside its own:
             ``no_privacy_test``, ``combine_test`` and all metrics of both.
 
@@ -56,10 +62,35 @@ def train(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
+    hearing = Hearing(callbacks, observe)
+    with hearing.until_the_end():
+        result = _train(
+            federation,
+            Path(out),
+            data_root=data_root,
+            resume=resume,
+            device=device,
+            observe=hearing.tell,
+            beside=beside,
+        )
+        hearing.ended(result.metrics)
+        return result
+
+
+def _train(
+    federation: FederationSource,
+    folder: Path,
+    *,
+    data_root: Path | None,
+    resume: bool,
+    device: str,
+    observe: Observer,
+    beside: Callable[[], Mapping[str, Any]],
+) -> RunResult:
     config, root = opened(federation, data_root)
-    folder = Path(out)
     if resume and (finished := finished_metrics(config, folder)) is not None:
-        return _result(folder, finished, [])
+        return _result(config, folder, finished, [], data_root=root, device=device)
+    require_installed(config.family, by="train")
     device_named(device)
     _warn(config, observe)
     losses: list[float] = []
@@ -78,7 +109,7 @@ def train(
         observe=hear,
         beside=beside,
     )
-    return _result(folder, figures.as_json(), losses)
+    return _result(config, folder, figures.as_json(), losses, data_root=root, device=device)
 
 
 def simulate_from_file(
@@ -100,11 +131,11 @@ def simulate_from_file(
     """
     config, root = opened(federation, data_root)
     if resume and (finished := finished_metrics(config, out)) is not None:
-        return _result(out, finished, [])
+        return _result(config, out, finished, [], data_root=root, device=device)
     torch_device = device_named(device)
     _warn(config, observe)
     files.require_writable_folder(out)
-    tables = read_tables(config, root)
+    tables = read_tables(config, root, observe)
     return simulate_federation(
         config, tables, out, device=torch_device, resume=resume, observe=observe
     )
@@ -137,12 +168,21 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
     return read_figures(folder)
 
 
-def _result(folder: Path, metrics: dict[str, Any], losses: list[float]) -> RunResult:
+def _result(
+    config: FederationConfig,
+    folder: Path,
+    metrics: dict[str, Any],
+    losses: list[float],
+    *,
+    data_root: Path,
+    device: str,
+) -> RunResult:
     return RunResult(
         metrics=metrics,
         history=read_history(folder),
         losses=losses,
         ledger=lines_of_run(folder / metrics["ledger"], metrics["run"]),
+        trained=TrainedRun(config=config, place=folder, data_root=data_root, device=device),
     )
 
 

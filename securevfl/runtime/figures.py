@@ -87,6 +87,9 @@ class RunFigures:
     rows' labels do not define it."""
     test_metrics: Metrics
     solo_test_metrics: Metrics | None
+    evaluation: Mapping[str, Any]
+    """More of the test rows: intervals, threshold, confusion, calibration; see
+    :class:`securevfl.models.evaluation.Evaluation`."""
     epochs: int
     best_epoch: int
     seconds: float
@@ -160,6 +163,31 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
         "combine (all features in one place)": "combine_test_metrics",
     }
     return {text: figures[name] for text, name in words.items() if figures.get(name)}
+
+
+def interval_heading(evaluation: Mapping[str, Any]) -> str:
+    """Return what stands above the intervals of a run's test metrics.
+
+    Args:
+        evaluation: What ``metrics.json`` holds under that name.
+    """
+    return f"{evaluation['bootstrap']['level']:.0%} interval"
+
+
+def interval_in_words(interval: Sequence[float] | None) -> str:
+    """Return an interval for people; empty where there is none."""
+    return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+
+
+def threshold_in_words(threshold: Mapping[str, Any]) -> str:
+    """Return where a row counts as one of the second class, and why there."""
+    why = {
+        "half": "the default of training.threshold",
+        "fixed": "training.threshold",
+        "f1": "the best F1 on validation rows",
+        "youden": "the best Youden index on validation rows",
+    }
+    return f"second class above probability {threshold['value']:.4g}: {why[threshold['rule']]}"
 
 
 def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:

@@ -1,16 +1,17 @@
 """Simulate a federation from Python: on tables in memory, or as a federation file says."""
 
+import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from securevfl.callbacks import Callback, Hearing
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
-from securevfl.config.sections import TrainingSettings
+from securevfl.config.sections import PredictionSettings, TrainingSettings
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, unheard
 from securevfl.core.task import Task
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
@@ -20,6 +21,7 @@ from securevfl.models.registry import family_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource, simulate_from_file
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.trained_run import TemporaryFolder
 
 
 @overload
@@ -31,12 +33,15 @@ def simulate(
     training: TrainingSettings | None = None,
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
+    prediction: PredictionSettings | None = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
+    with_solo: bool = True,
     device: str = "cpu",
     out: Path | None = None,
     observe: Observer = ...,
+    callbacks: Sequence[Callback] = ...,
 ) -> RunResult: ...
 
 
@@ -49,6 +54,7 @@ def simulate(
     device: str = "cpu",
     out: Path | None = None,
     observe: Observer = ...,
+    callbacks: Sequence[Callback] = ...,
 ) -> RunResult: ...
 
 
@@ -60,19 +66,23 @@ def simulate(
     training: TrainingSettings | None = None,
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
+    prediction: PredictionSettings | None = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int | None = None,
+    with_solo: bool = True,
     data_root: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
     out: Path | None = None,
-    observe: Observer = lambda _event: None,
+    observe: Observer = unheard,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Run a federation in this process: on tables in memory, or as its file says.
 
     Args:
-        parties: The primary's table, with labels, then the secondaries'; or the path of a
+        parties: The primary's table, with labels, then the secondaries', from
+            :func:`securevfl.data.from_frame`, a file or a split; or the path of a
             federation file, or what :func:`securevfl.read_federation` returned.
         model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
             installed package's family, too. This and what follows up to ``seed`` goes with
@@ -82,21 +92,26 @@ def simulate(
         pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
+        prediction: What predictions of the model may spend beside training.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
             do not depend on the data, as a frozen encoder's guarantee needs. Without them each
             party standardises its features by its own statistics.
         seed: Run seed of splits, initialisation, shuffling and dropout; never of noise. Default 0.
+        with_solo: With tables, whether the primary's own network is trained too, to compare with.
         data_root: With a federation file, where relative data paths start; default: next to the
             file, and the current folder if there is no file.
         resume: With a federation file, go on from the last epoch that was saved in ``out``.
         device: ``"cpu"`` or ``"cuda"``.
-        out: Run folder; default: a temporary one that is removed.
-        observe: Hears of progress.
+        out: Run folder; default: a temporary one, which is removed when the result is no longer
+            referred to.
+        observe: Hears of progress; what it raises ends the run.
+        callbacks: Hear of progress and of the end, for example
+            ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
 
     Returns:
-        Metrics, history, losses and ledger.
+        Metrics, history, losses and ledger; and the model, for :meth:`RunResult.predict`.
 
     Raises:
         ConfigError: If a setting is impossible, or does not go with what is simulated.
@@ -111,50 +126,63 @@ def simulate(
         "training": training,
         "pretraining": pretraining,
         "linkage": linkage,
+        "prediction": prediction,
         "task": task,
         "bounds": bounds,
         "seed": seed,
     }
-    with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
-        folder = out or Path(temporary)
+    hearing = Hearing(callbacks, observe)
+    with contextlib.ExitStack() as failing, hearing.until_the_end():
+        place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
+        if isinstance(place, TemporaryFolder):
+            failing.callback(place.remove)
+        folder = place.path if isinstance(place, TemporaryFolder) else place
         if isinstance(parties, FederationSource):
             given = [name for name, value in of_tables.items() if value is not None]
+            given += [] if with_solo else ["with_solo"]
             if given:
                 raise ConfigError(f"{given[0]}: the federation file says it; leave it out")
             if resume and out is None:
                 raise ConfigError("resume: needs out, the folder of the run that should go on")
-            return simulate_from_file(
+            result = simulate_from_file(
                 parties,
                 out=folder,
                 data_root=data_root,
                 resume=resume,
                 device=device,
-                observe=observe,
+                observe=hearing.tell,
             )
-        if model is None:
-            raise ConfigError("model: must be given, for example securevfl.models.FeT()")
-        if privacy is None:
-            raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
-        if resume or data_root is not None:
-            raise ConfigError("resume, data_root: go with a federation file, not with tables")
-        source = _source(
-            parties,
-            model,
-            privacy=privacy,
-            training=training or TrainingSettings(),
-            pretraining=pretraining or PretrainingSettings(),
-            linkage=linkage or LinkageSettings(protection="none"),
-            task=task or _task_of(parties[0]),
-            bounds=bounds,
-            seed=seed or 0,
-        )
-        return simulate_federation(
-            parse_federation(source, file="simulate()"),
-            {table.name: table for table in parties},
-            folder,
-            device=device_named(device),
-            observe=observe,
-        )
+        else:
+            if resume or data_root is not None:
+                raise ConfigError("resume, data_root: go with a federation file, not with tables")
+            names = _key_names(parties[0])
+            result = simulate_federation(
+                parse_federation(_source(parties, **of_tables), file="simulate()"),
+                {table.name: _with_keys_called(names, table) for table in parties},
+                folder,
+                device=device_named(device),
+                with_solo=with_solo,
+                observe=hearing.tell,
+            )
+        hearing.ended(result.metrics)
+        failing.pop_all()
+        assert result.trained is not None, "pretraining alone has an entry of its own"
+        # Its folder lives as long as somebody can predict with it.
+        trained = dataclasses.replace(result.trained, place=place)
+        return dataclasses.replace(result, trained=trained)
+
+
+def _key_names(table: PartyTable) -> tuple[str, ...]:
+    return table.key_names if table.link_columns is None else tuple(table.link_columns.columns)
+
+
+def _with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
+    """Return a table whose keys for linkage alone are called as the primary's are."""
+    keys = table.link_columns
+    if keys is None or len(keys.columns) != len(names):
+        return table
+    columns = dict(zip(names, keys.columns.values(), strict=True))
+    return dataclasses.replace(table, link_columns=dataclasses.replace(keys, columns=columns))
 
 
 def _task_of(primary: PartyTable) -> Task:
@@ -165,16 +193,22 @@ def _task_of(primary: PartyTable) -> Task:
 
 def _source(
     parties: Sequence[PartyTable],
-    model: FamilySettings,
     *,
-    privacy: Privacy,
-    training: TrainingSettings,
-    pretraining: PretrainingSettings,
-    linkage: LinkageSettings,
-    task: Task,
+    model: FamilySettings | None,
+    privacy: Privacy | None,
+    training: TrainingSettings | None,
+    pretraining: PretrainingSettings | None,
+    linkage: LinkageSettings | None,
+    prediction: PredictionSettings | None,
+    task: Task | None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
-    seed: int,
+    seed: int | None,
 ) -> dict[str, Any]:
+    """Return the federation file that a simulation of tables stands for."""
+    if model is None:
+        raise ConfigError("model: must be given, for example securevfl.models.FeT()")
+    if privacy is None:
+        raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
     tables = []
     for number, party in enumerate(parties):
         own = bounds.get(party.name) if isinstance(bounds, Mapping) else bounds
@@ -183,18 +217,23 @@ def _source(
                 "name": party.name,
                 "role": "secondary" if number else "primary",
                 "data": "in memory",
-                "key": list(party.key_names),
+                "key": list(_key_names(party)),
                 **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
                 **({"scaling": "bounds", "bounds": list(own)} if own is not None else {}),
             }
         )
     return {
-        "federation": {"name": "simulation", "task": task, "seed": seed},
+        "federation": {
+            "name": "simulation",
+            "task": task or _task_of(parties[0]),
+            "seed": seed or 0,
+        },
         "model": {"family": family_of(model).name, **_given(model)},
-        "training": _given(training),
-        "pretraining": _given(pretraining),
+        "training": _given(training or TrainingSettings()),
+        "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),
-        "linkage": _given(linkage),
+        "prediction": _given(prediction or PredictionSettings()),
+        "linkage": _given(linkage or LinkageSettings(protection="none")),
         "party": tables,
     }
 

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +17,15 @@ from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import CiphertextsMade, Observer, SpendingPlanned, Warned, event_of
+from securevfl.launch.keeping import KeptProcesses, keeping
 from securevfl.launch.outcome import PartyExit
 from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime.figures import RunFigures
+from securevfl.runtime.party_job import NewRows
 from securevfl.runtime.run_folder import write_figures
+from securevfl.transport.identity import Identity
 from securevfl.transport.provision import fleeting
 
 # Longer than any run on one machine: real deadlines are those of [runtime].
@@ -114,6 +118,146 @@ def pretrain_in_processes(
     return dict(told)
 
 
+def predict_in_processes(
+    config: FederationConfig,
+    run_folder: Path,
+    *,
+    data_root: Path,
+    new: NewRows,
+    device: str,
+    observe: Observer,
+) -> dict[str, Any]:
+    """Predict new rows, every party in its own process; see :func:`train_in_processes`.
+
+    Returns:
+        What :meth:`Predictions.told` says; the primary has written the file.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what a real request reveals. This machine holds all of it.
+    """
+    asked = ["--rows", str(new.path), "--predictions", str(new.out)]
+    told, _ = _run_parties(
+        config,
+        run_folder,
+        data_root,
+        resume=False,
+        device=device,
+        observe=observe,
+        more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
+        of_all=["--serve", "--once"],
+        log_name="predictions.log",
+    )
+    return dict(told)
+
+
+@contextmanager
+def others_in_processes(
+    config: FederationConfig,
+    run_folder: Path,
+    *,
+    data_root: Path,
+    device: str,
+    observe: Observer,
+) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
+    """Keep every party but the primary running in its own process, answering for its kept model.
+
+    Args:
+        config: The federation file; addresses and identities are replaced by this run's own.
+        run_folder: Of the run that trained.
+        data_root: Where relative data paths start.
+        device: Where each party computes.
+        observe: Hears every party's warnings, and of those that have ended and start again.
+
+    Yields:
+        The federation file as these parties have it, the primary's identity, and the processes.
+
+    Raises:
+        ConfigError: If one cannot be started.
+
+    Reveals:
+        Between the processes: what a real federation reveals. This machine holds all of it.
+    """
+    require_covered_channels(config)
+    require_helpers(config)
+    here = _parties_here(config)
+    commands = here.commands(
+        run_folder,
+        data_root,
+        device=device,
+        of_all=["--serve"],
+        of_primary=[],
+        log_name="predictions.log",
+    )
+
+    def on_event(_name: str, report: Mapping[str, Any]) -> None:
+        figures = {key: value for key, value in report.items() if key != "event"}
+        event = event_of(str(report.get("event")), figures)
+        if isinstance(event, Warned):
+            observe(event)
+
+    def on_end(name: str, why: str) -> None:
+        observe(Warned(text=f"{name}: {why}; it is started again"))
+
+    primary = config.primary.name
+    others = [command for command in commands if command.name != primary]
+    with keeping(others, on_event=on_event, on_end=on_end) as kept:
+        yield here.config, here.identities[primary], kept
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _PartiesHere:
+    """A federation whose parties are processes of this machine, with identities of their own."""
+
+    config: FederationConfig
+    identities: Mapping[str, Identity]
+
+    def commands(
+        self,
+        run_folder: Path,
+        data_root: Path,
+        *,
+        device: str,
+        of_all: Sequence[str],
+        of_primary: Sequence[str],
+        log_name: str,
+    ) -> list[PartyCommand]:
+        """Return how each party is started."""
+        names = list(self.identities)
+        # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
+        # and what lies in the run folder belongs to a run that has begun.
+        federation = tomli_w.dumps(dict(self.config.source)).encode()
+        # Parties share the cores; more threads than cores fight for them. A number that the user
+        # has set stands: with it, a simulation adds float32 numbers in the same order.
+        shared = str(max(1, (os.cpu_count() or 1) // len(names)))
+        threads = os.environ.get("OMP_NUM_THREADS", shared)
+        return [
+            PartyCommand(
+                name=name,
+                arguments=[
+                    *(sys.executable, "-m", "securevfl.cli.main", "party", _FEDERATION),
+                    *("--name", name, "--identity", _IDENTITY),
+                    *("--out", str(run_folder), "--data-root", str(data_root)),
+                    *("--device", device),
+                    *of_all,
+                    *(of_primary if name == self.config.primary.name else []),
+                ],
+                log_path=run_folder / "parties" / name / log_name,
+                environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                handed={_FEDERATION: federation, _IDENTITY: self.identities[name].bundle()},
+            )
+            for name in names
+        ]
+
+
+def _parties_here(config: FederationConfig) -> _PartiesHere:
+    identities = fleeting([party.name for party in config.parties])
+    pinned = _pin(config, {name: own.public_text for name, own in identities.items()})
+    return _PartiesHere(config=pinned, identities=identities)
+
+
 def _run_parties(
     config: FederationConfig,
     run_folder: Path,
@@ -123,40 +267,24 @@ def _run_parties(
     device: str,
     observe: Observer,
     more: Sequence[str],
+    of_all: Sequence[str] = (),
+    log_name: str = "output.log",
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
     """Run all parties; return what the primary tells in the end, and how each process ended."""
     require_covered_channels(config)
     require_helpers(config)
     files.require_writable_folder(run_folder)
-    names = [party.name for party in config.parties]
     primary = config.primary.name
     outcome: dict[str, Any] = {}
-    identities = fleeting(names)
-    pinned = _pin(config, {name: own.public_text for name, own in identities.items()})
-    # Handed over and written nowhere: not even a launcher that is killed leaves a key behind, and
-    # what lies in the run folder belongs to a run that has begun.
-    federation = tomli_w.dumps(dict(pinned.source)).encode()
-    # Parties share the cores; more threads than cores fight for them. A number that the user
-    # has set stands: with it, a simulation adds float32 numbers in the same order.
-    shared = str(max(1, (os.cpu_count() or 1) // len(names)))
-    threads = os.environ.get("OMP_NUM_THREADS", shared)
-    commands = [
-        PartyCommand(
-            name=name,
-            arguments=[
-                *(sys.executable, "-m", "securevfl.cli.main", "party", _FEDERATION),
-                *("--name", name, "--identity", _IDENTITY),
-                *("--out", str(run_folder), "--data-root", str(data_root)),
-                *("--device", device),
-                *(["--resume"] if resume else []),
-                *(more if name == primary else []),
-            ],
-            log_path=run_folder / "parties" / name / "output.log",
-            environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-            handed={_FEDERATION: federation, _IDENTITY: identities[name].bundle()},
-        )
-        for name in names
-    ]
+    here = _parties_here(config)
+    commands = here.commands(
+        run_folder,
+        data_root,
+        device=device,
+        of_all=[*(["--resume"] if resume else []), *of_all],
+        of_primary=more,
+        log_name=log_name,
+    )
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report.items() if key != "event"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
@@ -13,6 +14,9 @@ from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.linkage_helper import run_linkage_helper
 from securevfl.runtime.party_job import PartyJob, PartyLife
+from securevfl.runtime.predicting_primary import predict_once
+from securevfl.runtime.predicting_secondary import serve_as_helper, serve_as_secondary
+from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_party import run_primary
 from securevfl.runtime.secondary_party import run_secondary
 from securevfl.transport.identity import Identity
@@ -21,22 +25,59 @@ from securevfl.transport.identity import Identity
 _REASON: Final = 500
 _FRAMES: Final = 40
 
-_LIVES = {
+Outcome = RunFigures | Predictions | dict[str, Any] | None
+
+_LIVES: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
     "primary": run_primary,
     "secondary": run_secondary,
     "coordinator": run_linkage_helper,
     "dealer": run_linkage_helper,
 }
+_SERVING: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
+    "primary": predict_once,
+    "secondary": serve_as_secondary,
+    "coordinator": serve_as_helper,
+    "dealer": serve_as_helper,
+}
 
 
-def run_party(job: PartyJob, observe: Observer) -> RunFigures | dict[str, Any] | None:
+def run_party(job: PartyJob, observe: Observer) -> Outcome:
     """Run one party to the end; the primary returns the run's figures, or those of pretraining.
+
+    Where it serves a kept model, the primary returns the predictions that it was asked for.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party, named.
 
     Reveals:
         What the messages of :mod:`securevfl.transport.message` say, and nothing else.
+    """
+    with living(job, observe) as life:
+        life.files.log(
+            "start",
+            role=job.config.party(job.name).role,
+            digest=job.config.digest,
+            resume=job.resume,
+        )
+        lives = _SERVING if job.serves else _LIVES
+        figures = lives[job.config.party(job.name).role](life)
+        life.files.log("done")
+        return figures
+
+
+@contextlib.contextmanager
+def living(
+    job: PartyJob, observe: Observer, *, identity: Identity | None = None
+) -> Iterator[PartyLife]:
+    """Hold what one party has from its first act to its last; its log gets what goes wrong.
+
+    Args:
+        job: What the party is told.
+        observe: Hears of progress.
+        identity: Its long-term identity; None reads it from the job's folder.
+
+    Raises:
+        SecureVflError: Whatever goes wrong in the block.
     """
     config = job.config
     party = config.party(job.name)
@@ -46,17 +87,13 @@ def run_party(job: PartyJob, observe: Observer) -> RunFigures | dict[str, Any] |
         try:
             require_covered_channels(config)
             require_helpers(config)
-            life = PartyLife(
+            yield PartyLife(
                 job=job,
-                identity=Identity.load(job.identity_folder, job.name),
+                identity=identity or Identity.load(job.identity_folder, job.name),
                 pinned=pinned_identities(config),
                 files=own,
                 observe=observe,
             )
-            own.log("start", role=party.role, digest=config.digest, resume=job.resume)
-            figures = _LIVES[party.role](life)
-            own.log("done")
-            return figures
         except (SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)
             raise

@@ -11,6 +11,7 @@ from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linking.kept_links import LinkCache
@@ -20,6 +21,16 @@ from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.tables import read_party
 from securevfl.transport.identity import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRows:
+    """A file of the primary's new rows, and where their predictions go."""
+
+    path: Path
+    out: Path
+    id_column: str | None = None
+    """What rows are called; None numbers them from 1 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,12 @@ class PartyJob:
     """Where the primary listens, if not at the address of the federation file."""
     pretrain_only: bool = False
     """Whether the primary ends the run when pretraining is done; secondaries follow."""
+    serves: bool = False
+    """Whether this party answers for the model that it has kept, and does not train."""
+    serves_on: bool = False
+    """Whether it waits for the next session when one has ended."""
+    new_rows: NewRows | None = None
+    """What the primary asks for, where it serves."""
 
     @property
     def folder(self) -> Path:
@@ -63,14 +80,17 @@ class PartyLife:
         """The federation file."""
         return self.job.config
 
-    def read_table(self) -> PartyTable:
+    def read_table(self, model: KeptModel | None = None) -> PartyTable:
         """Read this party's own table, and warn of what does not go with the promise.
+
+        Args:
+            model: Reads columns as they were for this model; None as the federation file says.
 
         Raises:
             DataError: If the table can't be used.
         """
         party = self.config.party(self.job.name)
-        table = read_party(self.config, party, self.job.data_root)
+        table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
         for text in table_warnings(self.config, party, table):
             self.observe(Warned(text=text))
         return table

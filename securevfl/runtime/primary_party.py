@@ -45,7 +45,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         facts = replace(facts, run=life.go_on())
     plan = plan_run(config, facts)
     life.open_ledger(plan)
-    with _listening(life) as transport:
+    with listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts))
         countersigning = PrimaryCountersigning(
             countersigner(life, plan.facts, session=transport.session),
@@ -77,6 +77,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             plan,
             table,
             data,
+            linked,
             FederatedExchange(
                 transport,
                 plan.secondaries,
@@ -112,7 +113,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     return run.finish(job.run_folder, mode="federated", traffic=traffic)
 
 
-def _listening(life: PartyLife) -> PrimaryTransport:
+def listening(life: PartyLife) -> PrimaryTransport:
     """Return the primary's end of the star; parties join when its block begins to greet them."""
     config = life.config
     assert config.primary.address is not None, "checked with the federation file"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
-from torch import Tensor
 
+from securevfl.config.link_spec import key_spec
 from securevfl.core import files as core_files
 from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
@@ -28,78 +29,23 @@ from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
+from securevfl.federation.keeping import keep_primary
 from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.own_numbers import label_scaler_of
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
-from securevfl.models.tasks import Metrics
+from securevfl.linkage.linked import LinkedPrimary
+from securevfl.linking.keys import keys_of
+from securevfl.models.evaluation import Evaluation, evaluate
 from securevfl.runtime.baselines import train_solo
+from securevfl.runtime.charged_exchange import ChargedExchange
 from securevfl.runtime.figures import RunFigures, privacy_figures
+from securevfl.runtime.predictions import FILE as PREDICTIONS
+from securevfl.runtime.predictions import predictions_of
 from securevfl.runtime.run_folder import write_history
 from securevfl.version import __version__
-
-
-class ChargedExchange:
-    """An exchange that charges each release to the primary's own ledger before asking for it."""
-
-    def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
-        self.inner = inner
-        self.ledger = ledger
-        self.heard = heard
-        self.booked_before: Int64[np.ndarray, " batch"] | None = None
-        """Rows that were booked and asked for when the run was cut, and that are asked for once
-        more: what comes back is the same release."""
-
-    @property
-    def rounds(self) -> RoundCounter:
-        """Gives out the session's round numbers."""
-        return self.inner.rounds
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries."""
-        return self.inner.ranks
-
-    def release(self, plan: RoundPlan) -> Tensor:
-        """Charge, then release.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        if self.booked_before is not None and np.array_equal(plan.rows, self.booked_before):
-            self.booked_before = None
-            return self.inner.release(plan)
-        epsilon = self.ledger.charge(
-            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
-        )
-        self.heard(epsilon)
-        return self.inner.release(plan)
-
-    def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
-        """Pass the gradient on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.return_gradient(plan, gradient)
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pass the request on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        return self.inner.average_positions(own)
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        """Pass the mark on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.end_epoch(mark)
 
 
 class PrimaryRun:
@@ -110,6 +56,7 @@ class PrimaryRun:
         plan: RunPlan,
         table: PartyTable,
         data: PrimaryData,
+        linked: LinkedPrimary,
         exchange: Exchange,
         files: PartyFiles,
         *,
@@ -123,6 +70,7 @@ class PrimaryRun:
             plan: The run, with where it starts.
             table: The primary's table.
             data: The same as tensors.
+            linked: How its keys were linked.
             exchange: Where the secondaries are.
             files: The primary's own; its ledger is open.
             observe: Hears of progress.
@@ -131,7 +79,10 @@ class PrimaryRun:
         """
         self._start = time.monotonic()
         self.plan = plan
+        self.table = table
         self.data = data
+        self.linked = linked
+        self._folder = files.folder
         self.ledger = files.ledger
         self.checkpoints = files.checkpoints
         self._run_ledger = files.run_ledger
@@ -142,7 +93,8 @@ class PrimaryRun:
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
         self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
-        self.test_metrics: Metrics = {}
+        self.tested: Evaluation | None = None
+        """Of the test rows, once the model is trained."""
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -203,7 +155,7 @@ class PrimaryRun:
         try:
             self.primary.train(after_epoch=self._save)
             self.primary.restore_best()
-            self.test_metrics = self.primary.evaluate(self.data.split.test, "test")
+            self._test()
         finally:
             self.primary.exchange = secondaries
 
@@ -217,7 +169,38 @@ class PrimaryRun:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save_and_countersign)
         self.primary.restore_best()
-        self.test_metrics = self.primary.evaluate(self.data.split.test, "test")
+        self._test()
+
+    def _test(self) -> None:
+        """Predict the test rows, measure, and keep the model."""
+        rows, primary, config = self.data.split.test, self.primary, self.plan.config
+        outputs = primary.predict(rows, "test")
+        self.tested = evaluate(
+            outputs,
+            self.data.targets[torch.from_numpy(rows).to(outputs.device)],
+            primary.head,
+            classes=self.table.classes,
+            threshold=primary.threshold,
+            seed=config.federation.seed,
+        )
+        keep_primary(
+            self.plan,
+            self.table,
+            self.linked,
+            keys_of(key_spec(config), self.table),
+            primary,
+            self.ledger,
+            metrics=self.tested.metrics,
+            folder=self._folder,
+        )
+        predictions_of(
+            outputs,
+            primary.head,
+            classes=self.table.classes,
+            label_scaler=label_scaler_of(self.table, self.data.split, primary.head),
+            threshold=primary.threshold,
+            rows=(rows + 1).tolist(),
+        ).write(self._folder.parent.parent / PREDICTIONS)
 
     def _room_for_an_epoch(self) -> bool:
         """Return whether one more epoch and the final test fit into the budget.
@@ -263,6 +246,7 @@ class PrimaryRun:
         Reveals:
             Nothing: the primary works alone here.
         """
+        assert self.tested is not None, "a run is tested at the end of its training"
         solo = None
         if with_solo:
             self._observe(Stage(text="training solo"))
@@ -281,10 +265,11 @@ class PrimaryRun:
             higher_is_better=head.higher_is_better,
             train=best["train"],
             validation=head.headline(validation),
-            test=head.headline(self.test_metrics),
+            test=head.headline(self.tested.metrics),
             solo_test=None if solo is None else head.headline(solo),
             validation_metrics=validation,
-            test_metrics=self.test_metrics,
+            test_metrics=self.tested.metrics,
+            evaluation=self.tested.as_json(),
             solo_test_metrics=solo,
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,

@@ -12,6 +12,7 @@ from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.handshake import Joined, joined
+from securevfl.federation.keeping import keep_secondary
 from securevfl.federation.messages import Ready, RoundKind, TrainingRows
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.rounds import EpochMark
@@ -68,6 +69,7 @@ def run_secondary(life: PartyLife) -> None:
         secondary = _built(life, plan, table, linked)
         try:
             _serve(life, star, plan, table, secondary, linked, countersigning)
+            keep_secondary(plan, table, linked, secondary, files.ledger, folder=life.job.folder)
         finally:
             secondary.close()
     if secondary.not_finite:

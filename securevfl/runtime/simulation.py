@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.ledger_book import lines_of_run
+from securevfl.federation.keeping import keep_secondary
+from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
@@ -29,9 +30,11 @@ from securevfl.linking.keys import keys_of
 from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
 from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.aligned_rows import tell_alignment
+from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation, write_figures
+from securevfl.runtime.trained_run import TrainedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,49 @@ class RunResult:
 
     ledger: list[dict[str, Any]]
     """What the primary's ledger holds of the run, one mapping a line."""
+
+    trained: TrainedRun | None = field(default=None, repr=False)
+    """Where the models are; None of a run that has only pretrained."""
+
+    def predict(
+        self,
+        rows: Any,
+        *,
+        id_column: str | None = None,
+        out: str | Path | None = None,
+        observe: Observer = unheard,
+    ) -> Predictions:
+        """Predict new rows of the primary with the model of this run.
+
+        Every call is a request like one of ``securevfl predict``: under a promise, every party's
+        ledger is charged for it, and ``[prediction] epsilon`` is what all of them may spend.
+
+        Args:
+            rows: A frame (pandas, polars, pyarrow) or the path of a file, with the columns of the
+                table of training, in any order and among others; or a :class:`PartyTable` that is
+                encoded as that table was, of a simulation alone. Labels are not needed; with them
+                there are metrics.
+            id_column: The column that names rows; None numbers them from 1 on.
+            out: A file that gets the predictions too.
+            observe: Hears of progress.
+
+        Returns:
+            Predictions in the order of the rows.
+
+        Raises:
+            BudgetExceededError: If a party's ledger has no room for the request; nothing was
+                released then.
+            ConfigError: If the run has kept no model, or its folder is gone.
+            DataError: If the rows' columns are not those of training.
+
+        Reveals:
+            Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
+            a real request reveals between this machine's processes.
+        """
+        if self.trained is None:
+            raise ConfigError("the run has pretrained encoders, and there is no model to predict")
+        path = None if out is None else Path(out)
+        return self.trained.predict(rows, id_column=id_column, out=path, observe=observe)
 
 
 def simulate_federation(
@@ -148,6 +194,7 @@ def simulate_federation(
             plan,
             tables[config.primary.name],
             data,
+            linked_primary,
             SimulatedExchange(
                 {plan.ranks[name]: party.secondary for name, party in parties.items()},
                 plan.cut,
@@ -173,6 +220,15 @@ def simulate_federation(
             pretrained = write_pretraining(run_folder, run.pretraining, {}, alignment=alignment)
             return RunResult(metrics=pretrained, history=[], losses=[], ledger=[])
         run.train()
+        for name, simulated in parties.items():
+            keep_secondary(
+                plan,
+                tables[name],
+                linked[name],
+                simulated.secondary,
+                simulated.files.ledger,
+                folder=simulated.files.folder,
+            )
         figures = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
         write_figures(run_folder, figures)
         return RunResult(
@@ -180,6 +236,7 @@ def simulate_federation(
             history=run.primary.history,
             losses=run.primary.losses,
             ledger=lines_of_run(own.run_ledger, facts.run),
+            trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
 
 

@@ -20,7 +20,8 @@ def write_federation(
     A model of another family takes the place of the default one, and so do privacy settings.
 
     The label depends on the primary's first feature and on every secondary's, and keys of one
-    entity are nearly equal at all parties, so that the joint model has something to learn.
+    entity are nearly equal at all parties, so that the joint model has something to learn. Rows are
+    split at random, as for the figures that are kept.
     """
     random = np.random.default_rng(7)
     keys = random.uniform(0, 10, (rows, len(KEYS)))
@@ -53,7 +54,7 @@ def write_federation(
             "fourier_width": 8,
             "average_positions_every": 0,
         },
-        "training": {"epochs": 2, "batch_size": 32, "learning_rate": 5e-3},
+        "training": {"epochs": 2, "batch_size": 32, "learning_rate": 5e-3, "split": "random"},
         "privacy": {"mechanism": "none", "encoder": "trained"},
         "linkage": {"protection": "none"},
         "runtime": {"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S},
@@ -76,7 +77,8 @@ def write_overlapping(folder: Path, *, secondaries: int = 2, **sections: dict[st
 
     The primary has the ids 0 to 239. Every secondary has as many records: the ids 0 to 99, twenty
     of the primary's that no other secondary has, and strangers, whose ids are halves so that each
-    has some row as its nearest. Column ``x0`` holds a thousandth of the id, at every party.
+    has some row as its nearest. Column ``x0`` holds a thousandth of the id, at every party. Rows
+    are split at random, as for the figures that are kept.
     """
     random = np.random.default_rng(11)
     ids = [np.arange(ROWS, dtype=np.float64)]
@@ -98,7 +100,7 @@ def write_overlapping(folder: Path, *, secondaries: int = 2, **sections: dict[st
     source: dict[str, Any] = {
         "federation": {"name": "overlap", "task": "binary", "seed": 3},
         "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8},
-        "training": {"epochs": 2, "batch_size": 32, "labelled_rows": 60},
+        "training": {"epochs": 2, "batch_size": 32, "labelled_rows": 60, "split": "random"},
         "pretraining": {
             "iterations": 2,
             "batch_size": 32,

@@ -62,7 +62,7 @@ def limits(
         ranks=ranks,
         active=active,
         average_positions_every=average_positions_every,
-        frozen=frozen,
+        single_pass="release" if frozen else None,
     )
 
 
@@ -95,11 +95,13 @@ def make_secondary(
     ledger: Charge | None = None,
     frozen: bool = False,
     allowance: Allowance | None = None,
+    bottom: nn.Module | None = None,
+    row_by_row: bool = False,
 ) -> Secondary:
     """Make a secondary with random records, links and weights."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    bottom = LinearBottom(dropout)
+    bottom = bottom or LinearBottom(dropout)
     indices = random.integers(-1, RECORDS, (ROWS, LINKS))
     indices = -np.sort(-indices, axis=1)
     distances = np.where(indices >= 0, 1.0, np.inf)
@@ -121,4 +123,5 @@ def make_secondary(
         allowance=allowance or AnyRound(frozen=frozen),
         dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
         optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
+        row_by_row=row_by_row,
     )

@@ -164,6 +164,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pt")}
 
 
+@pytest.mark.slow
 def test_parties_of_two_runs_do_not_go_on_together(tmp_path: Path) -> None:
     """Fresh with resumed, either way: one line at each that names the party and what to do.
 

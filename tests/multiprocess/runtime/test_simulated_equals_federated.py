@@ -86,7 +86,7 @@ def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
     assert losses == pytest.approx(alone.losses, abs=2**-14)
     for name in ("test", "test_metrics", "validation_metrics", "solo_test_metrics"):
         assert metrics[name] == alone.metrics[name]
-    assert len(metrics["test_metrics"]) == 3
+    assert set(metrics["test_metrics"]) >= {"accuracy", "macro_f1", "macro_auc"}
 
 
 def test_fedsim_is_equal_too(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import DataError, SecureVflError
 from securevfl.studies.compare import workers
 from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.run import MethodRun
+from securevfl.studies.compare.run import LeftOut, MethodRun
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
 pytestmark = pytest.mark.multiprocess
@@ -36,6 +35,7 @@ def plan_of(path: Path, *, out: str, seeds: int = 3) -> Comparison:
     )
 
 
+@pytest.mark.slow
 def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
     """As from a terminal: the signal reaches every process of the group at once."""
     path = write_federation(tmp_path, **SMALL)
@@ -66,28 +66,57 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
         assert by_worker[figure] == here[figure]
 
 
-def test_failure_of_a_worker_is_told_with_its_run(tmp_path: Path) -> None:
-    """An error keeps its kind; a process that dies is named."""
+def test_failure_of_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    """A process that dies is replaced; its method is not begun again, others are."""
     path = write_federation(tmp_path, **SMALL)
     plan = plan_of(path, out="out")
     job = workers.Job(
-        source=plan.config.source, data_root=tmp_path, comparison=plan.folder, device="cpu"
+        source=plan.config.source,
+        methods=("fet", "solo"),
+        data_root=tmp_path,
+        comparison=plan.folder,
+        device="cpu",
     )
-    runs = [(run, "") for run in plan.runs]
+    order = (("fet", 3), ("fet", 4), ("solo", 3))
+    runs = [(MethodRun(method=method, seed=seed), "") for method, seed in order]
+    done: list[tuple[str, int]] = []
+    failed: list[tuple[MethodRun, str]] = []
 
     def kill(run: MethodRun, event: Mapping[str, Any]) -> None:
         for process in multiprocessing.active_children():
             process.kill()
 
-    def ignore(run: MethodRun, event: Mapping[str, Any]) -> None:
-        pass
+    workers.train_in_workers(
+        job,
+        runs,
+        workers=1,
+        tell=kill,
+        done=lambda result: done.append((result["method"], result["seed"])),
+        failed=lambda run, reason: failed.append((run, reason)),
+    )
+    assert done == [("solo", 3)]
+    assert failed == [(runs[0][0], "its process ended with exit code -9")]
 
-    def train(tell: workers.Tell) -> None:
-        workers.train_in_workers(job, runs, workers=1, tell=tell, done=pytest.fail)
 
-    with pytest.raises(SecureVflError, match="fet, seed 3: its process ended with exit code -9"):
-        train(kill)
+def test_failures_are_told_alike_by_workers_and_here(tmp_path: Path) -> None:
+    """A table that is too small for a method's K: that one is left out, the others have figures."""
+    path = write_federation(tmp_path, **SMALL)
     table = tmp_path / "bank-1.csv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
-    with pytest.raises(DataError, match=r"fet, seed 3: .*has 2 records"):
-        train(ignore)
+    config = read_federation(path)
+    for jobs in (1, 2):
+        plan = Comparison(
+            config=config,
+            methods=("fet", "solo", "combine"),
+            seeds=1,
+            data_root=tmp_path,
+            folder=tmp_path / f"out-{jobs}",
+        )
+        out: list[LeftOut] = []
+        (result,) = compare_methods(plan, jobs=jobs, leave_out=out.append)
+        assert result["method"] == "solo"
+        combine, fet = sorted(out, key=lambda one: one.method)
+        assert (combine.method, combine.status) == ("combine", "skipped")
+        assert combine.reason.startswith("needs linkage.truth")
+        assert (fet.method, fet.status) == ("fet", "failed")
+        assert fet.reason.startswith("seed 3: table of 'bank-1': has 2 records")

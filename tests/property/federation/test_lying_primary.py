@@ -36,9 +36,9 @@ from hypothesis.stateful import (
 from securevfl.core.errors import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation import ledger as ledger_module
 from securevfl.federation.allowance import Allowance
 from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.ledger import Ledger
 from securevfl.federation.messages import EpochEnd, Gradient, Mean
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import new_run
@@ -290,7 +290,7 @@ def rounds_without_end(patch: pytest.MonkeyPatch) -> None:
     """Take out what ends a dp-trained encoder's rounds: the plan, twice, and an honest price."""
     for name in ("admit_round", "admit_average", "admit_epoch", "admit_done"):
         patch.setattr(Allowance, name, lambda *_args: None)
-    patch.setattr(Ledger, "_require_planned", lambda *_args, **_fields: None)
+    patch.setattr(ledger_module, "require_planned", lambda *_args, **_fields: None)
     release = ReleasePlan.release
 
     def cheap(plan: ReleasePlan, tau: float, *, rounds: int, **fields: Any) -> Release:
@@ -303,7 +303,7 @@ def rounds_of_any_size(patch: pytest.MonkeyPatch) -> None:
     """Take out what holds a round to the rows that its noise was made for."""
     patch.setattr(Allowance, "_require_size", lambda *_args, **_fields: None)
     patch.setattr(Allowance, "_require_pass", lambda *_args, **_fields: None)
-    patch.setattr(Ledger, "_require_size", lambda *_args, **_fields: None)
+    patch.setattr(ledger_module, "require_size", lambda *_args, **_fields: None)
 
 
 def positions_at_any_time(patch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.built import Built, built, write_tables
+from helpers.federations import save
 from helpers.ring_keys import random_pair_keys
 from helpers.star import make_star, together
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
+from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
 from securevfl.federation.aggregation import MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.messages import Announcement
 from securevfl.federation.rounds import Purpose, RoundPlan
@@ -176,3 +178,80 @@ def test_rows_of_encoders_that_learn_are_clipped_as_a_whole(encoder: str, tmp_pa
     frozen = rounded_plan(tmp_path, clip_norm=1.0)
     assert isinstance(frozen.aggregation(), MeanOfPooledRecords)
     assert frozen.cut.slots == LINKS
+
+
+MONTHS = ["2024-01-15", "2024-02-15", "2024-03-15"]
+DECLARED = {
+    "bounds": {f"f{axis}": [-1.0, 1.0] for axis in range(3)}
+    | {"since": ["2020-01-01", "2025-01-01"]},
+    "categories": {"town": ["east", "west"]},
+    "missing_columns": ["f0", "town", "since"],
+}
+
+
+def write_gaps(folder: Path, declared: dict[str, object]) -> Path:
+    """Write a federation whose first secondary's table has gaps, words and dates."""
+    path = write(folder)
+    source = dict(read_federation(path).source)
+    frame = pd.read_csv(folder / "bank-1.csv")
+    frame["town"] = ["east", "west", None] * (ROWS // 3)
+    frame["since"] = MONTHS * (ROWS // 3)
+    frame.loc[5, ["f0", "since"]] = None
+    frame.to_csv(folder / "bank-1.csv", index=False)
+    party = source["party"][1]
+    party |= declared
+    if "bounds" not in declared:
+        party["bounds"] = {f"f{axis}": [-1.0, 1.0] for axis in range(3)}
+    return save(folder, source)
+
+
+def test_a_table_with_gaps_is_released_under_a_promise(tmp_path: Path) -> None:
+    """Filled in with the middle of what is declared, so that no row's features rest on others'."""
+    with built(write_gaps(tmp_path, DECLARED), tmp_path) as one:
+        features = one.secondaries[1].data.features
+        assert features[5, :2].tolist() == [0.0, 1.0]  # the middle of the bounds, and the flag
+        assert features.abs().max() == 1
+        assert features.shape == (ROWS, 3 + 1 + 3 + 6)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        (("missing_columns",), r"'f0': whether values are missing .*missing_columns = \["),
+        (("categories",), r"'town': which words there are depends .*categories = \{ town"),
+    ],
+)
+def test_what_the_records_would_decide_must_be_declared(
+    left_out: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    """Whether there is a gap, and which words there are, tells of single records."""
+    declared = {name: value for name, value in DECLARED.items() if name not in left_out}
+    path = write_gaps(tmp_path, declared)
+    with pytest.raises(PrivacyError, match=message), built(path, tmp_path):
+        pass
+
+
+def test_the_first_day_of_a_table_must_be_declared(tmp_path: Path) -> None:
+    """Days are counted from somewhere, and the earliest date is one record's."""
+    declared = {name: value for name, value in DECLARED.items() if name != "bounds"}
+    path = write_gaps(tmp_path, declared)
+    frame = pd.read_csv(tmp_path / "bank-1.csv")
+    frame["since"] = frame["since"].fillna(MONTHS[0])
+    frame.to_csv(tmp_path / "bank-1.csv", index=False)
+    with (
+        pytest.raises(PrivacyError, match=r"'since': the earliest date, .*bounds = \{ since = "),
+        built(path, tmp_path),
+    ):
+        pass
+
+
+def test_under_a_promise_no_median_stands_for_a_missing_value(tmp_path: Path) -> None:
+    """A gap in a column without declared bounds is refused before anything is built."""
+    path = write_gaps(
+        tmp_path, {name: DECLARED[name] for name in ("categories", "missing_columns")}
+    )
+    with (
+        pytest.raises(DataError, match=r"column 'since', row 6: is missing .* declare those of"),
+        built(path, tmp_path),
+    ):
+        pass

@@ -16,8 +16,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_book import LedgerBook, Limit, lines_of_run
-from securevfl.federation.ledger_summary import set_limit, summary_of
+from securevfl.federation.ledger_book import LedgerBook, Limit
+from securevfl.federation.ledger_summary import lines_of_run, set_limit, summary_of
 
 DELTA = 1e-5
 

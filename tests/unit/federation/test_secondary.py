@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers.secondaries import LINKS, ROWS, WIDTH, NoCharge, limits, make_secondary
+from helpers.secondaries import FEATURES, LINKS, ROWS, WIDTH, NoCharge, limits, make_secondary
 from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
@@ -162,3 +162,54 @@ def test_state_goes_on_with_the_same_draws() -> None:
     one.answer(plan())
     other.resume(1, one.state())
     assert torch.equal(one.answer(plan(number=2)), other.answer(plan(number=2)))
+
+
+class Careless(nn.Module):
+    """Looks at empty slots too, and at other rows where one record is a certain one."""
+
+    recordwise = False
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.positions = nn.Linear(FEATURES, WIDTH)
+        self.mixes = mixes
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        out: Tensor = self.positions(features)
+        rare = (features[..., 0] == 7.0).any() & self.mixes
+        return torch.where(rare, out.mean(dim=0, keepdim=True), out)
+
+
+def test_no_record_stands_in_an_empty_slot() -> None:
+    """A model that reads slots without a record would give record 0 to rows that lack it."""
+    secondary = make_secondary(frozen=True, bottom=Careless(mixes=False))
+    links = secondary.data.links.link(np.arange(ROWS)).indices
+    without = (links != 0).all(axis=1)
+    before = secondary.answer(plan(purpose="test")).view(ROWS, -1)
+    secondary.data.features[0] += 1.0
+    after = secondary.answer(plan(purpose="test")).view(ROWS, -1)
+
+    assert (links[without] == -1).any()
+    assert torch.equal(before[without], after[without])
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("recordwise", [False, True])
+def test_rows_of_somebody_elses_model_cannot_mix(
+    recordwise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for one record in a million, which no trial would find: it sees one row alone."""
+    monkeypatch.setattr(Careless, "recordwise", recordwise)
+    moved = {}
+    for row_by_row in (False, True):
+        secondary = make_secondary(frozen=True, bottom=Careless(mixes=True), row_by_row=row_by_row)
+        links = secondary.data.links.link(np.arange(ROWS)).indices
+        before = secondary.answer(plan(purpose="test")).view(ROWS, -1)
+        record = links[0, 0]
+        secondary.data.features[record, 0] = 7.0
+        after = secondary.answer(plan(purpose="test")).view(ROWS, -1)
+        changed = (before != after).any(dim=1).numpy()
+        moved[row_by_row] = bool((changed & (links != record).all(axis=1)).any())
+        assert changed.any()
+
+    assert moved == {False: True, True: False}

@@ -10,17 +10,11 @@ from helpers.secondaries import make_secondary
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation import updates
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.updates import (
-    GradientNoise,
-    LinkedRecords,
-    PrivateLesson,
-    require_separate_rows,
-)
+from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
@@ -179,14 +173,6 @@ def test_noise_is_what_was_asked_for_and_new_each_time(noise_std: float) -> None
     assert 2**20 <= noise_std / noise.granularity < 2**21
     # A correlation of independent noise is normal with deviation 1/sqrt(n): 5.3 of them are 1e-7.
     assert abs(float((one * two).mean())) / noise_std**2 < 5.3 / math.sqrt(20_000)
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])
-def test_a_model_that_mixes_rows_is_refused(layer: nn.Module) -> None:
-    """One record would move every row of its batch."""
-    with pytest.raises(PrivacyError, match="mixes the rows of a batch"):
-        require_separate_rows(nn.Sequential(nn.Linear(4, 4), layer), encoder="dp-trained")
-    require_separate_rows(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), encoder="frozen")
 
 
 def test_a_round_releases_and_learns_from_one_sample() -> None:

@@ -75,7 +75,7 @@ def test_kind_codes_never_change():
         "LINK_SHARE": 25, "LINK_CIPHERS": 26, "LINK_LISTS": 27, "SIMILARITIES": 28,
             "LINK_CELLS": 29, "LINK_BLOCK": 30, "LINKED_ROWS": 31,
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
-        "PRETRAINED": 37, "TRAINING_ROWS": 38,
+        "PRETRAINED": 37, "TRAINING_ROWS": 38, "PREDICT": 39,
     }  # fmt: skip
 
 

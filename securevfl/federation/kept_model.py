@@ -1,0 +1,272 @@
+"""The model that a party takes home: its half of the network, and all that it needs to be used.
+
+It lies in the party's own folder of a run, ``parties/NAME/model/``: the weights in
+``weights.safetensors``, everything else and their hash in ``model.json``. Where records choose
+their rows (``privacy.links_per_record``) the primary keeps its keys of training too, in
+``keys.parquet``: new rows are linked beside them, so that records go on to choose as they did.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import pandas as pd
+import safetensors
+import safetensors.torch
+from torch import Tensor, nn
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.data.scaling import FeatureScaler, LabelScaler
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.similarities import SimilarityScale
+from securevfl.linkage.spec import KeyScale
+from securevfl.models.tasks import TaskHead
+from securevfl.models.threshold import HALF
+from securevfl.version import __version__
+
+FORMAT: Final = 1
+"""Of the files that this program writes, and the only one that it reads."""
+
+FOLDER: Final = "model"
+_DESCRIPTION: Final = "model.json"
+_WEIGHTS: Final = "weights.safetensors"
+_KEYS: Final = "keys.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryPart:
+    """What only the primary's model has."""
+
+    head: TaskHead
+    """The task."""
+    classes: tuple[Any, ...] | None
+    """The label of each class number; None for regression."""
+    label_scaler: LabelScaler | None
+    """Brings a regression's predictions back to the label's unit."""
+    threshold: float = HALF
+    """Above which probability a row counts as one of the second class, of two."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Of the test rows of training."""
+    keys: KeyTable | None = None
+    """Keys of the rows of training, where records choose theirs; None where rows choose."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptModel:
+    """One party's model as it was at the end of training."""
+
+    party: str
+    role: Literal["primary", "secondary"]
+    federation: str
+    """The federation's name."""
+    digest: str
+    """:attr:`FederationConfig.model_digest` of the file that it was trained under."""
+    run: str
+    """Id of the run that trained it."""
+    family: str
+    settings: Mapping[str, Any]
+    """The family's, as the federation file says them."""
+    features: tuple[str, ...]
+    """Names of its inputs, in order."""
+    schema: Mapping[str, Any] | None
+    """How columns of a table become these inputs; None for a table that was made in Python."""
+    feature_scaler: FeatureScaler
+    key_scale: KeyScale | None
+    """How keys are scaled for models; None for texts."""
+    similarity_scale: SimilarityScale | None
+    """What similarities are scaled by, where this party makes them."""
+    noise_share_std: float
+    """``tau`` of training, in the units of the representation."""
+    ledger_head: str
+    """The head of the party's ledger when the model was kept."""
+    weights: Mapping[str, Tensor] = field(repr=False)
+    primary: PrimaryPart | None = None
+    version: str = __version__
+
+    @property
+    def head(self) -> TaskHead:
+        """The task, of a primary's model."""
+        assert self.primary is not None, "only the primary has a task"
+        return self.primary.head
+
+    def into(self, model: nn.Module) -> None:
+        """Load the weights into a model of the same family and settings.
+
+        Raises:
+            ConfigError: If they do not fit.
+        """
+        try:
+            model.load_state_dict(dict(self.weights))
+        except RuntimeError:
+            raise ConfigError(
+                f"model of {self.party!r}: its weights do not fit {self.family!r} as the "
+                f"federation file sets it and as this table's columns ask for it; restore both"
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Write it, for this user alone; what was there before is replaced.
+
+        Raises:
+            StorageError: If the disk takes no more.
+        """
+        # Copies: tensors that share memory, as tied weights do, are refused otherwise.
+        own = {name: value.detach().cpu().clone() for name, value in self.weights.items()}
+        weights = safetensors.torch.save({name: value.contiguous() for name, value in own.items()})
+        files.write_bytes(folder / _WEIGHTS, weights)
+        description: dict[str, Any] = {
+            "format": FORMAT,
+            "version": self.version,
+            "party": self.party,
+            "role": self.role,
+            "federation": self.federation,
+            "digest": self.digest,
+            "run": self.run,
+            "family": self.family,
+            "settings": dict(self.settings),
+            "features": list(self.features),
+            "schema": self.schema,
+            "feature_scaler": self.feature_scaler.as_json(),
+            "key_scale": None if self.key_scale is None else asdict(self.key_scale),
+            "similarity_scale": None
+            if self.similarity_scale is None
+            else asdict(self.similarity_scale),
+            "noise_share_std": self.noise_share_std,
+            "ledger_head": self.ledger_head,
+            "weights": hashlib.sha256(weights).hexdigest(),
+        }
+        part = self.primary
+        if part is not None:
+            description["primary"] = {
+                "head": asdict(part.head),
+                "classes": None if part.classes is None else list(part.classes),
+                "label_scaler": None if part.label_scaler is None else part.label_scaler.as_json(),
+                "threshold": part.threshold,
+                "metrics": dict(part.metrics),
+                "keys": None,
+            }
+            if part.keys is not None:
+                frame = pd.DataFrame(dict(part.keys.columns))
+                keys = frame.to_parquet(index=False)
+                files.write_bytes(folder / _KEYS, keys)
+                description["primary"]["keys"] = hashlib.sha256(keys).hexdigest()
+        # Last: with it the folder holds a model.
+        files.write_json(folder / _DESCRIPTION, description)
+
+
+def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptModel:
+    """Read a party's model, and check that it is whole and of this federation.
+
+    Args:
+        folder: ``RUN/parties/NAME/model``.
+        config: The federation file that it is to be used under.
+        party: Whose it must be.
+
+    Raises:
+        ConfigError: If there is none, a file is damaged or of another version, or the model is of
+            another party, or of other settings.
+    """
+    path = folder / _DESCRIPTION
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model {folder}: there is none; a run keeps it when its training has ended"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model {path}: cannot be read ({error})") from None
+    try:
+        content = json.loads(text)
+        found = content["format"], content["version"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
+    if found[0] != FORMAT:
+        raise ConfigError(
+            f"model {path}: is of format {found[0]!r}, written by securevfl {found[1]}; this "
+            f"program, {__version__}, reads format {FORMAT}. Train again, or use that version"
+        )
+    weights = _bytes_of(folder / _WEIGHTS, content.get("weights"))
+    try:
+        model = _model_of(content, folder, safetensors.torch.load(weights))
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        safetensors.SafetensorError,
+    ):
+        raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
+    if model.party != party:
+        raise ConfigError(f"model {folder}: is that of {model.party!r}, not of {party!r}")
+    if model.federation != config.federation.name:
+        raise ConfigError(
+            f"model {folder}: is of the federation {model.federation!r}, and the federation file "
+            f"is that of {config.federation.name!r}"
+        )
+    if model.digest != config.model_digest:
+        raise ConfigError(
+            f"model {folder}: was trained under other settings than the federation file has now; "
+            f"only [prediction], [runtime], [methods], addresses and identities may change. Take "
+            f"federation.toml of its run"
+        )
+    return model
+
+
+def _bytes_of(path: Path, digest: object) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ConfigError(f"model {path}: is damaged; restore it from a copy")
+    return data
+
+
+def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]) -> KeptModel:
+    part = content.get("primary")
+    keys, similarity = content["key_scale"], content["similarity_scale"]
+    plain = ("party", "role", "federation", "digest", "run", "family", "settings", "schema")
+    return KeptModel(
+        **{name: content[name] for name in plain},
+        features=tuple(content["features"]),
+        feature_scaler=FeatureScaler.from_json(content["feature_scaler"]),
+        key_scale=None if keys is None else KeyScale(**{k: tuple(v) for k, v in keys.items()}),
+        similarity_scale=None if similarity is None else SimilarityScale(**similarity),
+        noise_share_std=float(content["noise_share_std"]),
+        ledger_head=content["ledger_head"],
+        weights=weights,
+        primary=None if part is None else _primary_part(part, folder, content["party"]),
+        version=content["version"],
+    )
+
+
+def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
+    classes, scaler = part["classes"], part["label_scaler"]
+    return PrimaryPart(
+        head=TaskHead(**part["head"]),
+        classes=None if classes is None else tuple(classes),
+        label_scaler=None if scaler is None else LabelScaler.from_json(scaler),
+        threshold=float(part["threshold"]),
+        metrics=dict(part["metrics"]),
+        keys=None if part["keys"] is None else _keys_of(folder / _KEYS, part["keys"], party),
+    )
+
+
+def _keys_of(path: Path, digest: str, party: str) -> KeyTable:
+    frame = pd.read_parquet(io.BytesIO(_bytes_of(path, digest)))
+    columns = {}
+    for name in frame.columns:
+        values = frame[name]
+        if pd.api.types.is_numeric_dtype(values):
+            columns[str(name)] = values.to_numpy(dtype=np.float64)
+            continue
+        texts = np.empty(len(values), dtype=object)
+        texts[:] = [None if pd.isna(text) else str(text) for text in values]
+        columns[str(name)] = texts
+    return KeyTable(name=party, columns=columns)

@@ -1,0 +1,271 @@
+"""What every request for predictions of a kept model does, wherever its parties are."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor, nn
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
+from securevfl.core.errors import ConfigError
+from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.build import build_top
+from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.own_numbers import features_of
+from securevfl.federation.predict_messages import PredictRequest
+from securevfl.federation.primary import PrimaryInputs, TopModel
+from securevfl.federation.rounds import Exchange
+from securevfl.federation.run_plan import RunFacts, new_run
+from securevfl.linkage.linked import LinkedPrimary
+from securevfl.linkage.spec import LinkSpec
+from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """New rows, and how they are to be linked."""
+
+    facts: RunFacts
+    """How many rows are linked and predicted, under the request's own id."""
+    keys: KeyTable
+    """Keys of all rows that are linked: those of training first, where records choose."""
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " predicted"]:
+        """Ids of the predicted rows."""
+        return np.arange(self.facts.rows - self.facts.predicted_rows, self.facts.rows)
+
+
+def request_of(model: KeptModel, new: KeyTable) -> Request:
+    """Return the request for predictions of new rows.
+
+    Args:
+        model: The primary's.
+        new: Keys of the new rows.
+    """
+    assert model.primary is not None, "the primary asks"
+    keys = new if model.primary.keys is None else _joined(model.primary.keys, new)
+    asked = PredictRequest(run=new_run(), rows=keys.num_rows, predicted_rows=new.num_rows)
+    return Request(facts=asked.facts, keys=keys)
+
+
+def prediction_spec(config: FederationConfig, model: KeptModel) -> LinkSpec:
+    """Return how a party links new rows: as in training, scaled as then, and kept nowhere."""
+    return replace(
+        link_spec(config),
+        key_scale=model.key_scale,
+        similarity_scale=model.similarity_scale,
+        cache=None,
+    )
+
+
+def kept_top(
+    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+) -> nn.Module:
+    """Return the primary's half of the network, for one request after another.
+
+    Args:
+        config: The federation file.
+        model: The primary's.
+        table: Any rows, for the names of their features.
+        device: Where it computes.
+
+    Raises:
+        ConfigError: If the kept weights do not fit.
+    """
+    top = build_top(config, table, outputs=model.head.outputs)
+    model.into(top)
+    return top.to(device)
+
+
+def top_model(
+    config: FederationConfig,
+    model: KeptModel,
+    top: nn.Module,
+    table: PartyTable,
+    linked: LinkedPrimary,
+    exchange: Exchange,
+    *,
+    request: Request,
+    device: torch.device,
+) -> TopModel:
+    """Return the primary's half of the network with the rows of a request.
+
+    Raises:
+        DataError: If the new rows have other features than the model.
+    """
+    features = features_of(config.primary, table, model)
+    asked = request.rows
+    similarities = None if linked.similarities is None else linked.similarities[asked]
+    return TopModel(
+        top,
+        PrimaryInputs(
+            features=torch.from_numpy(features).to(device),
+            keys=torch.from_numpy(linked.keys[asked]).to(device),
+            similarities=None
+            if similarities is None
+            else torch.from_numpy(similarities).to(device),
+            first_row=int(asked[0]),
+        ),
+        exchange,
+        batch_size=config.training.batch_size,
+    )
+
+
+def unlinked_outputs(
+    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+) -> Tensor:
+    """Return the top model's outputs for rows that nothing is linked to, shape (rows, outputs).
+
+    The average of no record is zero, and a key that is not known counts as the mean one.
+
+    Reveals:
+        Nothing: nobody is asked.
+    """
+    features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
+    top = kept_top(config, model, table, device=device)
+    rows, secondaries = len(features), len(config.secondaries)
+    similarities = None
+    if config.family.needs_similarities(config.model):
+        links = config.model.neighbours
+        similarities = features.new_full((rows, secondaries, links), float("nan"))
+    with torch.no_grad():
+        outputs: Tensor = top.eval()(
+            features,
+            features.new_zeros((rows, table.key_dim)),
+            features.new_zeros((rows, *config.family.cut_shape(config.model))),
+            similarities,
+        )
+    return outputs
+
+
+def answered(
+    config: FederationConfig,
+    model: KeptModel,
+    new: PartyTable,
+    released: Callable[[PartyTable], tuple[Tensor, float]],
+    *,
+    linkable: Bool[np.ndarray, " rows"] | None,
+    names: Sequence[Any] | None,
+    row_name: str,
+    device: torch.device,
+) -> Predictions:
+    """Have the rows that can be linked released, and answer for all; see :func:`answer_of`.
+
+    Args:
+        config: The federation file.
+        model: The primary's.
+        new: The new rows.
+        released: Returns the outputs for such rows, and what releasing them cost.
+        linkable: Which rows have a key to be linked by; None: all.
+        names: What the rows are called; None numbers them from 1 on.
+        row_name: What these names are called.
+        device: Where outputs are.
+
+    Raises:
+        DataError: If the rows have other features than the model; nothing is released then.
+
+    Reveals:
+        What ``released`` reveals.
+    """
+    features_of(config.primary, new, model)
+    if linkable is None:
+        linkable = np.ones(new.num_rows, dtype=np.bool_)
+    outputs, spent = torch.empty((0, model.head.outputs), device=device), 0.0
+    if linkable.any():
+        outputs, spent = released(new.take(np.flatnonzero(linkable)))
+    return answer_of(
+        config,
+        model,
+        new,
+        outputs,
+        linkable=linkable,
+        names=names,
+        row_name=row_name,
+        epsilon=spent,
+    )
+
+
+def answer_of(
+    config: FederationConfig,
+    model: KeptModel,
+    table: PartyTable,
+    outputs: Tensor,
+    *,
+    linkable: Bool[np.ndarray, " rows"],
+    names: Sequence[Any] | None,
+    row_name: str,
+    epsilon: float,
+) -> Predictions:
+    """Return what the outputs say, with metrics where all rows have labels.
+
+    Args:
+        config: The federation file.
+        model: The primary's.
+        table: The new rows.
+        outputs: Of the rows that can be linked, shape (linkable rows, outputs).
+        linkable: Which those are; the others are predicted without the secondaries, and noted.
+        names: What the rows are called; None numbers them from 1 on.
+        row_name: What these names are called.
+        epsilon: What the request cost.
+    """
+    part = model.primary
+    assert part is not None, "the primary asks"
+    notes = None
+    if not linkable.all():
+        alone = unlinked_outputs(
+            config, model, table.take(np.flatnonzero(~linkable)), device=outputs.device
+        )
+        whole = alone.new_empty((len(linkable), alone.shape[1]))
+        whole[torch.from_numpy(linkable)] = outputs
+        whole[torch.from_numpy(~linkable)] = alone
+        outputs, notes = whole, ["" if one else NO_KEY for one in linkable]
+    metrics = None
+    if table.labels is not None and table.labelled is None:
+        labels = table.labels
+        if part.label_scaler is not None:
+            labels = part.label_scaler.apply(labels)
+        targets = torch.from_numpy(labels)
+        kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
+        metrics = part.head.measured(outputs, kind, threshold=part.threshold)
+    return predictions_of(
+        outputs,
+        part.head,
+        classes=part.classes,
+        label_scaler=part.label_scaler,
+        threshold=part.threshold,
+        rows=range(1, len(outputs) + 1) if names is None else names,
+        row_name=row_name,
+        notes=notes,
+        metrics=metrics,
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+    )
+
+
+def require_one_model(primary: KeptModel, run: str, name: str) -> None:
+    """Refuse a party whose model another run has trained.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    if run != primary.run:
+        raise ConfigError(
+            f"model of {name!r}: was trained by run {run}, and that of {primary.party!r} by run "
+            f"{primary.run}; halves of one network belong to one run"
+        )
+
+
+def _joined(first: KeyTable, second: KeyTable) -> KeyTable:
+    """Return the rows of two key tables, one below the other."""
+    return KeyTable(
+        name=second.name,
+        columns={
+            name: np.concatenate([first.columns[name], column])
+            for name, column in second.columns.items()
+        },
+    )

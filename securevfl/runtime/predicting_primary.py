@@ -1,0 +1,252 @@
+"""The primary's life with a kept model: greet, then one request for predictions after another."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from securevfl.core import files
+from securevfl.core.progress import Listening, Observer, Stage
+from securevfl.data.tables import PartyTable
+from securevfl.federation import handshake
+from securevfl.federation.countersign_over_star import PrimaryCountersigning
+from securevfl.federation.exchange_over_star import FederatedExchange
+from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
+from securevfl.federation.messages import RoundKind
+from securevfl.federation.predict_messages import PredictRequest
+from securevfl.federation.prediction_budget import PredictionBudget
+from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.run_plan import RunFacts, plan_prediction
+from securevfl.linking.kept_links import LinkCache
+from securevfl.linking.keys import keys_of
+from securevfl.linking.parties import OwnPlace, link_as_primary
+from securevfl.runtime.charged_exchange import ChargedExchange
+from securevfl.runtime.countersigning import countersigner
+from securevfl.runtime.new_rows import read_new_rows
+from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.predicting import (
+    answered,
+    kept_top,
+    prediction_spec,
+    request_of,
+    top_model,
+)
+from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.primary_party import listening
+from securevfl.transport.message import Done
+from securevfl.transport.star import PrimaryTransport
+
+
+class PredictingPrimary:
+    """A session of predictions with all parties of a federation, which the primary holds."""
+
+    def __init__(
+        self, life: PartyLife, model: KeptModel, transport: PrimaryTransport, facts: RunFacts
+    ) -> None:
+        self.life = life
+        self.model = model
+        self._transport = transport
+        self._facts = facts
+        self._rounds = RoundCounter()
+        self._countersigning: PrimaryCountersigning | None = None
+        self._top: nn.Module | None = None
+        self.broken = False
+        """Whether an error has left the others in the middle of a request."""
+
+    def check(self) -> None:
+        """Raise what ended the session, if something has.
+
+        Raises:
+            ProtocolError: Naming the party that is lost or left the protocol.
+        """
+        self._transport.check()
+
+    def budgets(self) -> list[PredictionBudget]:
+        """Return what predictions have spent by this party's ledger; others keep their own."""
+        return [self.life.files.prediction_budget(self.model.run)]
+
+    def ask(
+        self,
+        new: PartyTable,
+        *,
+        linkable: Bool[np.ndarray, " rows"] | None = None,
+        names: Sequence[Any] | None = None,
+        row_name: str = "row",
+        observe: Observer | None = None,
+    ) -> Predictions:
+        """Return predictions of new rows.
+
+        Args:
+            new: The rows, encoded as the model's schema says; labels are not needed.
+            linkable: Which rows have a key to be linked by; None: all. The others are predicted
+                without the secondaries, and cost nothing.
+            names: What the rows are called; None numbers them from 1 on.
+            row_name: What these names are called.
+            observe: Hears of progress; None tells whom the life tells.
+
+        Raises:
+            BudgetExceededError: If this party's ledger has no room for the request; nothing was
+                sent then.
+            DataError: If the rows have other features than the model.
+            ProtocolError: If another party refuses, leaves the protocol or fails.
+
+        Reveals:
+            What linking reveals of the rows' keys, and to the primary one average a row.
+        """
+        life = self.life
+        return answered(
+            life.config,
+            self.model,
+            new,
+            lambda rows: self._released(rows, observe or life.observe),
+            linkable=linkable,
+            names=names,
+            row_name=row_name,
+            device=life.job.device,
+        )
+
+    def _released(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
+        """Return the outputs for rows that are linked, and what releasing them cost."""
+        life, model, transport = self.life, self.model, self._transport
+        config = life.config
+        spec = prediction_spec(config, model)
+        request = request_of(model, keys_of(spec.keys, new))
+        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        ledger = life.files.open_prediction(plan, model=model.run)
+        deadline_s = config.runtime.round_timeout_s
+        callers = [party.name for party in config.callers]
+        facts = request.facts
+        asked = PredictRequest(run=facts.run, rows=facts.rows, predicted_rows=facts.predicted_rows)
+        self.broken = True
+        transport.broadcast(callers, asked.to_message())
+        for _ in transport.receive_each(
+            callers, RoundKind.READY, round_number=0, deadline_s=deadline_s
+        ):
+            pass
+        if self._countersigning is None:
+            self._countersigning = PrimaryCountersigning(
+                countersigner(life, self._facts, session=transport.session),
+                transport,
+                deadline_s=deadline_s,
+                log=life.files.log,
+            )
+            self._countersigning.start()
+        observe(Stage(text="linking", of=len(config.secondaries)))
+        place = OwnPlace(
+            spec=spec,
+            keys=request.keys,
+            data_root=life.job.data_root,
+            cache=LinkCache(None),
+        )
+        linked = link_as_primary(place, transport, observe)
+        exchange = ChargedExchange(
+            FederatedExchange(
+                transport,
+                plan.secondaries,
+                plan.cut,
+                deadline_s=deadline_s,
+                device=life.job.device,
+                rounds=self._rounds,
+            ),
+            ledger,
+            lambda _epsilon: None,
+        )
+        if self._top is None:
+            self._top = kept_top(config, model, new, device=life.job.device)
+        top = top_model(
+            config, model, self._top, new, linked, exchange, request=request, device=life.job.device
+        )
+        outputs = top.predict(request.rows, "predict")
+        self.broken = False
+        life.files.log("predicted", rows=new.num_rows, epsilon=_finite(ledger.spent))
+        return outputs, ledger.spent
+
+    def end(self) -> None:
+        """Countersign the ledgers, and let the others go.
+
+        Reveals:
+            To every secondary: ledger heads, as :class:`federation.countersign_messages.Heads`.
+        """
+        if self._countersigning is not None:
+            self._countersigning.request("end")
+        callers = [party.name for party in self.life.config.callers]
+        self._transport.broadcast(callers, Done().to_message())
+
+
+@contextmanager
+def predicting(
+    life: PartyLife,
+    model: KeptModel,
+    *,
+    opened: Callable[[PrimaryTransport], None] = lambda _transport: None,
+) -> Iterator[PredictingPrimary]:
+    """Wait for all parties, and hold a session of predictions with them.
+
+    Args:
+        life: The primary's.
+        model: Its half of the network.
+        opened: Gets the primary's end of the star before anybody is waited for; whoever keeps it
+            can end the wait from another thread.
+
+    Raises:
+        ConfigError: If another party holds another federation file.
+        ProtocolError: If a party does not come, or holds the model of another run.
+
+    Reveals:
+        What the messages of joining say.
+    """
+    config, deadline_s = life.config, life.config.runtime.round_timeout_s
+    facts = RunFacts(
+        rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True, run=model.run
+    )
+    with listening(life) as transport:
+        opened(transport)
+        host, port = transport.listen()
+        life.observe(Listening(host=host, port=port))
+        life.observe(Stage(text="waiting for parties", of=len(config.callers)))
+        transport.wait_for_parties(
+            config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
+        )
+        hellos = {
+            party.name: handshake.read_hello(
+                config,
+                transport.receive(
+                    party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
+                ),
+            )
+            for party in config.callers
+        }
+        handshake.require_one_run(config, hellos, run=model.run)
+        transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
+        session = PredictingPrimary(life, model, transport, facts)
+        yield session
+        session.end()
+
+
+def predict_once(life: PartyLife) -> Predictions:
+    """Ask for predictions of one file of new rows, and write them.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        What :meth:`PredictingPrimary.ask` says.
+    """
+    job = life.job
+    assert job.new_rows is not None, "said where the job was made"
+    files.require_writable_folder(job.new_rows.out.parent, what="folder of --out")
+    model = load_model(job.folder / FOLDER, life.config, party=job.name)
+    rows = read_new_rows(life.config, model, job.new_rows.path, id_column=job.new_rows.id_column)
+    with predicting(life, model) as session:
+        predictions = session.ask(
+            rows.table, linkable=rows.linkable, names=rows.names, row_name=rows.row_name
+        )
+    predictions.write(job.new_rows.out)
+    return predictions
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

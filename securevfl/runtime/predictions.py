@@ -1,0 +1,195 @@
+"""Predictions of the primary's rows, in the label's own words and units, and their file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from securevfl.core import files
+from securevfl.data.scaling import LabelScaler
+from securevfl.models.tasks import Metrics, TaskHead
+from securevfl.models.threshold import as_logit
+
+FILE: Final = "predictions.csv"
+
+NO_KEY: Final = "no key"
+"""The note of a row that nothing can be linked to."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """What a model says of rows, in the order in which they were asked for."""
+
+    rows: Sequence[Any]
+    """The name of each row: its number in the table from 1 on, or what the id column holds."""
+
+    values: np.ndarray
+    """A regression's numbers in the label's unit, or each row's most probable class; (rows,)."""
+
+    probabilities: Float64[np.ndarray, "rows classes"] | None
+    """Of each class, in the order of ``classes``; None for a regression."""
+
+    classes: tuple[Any, ...] | None
+    """The label of each class; None for a regression."""
+
+    row_name: str = "row"
+    """What ``rows`` are called in a file."""
+
+    notes: Sequence[str] | None = None
+    """What there is to know of a row, empty for most; None if there is nothing of any."""
+
+    metrics: Metrics | None = None
+    """Of the rows, where they came with labels."""
+
+    epsilon: float | None = None
+    """What the request cost at the party where it cost most; None: no bound, or nothing."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, first: int, end: int) -> "Predictions":
+        """Return those of the rows from ``first``, counted from 0, to before ``end``."""
+        return replace(
+            self,
+            rows=self.rows[first:end],
+            values=self.values[first:end],
+            probabilities=None if self.probabilities is None else self.probabilities[first:end],
+            notes=None if self.notes is None else self.notes[first:end],
+            metrics=None,
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """Return a table: ``row``, ``prediction``, and probabilities.
+
+        A binary task has one column ``probability``, that of the second class; a multiclass task
+        has ``probability_CLASS`` for each; a regression has none.
+        """
+        columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
+        if self.probabilities is not None and self.classes is not None:
+            if len(self.classes) == 2:
+                columns["probability"] = self.probabilities[:, 1]
+            else:
+                columns |= {
+                    f"probability_{name}": self.probabilities[:, number]
+                    for number, name in enumerate(self.classes)
+                }
+        if self.notes is not None:
+            columns["note"] = list(self.notes)
+        return pd.DataFrame(columns)
+
+    def told(self) -> dict[str, Any]:
+        """Return what another process needs beside the file, to have them too."""
+        return {
+            "classes": None if self.classes is None else list(self.classes),
+            "row_name": self.row_name,
+            "metrics": self.metrics,
+            "epsilon": self.epsilon,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write them as CSV, for this user alone; numbers come back as they are.
+
+        Raises:
+            StorageError: If the disk takes no more.
+        """
+        files.write_text(path, self.frame().to_csv(index=False, lineterminator="\n"))
+
+
+def predictions_of(
+    outputs: Tensor,
+    head: TaskHead,
+    *,
+    classes: tuple[Any, ...] | None,
+    label_scaler: LabelScaler | None,
+    threshold: float,
+    rows: Sequence[Any],
+    row_name: str = "row",
+    notes: Sequence[str] | None = None,
+    metrics: Metrics | None = None,
+    epsilon: float | None = None,
+) -> Predictions:
+    """Return what a model's outputs say.
+
+    Args:
+        outputs: Shape (rows, outputs).
+        head: The task.
+        classes: The label of each class number; None for a regression.
+        label_scaler: Brings a regression's outputs back to the label's unit.
+        threshold: Above which probability a row counts as one of the second class, of two.
+        rows: The name of each row.
+        row_name: What these are called.
+        notes: See :class:`Predictions`.
+        metrics: See :class:`Predictions`.
+        epsilon: See :class:`Predictions`.
+    """
+    found = outputs.detach().double().cpu()
+    probabilities = None
+    if head.task == "regression":
+        assert label_scaler is not None, "a regression standardises its labels"
+        values = found[:, 0].numpy() * label_scaler.deviation + label_scaler.mean
+    else:
+        assert classes is not None, "classes have labels"
+        if head.task == "binary":
+            second = torch.sigmoid(found[:, 0])
+            probabilities = torch.stack([1 - second, second], dim=1).numpy()
+            # On logits, as metrics compare them.
+            number = (found[:, 0] > as_logit(threshold)).long().numpy()
+        else:
+            probabilities = torch.softmax(found, dim=1).numpy()
+            number = probabilities.argmax(axis=1)
+        values = np.array(classes, dtype=object)[number]
+    return Predictions(
+        rows=rows,
+        values=values,
+        probabilities=probabilities,
+        classes=classes,
+        row_name=row_name,
+        notes=notes,
+        metrics=metrics,
+        epsilon=epsilon,
+    )
+
+
+def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
+    """Return predictions that another process has written.
+
+    Args:
+        path: Its file.
+        told: What it has told beside: ``classes``, ``row_name``, ``metrics`` and ``epsilon``.
+    """
+    name = told["row_name"]
+    # As text: Python's own reading of a number gives back the one that was written.
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    classes = None if told["classes"] is None else tuple(told["classes"])
+    probabilities = None
+    if classes is not None and len(classes) == 2:
+        second = _numbers(frame["probability"])
+        probabilities = np.stack([1 - second, second], axis=1)
+    elif classes is not None:
+        columns = [_numbers(frame[f"probability_{one}"]) for one in classes]
+        probabilities = np.stack(columns, axis=1)
+    if classes is None:
+        values = _numbers(frame["prediction"])
+    else:
+        by_text = {str(one): one for one in classes}
+        values = np.array([by_text[text] for text in frame["prediction"]], dtype=object)
+    return Predictions(
+        rows=[int(row) for row in frame[name]] if name == "row" else frame[name].tolist(),
+        values=values,
+        probabilities=probabilities,
+        classes=classes,
+        row_name=name,
+        notes=frame["note"].tolist() if "note" in frame else None,
+        metrics=told["metrics"],
+        epsilon=told["epsilon"],
+    )
+
+
+def _numbers(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
+    return np.array([float(value) for value in values], dtype=np.float64)

@@ -1,0 +1,210 @@
+"""A run whose parties have kept their models: what it takes to predict new rows with it."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.progress import Observer, unheard
+from securevfl.data.frame_tables import as_pandas
+from securevfl.data.tables import PartyTable
+from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
+from securevfl.runtime.device import device_named
+from securevfl.runtime.launching import predict_in_processes
+from securevfl.runtime.new_rows import NamedRows, read_new_rows, rows_of_frame, rows_of_table
+from securevfl.runtime.party_job import NewRows, PartyJob
+from securevfl.runtime.predictions import FILE, Predictions, read_predictions
+from securevfl.runtime.predictor import Predictor
+from securevfl.runtime.run_folder import read_figures
+from securevfl.runtime.tables import read_party
+
+
+class TemporaryFolder:
+    """A run folder that is removed when nobody can predict with it any more, or Python ends.
+
+    ``tempfile.TemporaryDirectory`` warns when it is left to that, and a result in memory always is.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="securevfl-"))
+        self._removal = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def remove(self) -> None:
+        """Remove it now."""
+        self._removal()
+
+    def __getstate__(self) -> dict[str, bytes]:
+        """Return what is in it: another process has other folders, and this one may go before."""
+        return {
+            str(path.relative_to(self.path)): path.read_bytes()
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file()
+        }
+
+    def __setstate__(self, contents: Mapping[str, bytes]) -> None:
+        self.__init__()  # type: ignore[misc]
+        for name, content in contents.items():
+            files.write_bytes(self.path / name, content)
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process that was forked from it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedRun:
+    """Where the models of a run lie, and where its parties' tables are."""
+
+    config: FederationConfig
+    """The federation file."""
+    place: Path | TemporaryFolder
+    """The run folder."""
+    data_root: Path = field(default_factory=Path)
+    """Where relative data paths start."""
+    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
+    """The parties' tables by name, where they are in memory; None: they are read."""
+    identity: Path | None = None
+    """The primary's own folder, where the other parties come by themselves."""
+    listen: str | None = None
+    """Where the primary then listens, if not at its address in the file."""
+    device: str = "cpu"
+    """``"cpu"`` or ``"cuda"``, where parties compute."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
+
+    def predict(
+        self,
+        rows: Any,
+        *,
+        id_column: str | None = None,
+        out: Path | None = None,
+        observe: Observer = unheard,
+    ) -> Predictions:
+        """Predict new rows of the primary; see :meth:`RunResult.predict`."""
+        # Before any party is started or waited for: most mistakes are in these rows.
+        named = self.named(rows, id_column=id_column)
+        alone = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
+        if alone:
+            predictions = self._predictor.predict(
+                named.table,
+                linkable=named.linkable,
+                names=named.names,
+                row_name=named.row_name,
+                observe=observe,
+            )
+            if out is not None:
+                predictions.write(out)
+            return predictions
+        if isinstance(rows, PartyTable):
+            raise ConfigError(
+                "rows: the parties of this run have processes of their own, and the primary's "
+                "reads a file; give a frame or a path instead of a PartyTable"
+            )
+        with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
+            new = NewRows(
+                path=_file_of(rows, Path(temporary)),
+                out=(out or Path(temporary) / FILE).resolve(),
+                id_column=id_column,
+            )
+            if self.identity is None:
+                predictions = self._ask_processes(new, observe)
+            else:
+                predictions = self._ask_others(new, self.identity, observe)
+        # As the frame has them: a file knows texts alone.
+        return predictions if named.names is None else replace(predictions, rows=named.names)
+
+    def _ask_processes(self, new: NewRows, observe: Observer) -> Predictions:
+        told = predict_in_processes(
+            self.config,
+            self.folder,
+            data_root=self.data_root.resolve(),
+            new=new,
+            device=self.device,
+            observe=observe,
+        )
+        return read_predictions(new.out, told)
+
+    def _ask_others(self, new: NewRows, identity: Path, observe: Observer) -> Predictions:
+        from securevfl.runtime.party import run_party
+
+        job = PartyJob(
+            config=self.config,
+            name=self.config.primary.name,
+            run_folder=self.folder,
+            identity_folder=identity,
+            data_root=self.data_root.resolve(),
+            device=device_named(self.device),
+            resume=True,
+            listen=self.listen,
+            serves=True,
+            new_rows=new,
+        )
+        outcome = run_party(job, observe)
+        assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
+        return outcome
+
+    def named(self, rows: Any, *, id_column: str | None = None) -> NamedRows:
+        """Return new rows as the model takes them.
+
+        Args:
+            rows: See :meth:`predict`.
+            id_column: The column that names rows; None numbers them from 1 on.
+
+        Raises:
+            ConfigError: If the run has kept no model.
+            DataError: If the rows' columns are not those of training.
+        """
+        model = self.model(self.config.primary.name)
+        if isinstance(rows, PartyTable):
+            if id_column is not None:
+                raise ConfigError("id_column: goes with a frame or a file; a PartyTable has none")
+            return rows_of_table(model, rows)
+        if isinstance(rows, str | Path):
+            return read_new_rows(self.config, model, Path(rows), id_column=id_column)
+        frame = as_pandas(rows, where="new rows")
+        return rows_of_frame(self.config, model, frame, id_column=id_column, where="new rows")
+
+    def model(self, party: str) -> KeptModel:
+        """Read a party's model.
+
+        Raises:
+            ConfigError: As :func:`securevfl.federation.kept_model.load_model`.
+        """
+        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        tables = self.tables or {
+            party.name: read_party(self.config, party, self.data_root, model=self.model(party.name))
+            for party in self.config.secondaries
+        }
+        return Predictor(self.config, self.folder, tables, device=device_named(self.device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: a loaded model is loaded again."""
+        return {name: value for name, value in vars(self).items() if name != "_predictor"}
+
+
+def _file_of(rows: Any, folder: Path) -> Path:
+    """Return the file of new rows, written to ``folder`` if they are in memory."""
+    if isinstance(rows, str | Path):
+        return Path(rows).resolve()
+    path = folder / "rows.parquet"
+    try:
+        as_pandas(rows, where="new rows").to_parquet(path, index=False)
+    except ValueError as error:  # what Arrow says of columns that hold several kinds of things
+        text = " ".join(str(error).split())
+        raise DataError(f"new rows: can't be handed to the primary's process: {text}") from None
+    return path

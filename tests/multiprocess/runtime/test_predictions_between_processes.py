@@ -1,0 +1,84 @@
+"""Predictions with every party in its own process: the same numbers, and every owner's limit."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.federations import write_federation
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import PrivacyError
+from securevfl.core.progress import unheard
+from securevfl.federation.ledger_book import Limit
+from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.federation.ledger_summary import set_limit
+from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.launching import predict_in_processes
+from securevfl.runtime.party_job import NewRows
+from securevfl.runtime.prediction_entry import predict_file
+from securevfl.runtime.predictions import Predictions, read_predictions
+
+PARTIES = ("agency", "bank-1", "bank-2")
+SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
+
+pytestmark = pytest.mark.multiprocess
+
+
+def trained(path: Path) -> tuple[FederationConfig, Path, Path]:
+    """Return the federation, its run folder, and a file of fifty new rows without labels."""
+    folder = path.parent
+    run = folder / "run"
+    simulate(path, out=run)
+    rows = folder / "new.csv"
+    pd.read_csv(folder / "agency.csv").iloc[:50].drop(columns="y").to_csv(rows, index=False)
+    return read_federation(run / "federation.toml"), run, rows
+
+
+def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions:
+    new = NewRows(path=rows, out=run.parent / "many.csv")
+    told = predict_in_processes(
+        config, run, data_root=run.parent, new=new, device="cpu", observe=unheard
+    )
+    return read_predictions(new.out, told)
+
+
+def test_processes_predict_what_one_process_does(tmp_path: Path) -> None:
+    config, run, rows = trained(write_federation(tmp_path, **SMALL))
+    alone = predict_file(config, run, rows=rows, out=tmp_path / "one.csv", data_root=tmp_path)
+    many = in_processes(config, run, rows)
+    assert alone.probabilities is not None
+    assert many.probabilities is not None
+    # As close as the ring's steps let sums of float32 be.
+    np.testing.assert_allclose(many.probabilities, alone.probabilities, atol=1e-3)
+    for name in PARTIES:
+        # Real parties' ledgers lie with their tables, and not in a run folder.
+        ledger = ledger_of_table(tmp_path / f"{name}.csv")
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        assert sum(line["rows"] for line in lines if line["kind"] == "charge") == 50
+
+
+def test_a_secondary_whose_owner_allows_no_more_refuses_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "top": "additive", "hidden": 6},
+        privacy={"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 1},
+        linkage={"choose": "records"},
+        **SMALL,
+    )
+    text = path.read_text(encoding="utf-8")
+    bounds = 'role = "secondary"\nscaling = "bounds"\nbounds = [-5, 5]'
+    path.write_text(text.replace('role = "secondary"', bounds), encoding="utf-8")
+    config, run, rows = trained(path)
+    limited = ledger_of_table(tmp_path / "bank-2.csv")
+    set_limit(limited, Limit(unit="secondary-record", epsilon=0.5, delta=1e-5))
+    with pytest.raises(PrivacyError, match=r"bank-2: the request.* over the limit of its owner"):
+        in_processes(config, run, rows)
+    for name in PARTIES:
+        ledger = ledger_of_table(tmp_path / f"{name}.csv")
+        assert '"charge"' not in ledger.read_text()
+    assert not (tmp_path / "many.csv").exists()

@@ -1,0 +1,93 @@
+"""A server whose other parties are processes: one is killed, said to be gone, and taken back."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fastapi.testclient import TestClient
+from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
+
+from securevfl.config.reading import read_federation
+from securevfl.core.files import read_json, write_json
+from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.launch.keeping import KeptProcesses
+from securevfl.runtime.in_memory import simulate
+from securevfl.serving.opening import opened
+from securevfl.serving.server import ServerSettings, application
+
+pytestmark = pytest.mark.multiprocess
+
+
+def until(true: Callable[[], bool]) -> None:
+    waited, late = threading.Event(), time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < late
+        waited.wait(0.05)
+
+
+def pids_of(kept: KeptProcesses) -> dict[str, int]:
+    return {party.name: party.pid for party in list(kept.launch.parties)}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_secondary_is_said_to_be_gone_and_taken_back(tmp_path: Path) -> None:
+    path = write_federation(
+        tmp_path, rows=60, training={"epochs": 1}, runtime={"silence_timeout_s": 30.0}
+    )
+    run = tmp_path / "run"
+    simulate(path, out=run)
+    # What training between processes would have left: models and tables are the same.
+    figures = read_json(run / "metrics.json")
+    write_json(run / "metrics.json", {**figures, "mode": "federated"})
+    row = pd.read_csv(tmp_path / "agency.csv").iloc[0].drop("y").to_dict()
+    config = read_federation(run / "federation.toml")
+    said: list[str] = []
+    with opened(
+        config,
+        run,
+        identity=None,
+        listen=None,
+        data_root=tmp_path,
+        device="cpu",
+        observe=lambda event: said.append(str(event)),
+    ) as model:
+        assert model.processes is not None
+        with TestClient(application(model, None, ServerSettings())) as client:
+
+            def predicted() -> int:
+                return client.post("/predict", json={"row": row}).status_code
+
+            # Who is not there yet is said to be gone.
+            assert predicted() == 503
+            until(lambda: client.get("/ready").status_code == 200)
+            assert [predicted(), predicted()] == [200, 200]
+            killed = pids_of(model.processes)["bank-1"]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: client.get("/ready").status_code == 503)
+            gone = client.post("/predict", json={"row": row})
+            assert (gone.status_code, gone.json()["error"]) == (503, "party_gone")
+            assert client.get("/health").json() == {"live": True, "ready": False}
+            until(lambda: client.get("/ready").status_code == 200)
+            assert predicted() == 200
+            pids = pids_of(model.processes)
+            assert pids["bank-1"] != killed
+    assert not any(alive(pid) for pid in pids.values())
+    assert any("bank-1" in line and "SIGKILL" in line for line in said)
+    for name in ("agency", "bank-1", "bank-2"):
+        ledger = ledger_of_table(tmp_path / f"{name}.csv")
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        assert sum(line["kind"] == "charge" for line in lines) == 3

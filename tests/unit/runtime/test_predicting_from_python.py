@@ -1,0 +1,163 @@
+"""``RunResult.predict`` and ``sv.predict``: new rows in, predictions out, charged like any."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from helpers.federations import FROZEN, save, write_federation
+
+import securevfl as sv
+from securevfl.core.errors import BudgetExceededError, ConfigError, DataError
+
+NO_NOISE = sv.dp.Privacy(mechanism="none")
+SMALL = sv.models.FeT(
+    neighbours=2,
+    hidden=4,
+    heads=1,
+    fourier_features=4,
+    fourier_width=4,
+    average_positions_every=0,
+)
+SHORT = sv.TrainingSettings(epochs=1, batch_size=32)
+
+
+def people(rows: int = 60) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A primary's and a secondary's frame: words, dates, gaps, a numeric and a text key."""
+    random = np.random.default_rng(5)
+    place, wealth = random.uniform(0, 10, rows), random.normal(size=rows)
+    ids = [f"P{number:04d}" for number in range(rows)]
+    own = pd.DataFrame(
+        {
+            "id": ids,
+            "place": place,
+            "job": random.choice(["cook", "nurse", "smith"], rows),
+            "since": pd.Timestamp("2020-01-01")
+            + pd.to_timedelta(random.integers(0, 900, rows), "D"),
+            "age": np.where(random.random(rows) < 0.2, np.nan, random.integers(20, 70, rows)),
+            "pays": np.where(wealth > 0, "yes", "no"),
+        }
+    )
+    theirs = pd.DataFrame({"id": ids, "place": place, "wealth": wealth})
+    return own, theirs.sample(frac=1, random_state=1)
+
+
+def trained(frame: pd.DataFrame, theirs: pd.DataFrame, **more: Any) -> sv.RunResult:
+    parties = [
+        sv.data.from_frame(frame, name="bank", key=["place"], label="pays", exclude=["id"]),
+        sv.data.from_frame(theirs, name="bureau", key=["place"], exclude=["id"]),
+    ]
+    return sv.simulate(parties, SMALL, privacy=NO_NOISE, training=SHORT, **more)
+
+
+def test_any_frame_or_file_of_new_rows_gets_the_predictions_of_the_test_rows(
+    tmp_path: Path,
+) -> None:
+    """The run's own test rows, as new ones: the same words and numbers to the last bit.
+
+    However they come: of three libraries or a file, shuffled columns, one more, without labels.
+    """
+    own, theirs = people()
+    run = trained(own, theirs, out=tmp_path / "run")
+    written = pd.read_csv(tmp_path / "run" / "predictions.csv")
+    new = own.iloc[written["row"] - 1].reset_index(drop=True)
+    bare = new[["since", "job", "age", "id", "place"]]
+    bare.to_parquet(tmp_path / "new.parquet")
+    sources: list[Any] = [
+        new,
+        bare,
+        pl.from_pandas(bare),
+        pa.Table.from_pandas(bare),
+        str(tmp_path / "new.parquet"),
+    ]
+    for source in sources:
+        found = run.predict(source)
+        assert found.values.tolist() == written["prediction"].tolist()
+        assert found.probabilities is not None
+        assert found.probabilities[:, 1].tolist() == written["probability"].tolist()
+        assert (found.metrics is None) == (source is not new)
+    assert run.predict(new).metrics == run.metrics["test_metrics"]
+    named = run.predict(bare, id_column="id", out=tmp_path / "out.csv")
+    assert list(named.rows) == bare["id"].tolist()
+    assert pd.read_csv(tmp_path / "out.csv")["id"].tolist() == bare["id"].tolist()
+    bureau = sv.data.from_frame(theirs, name="bureau", key=["place"], exclude=["id"])
+    later = sv.predict(tmp_path / "run", bare, parties=[bureau])
+    assert later.values.tolist() == named.values.tolist()
+
+
+def test_rows_that_were_encoded_by_themselves_are_refused() -> None:
+    """A table's own words and classes are not those of training: its numbers mean others."""
+    own, theirs = people()
+    run = trained(own, theirs)
+    some = own[own["job"] != "cook"]
+    alone = sv.data.from_frame(some, name="bank", key=["place"], label="pays", exclude=["id"])
+    with pytest.raises(DataError, match="was encoded by itself"):
+        run.predict(alone)
+    with pytest.raises(DataError, match="has no column 'job'"):
+        run.predict(own.drop(columns="job"))
+    with pytest.raises(ConfigError, match="id_column"):
+        run.predict(alone, id_column="id")
+
+
+def test_texts_are_keys_of_new_rows_too() -> None:
+    """New rows link by the columns that those of training linked by."""
+    own, theirs = people()
+    parties = [
+        sv.data.from_frame(own, name="bank", key=["id"], label="pays", exclude=["place"]),
+        sv.data.from_frame(theirs, name="bureau", key=["id"], exclude=["place"]),
+    ]
+    run = sv.simulate(
+        parties,
+        sv.models.Top1Sim(hidden=4, keys_as_features=False),
+        privacy=NO_NOISE,
+        training=SHORT,
+        linkage=sv.LinkageSettings(metric="exact", protection="none"),
+    )
+    known, strange = run.predict(own), run.predict(own.assign(id="nobody"))
+    assert known.probabilities is not None
+    assert strange.probabilities is not None
+    assert np.abs(known.probabilities - strange.probabilities).max() > 1e-4
+
+
+def test_a_temporary_folder_lives_as_long_as_its_result() -> None:
+    """It held the models, and was removed before anybody could use them."""
+    run = trained(*people())
+    assert run.trained is not None
+    folder = run.trained.folder
+    assert (folder / "parties" / "bank" / "model" / "model.json").exists()
+    assert run.predict(people()[0]).metrics is not None
+    del run
+    gc.collect()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_every_call_is_charged_until_nothing_is_left(tmp_path: Path, from_file: bool) -> None:
+    """The ledgers of a run in Python are those that ``securevfl predict`` charges, and as full."""
+    path = write_federation(
+        tmp_path,
+        rows=60,
+        secondaries=1,
+        privacy=FROZEN,
+        training={"epochs": 1},
+        model={"family": "fet", "neighbours": 2, "hidden": 4, "heads": 1, "release": "pooled"},
+    )
+    source = sv.read_federation(path).source
+    for party in source["party"]:
+        party |= {"scaling": "bounds", "bounds": [-5.0, 15.0]}
+    run = sv.simulate(save(tmp_path, dict(source)), out=tmp_path / "run")
+    rows: Any = tmp_path / "agency.csv" if from_file else pd.read_csv(tmp_path / "agency.csv")
+    ledger = tmp_path / "run" / "parties" / "bank-1" / "ledger.jsonl"
+    before = len(ledger.read_text().splitlines())
+    first = run.predict(rows)
+    assert first.epsilon is not None
+    assert 0 < first.epsilon <= FROZEN["epsilon"]
+    assert len(ledger.read_text().splitlines()) > before
+    answers = [first]
+    with pytest.raises(BudgetExceededError):
+        answers.extend(run.predict(rows) for _ in range(20))
+    assert answers[-1].epsilon <= FROZEN["epsilon"]
