@@ -65,7 +65,9 @@ def report_memory() -> None:
     Reveals:
         To whoever started this process: that figure.
     """
-    report(MEMORY_EVENT, peak_memory_bytes=peak_memory_bytes())
+    peak = peak_memory_bytes()
+    if peak is not None:
+        report(MEMORY_EVENT, peak_memory_bytes=peak)
 
 
 def is_launched() -> bool:

@@ -63,6 +63,11 @@ class PartyProcess:
         """What the process itself reported before it ended."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
+        if not hasattr(os, "wait4"):
+            raise ConfigError(
+                "processes of parties need Linux or macOS; this system simulates: "
+                "securevfl simulate, or securevfl.simulate in Python"
+            )
         self._log_path = command.log_path
         self._told_memory: int | None = None
         self._started = time.monotonic()

@@ -54,7 +54,7 @@ def run_party_processes(
     names = [command.name for command in commands]
     if len(set(names)) != len(names):
         raise ConfigError(f"commands: two parties of one name in {names}")
-    launch = _Launch(on_event)
+    launch = Launch(on_event)
     try:
         for command in commands:
             launch.start(command)
@@ -68,7 +68,7 @@ def run_party_processes(
     return {party.name: party.exit for party in launch.parties if party.exit is not None}
 
 
-class _Launch:
+class Launch:
     """The processes of one run."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
@@ -76,15 +76,22 @@ class _Launch:
         self._on_event = on_event
         self._selector = selectors.DefaultSelector()
 
-    def start(self, command: PartyCommand) -> None:
+    def start(self, command: PartyCommand) -> PartyProcess:
+        """Start a party, and hear its reports from now on."""
         party = PartyProcess(command)
         self.parties.append(party)
         self._selector.register(party.events_fd, selectors.EVENT_READ, party)
+        return party
+
+    def forget(self, party: PartyProcess) -> None:
+        """Let go of a process that has ended."""
+        self.parties.remove(party)
+        party.close()
 
     def watch(self, *, deadline: float, deadline_s: float) -> PartyFailure | None:
         """Wait until all have ended well, one has failed, or time is over."""
         while any(party.exit is None for party in self.parties):
-            self._turn()
+            self.turn()
             failure = self._first_failure()
             if failure is not None:
                 return failure
@@ -102,7 +109,7 @@ class _Launch:
         """
         deadline = time.monotonic() + grace_s
         while any(party.exit is None for party in self.parties) and time.monotonic() < deadline:
-            self._turn()
+            self.turn()
         failures = [(party, party.own_failure()) for party in self.parties]
         for party, own in failures:
             if own is not None and own.party == party.name and own.party == failure.party:
@@ -119,13 +126,14 @@ class _Launch:
             party.interrupt()
         deadline = time.monotonic() + _TERMINATE_S
         while any(party.poll() is None for party in running) and time.monotonic() < deadline:
-            self._turn(silent=True)  # a full pipe must not keep a party from ending
+            self.turn(silent=True)  # a full pipe must not keep a party from ending
         for party in self.parties:
             party.kill()
             party.close()
         self._selector.close()
 
-    def _turn(self, *, silent: bool = False) -> None:
+    def turn(self, *, silent: bool = False) -> None:
+        """Hand on what has been reported, and notice who has ended; wait for it a moment."""
         for key, _ in self._selector.select(_POLL_S):
             self._hand_on(key.data, silent=silent)
         for party in self.parties:

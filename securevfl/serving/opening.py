@@ -1,0 +1,211 @@
+"""What a server asks: a run's parties in this process, in processes beside it, or elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec
+from securevfl.core.progress import Observer
+from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
+from securevfl.launch.keeping import KeptProcesses
+from securevfl.runtime.device import device_named
+from securevfl.runtime.launching import others_in_processes
+from securevfl.runtime.new_rows import NamedRows, rows_of_frame
+from securevfl.runtime.party import living
+from securevfl.runtime.party_job import PartyJob
+from securevfl.runtime.predicting_primary import predicting
+from securevfl.runtime.predictor import Predictor
+from securevfl.runtime.run_folder import read_figures
+from securevfl.runtime.tables import read_party, schema_of
+from securevfl.serving.api import Served
+from securevfl.serving.asking import Model
+from securevfl.serving.rows import RowFormat
+from securevfl.transport.identity import Identity
+from securevfl.transport.star import PrimaryTransport
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opened:
+    """A kept model that can be asked."""
+
+    model: Model
+    kept: KeptModel
+    rows: RowFormat
+    processes: KeptProcesses | None = None
+    """Those of the other parties, where they run beside this one."""
+
+    def served(self, *, max_rows: int) -> Served:
+        """Return what the API tells of it."""
+        part = self.kept.primary
+        assert part is not None, "the primary serves"
+        return Served(
+            federation=self.kept.federation,
+            run=self.kept.run,
+            task=part.head.task,
+            classes=part.classes,
+            rows=self.rows,
+            max_rows=max_rows,
+        )
+
+
+@contextmanager
+def opened(
+    config: FederationConfig,
+    run_folder: Path,
+    *,
+    identity: Path | None,
+    listen: str | None,
+    data_root: Path,
+    device: str,
+    observe: Observer,
+) -> Iterator[Opened]:
+    """Load a run's model, and make ready to ask its parties.
+
+    A run that was simulated is asked in this process, one that was trained on this machine in a
+    process a party, which are kept running; with ``identity``, this is the primary, and the others
+    come by themselves (``securevfl party --serve``).
+
+    Args:
+        config: The federation file.
+        run_folder: Of the run that trained.
+        identity: The primary's own folder, as made by ``securevfl provision``.
+        listen: Where the primary listens, if not at its address in the file.
+        data_root: Where relative data paths start.
+        device: ``"cpu"`` or ``"cuda"``.
+        observe: Hears of progress.
+
+    Raises:
+        ConfigError: If the run has kept no model, or one that does not fit.
+        DataError: If a party's table, which the model was trained on, cannot be read any more.
+    """
+    if identity is None and read_figures(run_folder)["mode"] != "federated":
+        yield in_process(config, run_folder, data_root=data_root, device=device)
+        return
+    with ExitStack() as held:
+        processes, own = None, None
+        if identity is None:
+            # Before any process is started: most mistakes are in the folder.
+            load_model(_folder(config, run_folder), config, party=config.primary.name)
+            config, own, processes = held.enter_context(
+                others_in_processes(
+                    config, run_folder, data_root=data_root, device=device, observe=observe
+                )
+            )
+        job = PartyJob(
+            config=config,
+            name=config.primary.name,
+            run_folder=run_folder,
+            identity_folder=identity or run_folder,
+            data_root=data_root,
+            device=device_named(device),
+            resume=True,
+            listen=listen,
+            serves=True,
+        )
+        yield held.enter_context(between_processes(job, own, processes, observe=observe))
+
+
+def in_process(
+    config: FederationConfig, run_folder: Path, *, data_root: Path, device: str
+) -> Opened:
+    """Return a model whose parties are all in this process.
+
+    Args:
+        config: The federation file.
+        run_folder: Of the run that trained.
+        data_root: Where relative data paths start.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ConfigError: If a model is missing or damaged.
+        DataError: If a party's table cannot be read any more.
+    """
+    tables = {
+        party.name: read_party(
+            config,
+            party,
+            data_root,
+            model=load_model(
+                run_folder / "parties" / party.name / FOLDER, config, party=party.name
+            ),
+        )
+        for party in config.secondaries
+    }
+    predictor = Predictor(config, run_folder, tables, device=device_named(device))
+    return Opened(
+        model=Model(
+            open=predictor.session,
+            rows=_reader(config, predictor.primary),
+            interrupt=lambda: None,
+        ),
+        kept=predictor.primary,
+        rows=_rows(config, predictor.primary),
+    )
+
+
+@contextmanager
+def between_processes(
+    job: PartyJob,
+    identity: Identity | None,
+    processes: KeptProcesses | None,
+    *,
+    observe: Observer,
+) -> Iterator[Opened]:
+    """Hold the primary's life, and sessions with the others in it.
+
+    Args:
+        job: The primary's.
+        identity: Its own; None reads it from the job's folder.
+        processes: The others, where they run beside it.
+        observe: Hears of progress.
+    """
+    with living(job, observe, identity=identity) as life:
+        config = life.config
+        model = load_model(job.folder / FOLDER, config, party=job.name)
+        star = _Star()
+        life.files.log("serving", run=model.run)
+        yield Opened(
+            model=Model(
+                open=lambda: predicting(life, model, opened=star.hold),
+                rows=_reader(config, model),
+                interrupt=star.end,
+            ),
+            kept=model,
+            rows=_rows(config, model),
+            processes=processes,
+        )
+        life.files.log("done")
+
+
+class _Star:
+    """The primary's end of the star, as long as it waits for parties."""
+
+    def __init__(self) -> None:
+        self._transport: PrimaryTransport | None = None
+
+    def hold(self, transport: PrimaryTransport) -> None:
+        self._transport = transport
+
+    def end(self) -> None:
+        if self._transport is not None:
+            self._transport.abort("the server was stopped")
+
+
+def _folder(config: FederationConfig, run_folder: Path) -> Path:
+    return run_folder / "parties" / config.primary.name / FOLDER
+
+
+def _reader(config: FederationConfig, model: KeptModel) -> Callable[[pd.DataFrame], NamedRows]:
+    return lambda frame: rows_of_frame(config, model, frame, id_column=None, where="rows")
+
+
+def _rows(config: FederationConfig, model: KeptModel) -> RowFormat:
+    keys = key_spec(config)
+    texts: Mapping[str, str] = {}
+    if not keys.are_numbers:
+        texts = dict(zip(config.primary.key, keys.kinds.values(), strict=True))
+    return RowFormat.of(schema_of(model), texts)  # type: ignore[arg-type]

@@ -1,0 +1,138 @@
+"""A server's life: its socket, its signals and its end, in which every request is answered."""
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from securevfl.core.errors import ConfigError
+from securevfl.serving.api import make_app
+from securevfl.serving.asking import Asker
+from securevfl.serving.figures import Figures
+from securevfl.serving.guard import Guard, Limits
+from securevfl.serving.opening import Opened
+from securevfl.serving.token import Token
+
+LOG: Final = logging.getLogger("securevfl.serving")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_BACKLOG: Final = 512
+_GRACE_S: Final = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """How a model is served."""
+
+    max_rows: int = 1000
+    """Of one request, and of what is asked together."""
+    max_bytes: int = 4 * 2**20
+    """Of one body."""
+    rate: float | None = None
+    """Predictions a second, over all clients; None for no limit."""
+    gather_s: float = 0.005
+    """How long a request waits for others to go with it, at most."""
+
+
+class _Told:
+    """Counts what the asker does, and says what an operator should know."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def asked(self, requests: int, rows: int, seconds: float) -> None:
+        self._figures.asked(rows, seconds)
+        LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
+
+    def said(self, text: str) -> None:
+        LOG.warning("%s", text)
+
+
+def application(opened: Opened, token: Token | None, settings: ServerSettings) -> ASGIApp:
+    """Return the whole application: guarded, and with an asker that lives as long as it.
+
+    Args:
+        opened: What is served.
+        token: What clients must show; None lets everybody in.
+        settings: How it is served.
+    """
+    figures = Figures()
+    asker = Asker(
+        opened.model,
+        most_rows=settings.max_rows,
+        gather_s=settings.gather_s,
+        listener=_Told(figures),
+        clock=time.monotonic,
+    )
+    return Guard(
+        make_app(opened.served(max_rows=settings.max_rows), asker, figures),
+        token=token,
+        limits=Limits(max_bytes=settings.max_bytes, rate=settings.rate),
+        figures=figures,
+        log=LOG.info,
+        clock=time.monotonic,
+    )
+
+
+def run_server(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that have come in are answered before it returns.
+
+    Args:
+        app: The application.
+        listener: Bound.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # the guard's leaves queries out
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    with _signals_end_quietly():
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there; port 0 lets the system choose.
+
+    Raises:
+        ConfigError: If the address is in use, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With its protocol named: asyncio sends small answers at once on no other socket, and each
+    # would wait 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error})") from None
+    return listener
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """Let a server end in order, and this process with exit code 0.
+
+    uvicorn takes the signals while it runs, and raises them once more when it has ended.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        """Go on: the server has ended, which is all that was asked for."""
+
+    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

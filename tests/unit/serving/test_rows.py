@@ -1,0 +1,78 @@
+"""Rows as JSON, of columns of every kind."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from securevfl.core.errors import DataError
+from securevfl.data.columns import ColumnSettings
+from securevfl.data.schema import KeyColumn, TableSchema
+from securevfl.serving.rows import RowFormat
+
+FRAME = pd.DataFrame(
+    {
+        "income of 2020": [1.5, 2.5, np.nan, 4.5],
+        "model_kind": ["a", "b", "a", "c"],
+        "since": ["2020-01-01", "2021-06-05", "2019-03-04", "2020-02-02"],
+        "employed": [True, False, True, True],
+    }
+)
+
+
+def schema(**settings: object) -> TableSchema:
+    fitted = TableSchema.fit(
+        FRAME if settings == {} else FRAME.fillna(0.0),
+        list(FRAME.columns),
+        ColumnSettings(**settings),  # type: ignore[arg-type]
+        where="table",
+    )
+    return TableSchema(
+        columns=fitted.columns,
+        missing=fitted.missing,
+        keys=(KeyColumn(name="born", kind="date"),),
+    )
+
+
+def test_rows_become_the_frame_that_the_schema_reads() -> None:
+    rows = RowFormat.of(schema(), {"name": "text"})
+    asked = [
+        {
+            "born": "1980-01-01",
+            "name": None,
+            "model_kind": 7,
+            "since": "2020-01-01",
+            "employed": False,
+        },
+        {"born": "1990-01-01", "name": "Ann", "income of 2020": 3},
+    ]
+    question = rows.question.model_validate({"rows": asked})
+    frame = rows.frame(rows.rows_of(question))
+    assert list(frame.columns) == ["born", "name", *FRAME.columns]
+    assert frame["income of 2020"].dtype == np.float64
+    assert frame["model_kind"].tolist() == ["7", None]
+    assert frame["name"].tolist() == [None, "Ann"]
+    names, values = schema().encode(frame, where="rows")
+    assert values.shape == (2, len(names))
+
+
+def test_a_text_that_is_no_date_is_named_by_row_and_column_and_not_quoted() -> None:
+    rows = RowFormat.of(schema(), {})
+    asked = [{"born": "1980-01-01", "since": "1/2/2020"}, {"born": "secret"}]
+    question = rows.question.model_validate({"rows": asked})
+    with pytest.raises(DataError) as refused:
+        rows.frame(rows.rows_of(question))
+    assert str(refused.value).splitlines() == [
+        "row 1, column 'since': must be a date such as 2020-12-31",
+        "row 2, column 'born': must be a date such as 2020-12-31",
+    ]
+
+
+def test_what_may_not_be_missing_must_be_there() -> None:
+    rows = RowFormat.of(schema(missing="refuse"), {})
+    assert all(column.required for column in rows.columns)
+    with pytest.raises(ValidationError) as refused:
+        rows.question.model_validate({"row": {"born": "1980-01-01", "employed": 1}})
+    told = rows.problems(refused.value.errors())
+    assert "row 1, column 'income of 2020': is missing" in told
+    assert "row 1, column 'employed': must be true or false" in told
