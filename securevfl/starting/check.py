@@ -1,0 +1,208 @@
+"""What a federation file will do, before anything is done: and all that is wrong with it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from securevfl.config.channels import channels
+from securevfl.config.federation import FederationConfig
+from securevfl.config.parties import PartySettings
+from securevfl.config.rules import require_helpers
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.runtime.figures import finite_or_none
+from securevfl.runtime.preflight import warnings_about
+from securevfl.starting.collecting import collect
+from securevfl.starting.costs import Costs, estimate_costs
+from securevfl.starting.links import ExpectedLinks, expected_links
+from securevfl.starting.party_check import PartyCheck, check_party
+
+# Of a frozen run the noise is the same for any number of rows: each is released once.
+_SOME_ROWS: Final = 1000
+
+
+@dataclass(kw_only=True)
+class Check:
+    """What will happen, and what is wrong."""
+
+    file: Path
+    problems: list[str] = field(default_factory=list)
+    """One line each: where, what, and what to do."""
+
+    warnings: list[str] = field(default_factory=list)
+    """What to know, though it runs."""
+
+    config: FederationConfig | None = None
+    """None where a setting is wrong: noise, links and costs are then not known."""
+
+    parties: list[PartyCheck] = field(default_factory=list)
+    links: dict[str, ExpectedLinks] = field(default_factory=dict)
+    """By secondary, where both tables are here."""
+
+    plan: RunPlan | None = None
+    """None where no noise can be worked out."""
+
+    costs: Costs | None = None
+    """None where the primary's table is not here."""
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def learns(self) -> list[dict[str, str]]:
+        """Return every channel by which a party learns something."""
+        return [] if self.config is None else channels(self.config)
+
+    def privacy(self) -> dict[str, Any] | None:
+        """Return what is promised, and the noise that it takes."""
+        if self.plan is None:
+            return None
+        releases, tau = self.plan.releases, self.plan.noise_share_std
+        return {
+            "mechanism": self.plan.config.privacy.mechanism,
+            "epsilon": finite_or_none(releases.epsilon(tau)),
+            "delta": self.plan.config.privacy.delta,
+            "unit": self.plan.config.privacy.unit,
+            "noise_share_std": tau,
+            "sensitivity": releases.sensitivity(),
+            "of": "all releases together" if self.plan.frozen else "one round",
+            "clip_norm": self.plan.config.privacy.clip_norm,
+            "statement": releases.statement(tau).text,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for ``--json``."""
+        return {
+            "file": str(self.file),
+            "fine": self.fine,
+            "problems": self.problems,
+            "warnings": self.warnings,
+            "parties": {one.party.name: _party_json(one) for one in self.parties},
+            "links": {name: asdict(links) for name, links in self.links.items()},
+            "privacy": self.privacy(),
+            "costs": None if self.costs is None else asdict(self.costs),
+            "learns": self.learns(),
+        }
+
+
+def check_federation(
+    path: Path, *, name: str | None = None, data_root: Path | None = None
+) -> Check:
+    """Say what a federation file will do, and collect all that is wrong with it.
+
+    Args:
+        path: The federation file.
+        name: The one party whose table is here; None: all are.
+        data_root: Where relative paths start; default: next to the file.
+
+    Raises:
+        ConfigError: If ``name`` is no party of the file.
+
+    Reveals:
+        Nothing leaves the process. What is told of a table is for its owner: problems may quote a
+        cell.
+    """
+    collected = collect(path)
+    readable = not collected.problems
+    check = Check(
+        file=path,
+        problems=collected.problems,
+        # Of settings that were made up nothing is told: a promise least of all.
+        config=collected.config if readable else None,
+    )
+    parties = list(collected.config.parties if collected.config else collected.parties)
+    if name is not None:
+        known = ", ".join(party.name for party in parties)
+        parties = [party for party in parties if party.name == name]
+        if not parties and (collected.config is not None or known):
+            raise ConfigError(f"--name {name}: is no party of {path}, which has {known}")
+    unsure = _what_is_unsure(collected.mended)
+    for party in parties:
+        if party.is_helper or not party.data:
+            continue
+        one = check_party(party, None if unsure else collected.config, data_root or path.parent)
+        check.parties.append(one)
+        check.problems += one.problems
+        check.warnings += one.warnings
+    if check.config is not None:
+        _see_the_run(check, check.config)
+    return check
+
+
+def _what_is_unsure(mended: set[str]) -> bool:
+    """Whether the task or the keys were made up: what a table should hold is not known then."""
+    return not mended.isdisjoint(
+        {"federation", "federation.task", "model.family", "linkage", "linkage.metric"}
+    )
+
+
+def _see_the_run(check: Check, config: FederationConfig) -> None:
+    check.warnings = [*warnings_about(config), *check.warnings]
+    try:
+        require_helpers(config)
+    except ConfigError as error:
+        check.warnings.append(f"{error} (between processes; simulate does without)")
+    by_name = {one.party.name: one for one in check.parties}
+    primary = by_name.get(config.primary.name)
+    _link(check, config, primary, by_name)
+    _plan(check, config, primary)
+
+
+def _link(
+    check: Check,
+    config: FederationConfig,
+    primary: PartyCheck | None,
+    by_name: Mapping[str, PartyCheck],
+) -> None:
+    if primary is None or primary.keys is None:
+        return
+    for party in config.secondaries:
+        own = by_name.get(party.name)
+        if own is None or own.keys is None or own.keys.num_rows < config.model.neighbours:
+            continue
+        try:
+            links = expected_links(config, primary.keys, own.keys)
+        except SecureVflError as error:
+            check.problems.append(str(error))
+            continue
+        check.links[party.name] = links
+        if (warning := links.warning(party.name)) is not None:
+            check.warnings.append(warning)
+
+
+def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) -> None:
+    table = None if primary is None else primary.table
+    try:
+        if table is not None:
+            facts = run_facts(config, table)[1]
+        elif config.privacy.encoder == "frozen":
+            facts = RunFacts(
+                rows=_SOME_ROWS,
+                train_rows=_SOME_ROWS - 2,
+                validation_rows=1,
+                test_rows=1,
+            )
+        else:
+            return
+        check.plan = plan_run(config, facts)
+        if table is not None and primary is not None:
+            shown = primary.keys if config.linkage.protection == "none" else None
+            check.costs = estimate_costs(check.plan, table, shown)
+    except SecureVflError as error:
+        if str(error) not in check.problems:
+            check.problems.append(str(error))
+
+
+def _party_json(one: PartyCheck) -> dict[str, Any]:
+    party: PartySettings = one.party
+    return {
+        "role": party.role,
+        "rows": one.rows,
+        "key": list(party.key),
+        "columns": one.features,
+        "features": one.num_features,
+        "dropped": one.dropped,
+        "problems": one.problems,
+    }

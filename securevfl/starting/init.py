@@ -1,0 +1,102 @@
+"""From tables, or from partners' column lists, to a proposed federation."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from securevfl.config.reading import parse_federation
+from securevfl.core.errors import ConfigError
+from securevfl.data.sources.read import read_frame
+from securevfl.starting.columns import (
+    Declared,
+    Table,
+    declared_types,
+    describe_table,
+    read_column_list,
+)
+from securevfl.starting.proposal import Proposal, Wishes, propose
+from securevfl.starting.writing import federation_text
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST = 40
+
+
+def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
+    """Read a table of this machine and say what its columns are.
+
+    Args:
+        path: The table.
+        declared: What the user says of columns.
+        root: Where the federation file's relative paths start.
+
+    Raises:
+        DataError: If it can't be read.
+    """
+    where = f"table {path}"
+    frame = read_frame(path, where=where)
+    name = _party_name(path)
+    return describe_table(
+        frame, name=name, data=_from(root, path), types=declared_types(path), declared=declared
+    )
+
+
+def proposed(
+    primary: Path,
+    secondaries: Sequence[Path],
+    lists: Sequence[Path],
+    *,
+    wishes: Wishes,
+    declared: Declared,
+    root: Path,
+) -> tuple[Proposal, str]:
+    """Propose a federation, and return its file's text too.
+
+    Args:
+        primary: The primary's table, or its column list (``.json``).
+        secondaries: Tables of secondaries.
+        lists: Column lists of further secondaries.
+        wishes: What the user asks for.
+        declared: What the user says of columns.
+        root: Where the file's relative paths start.
+
+    Raises:
+        ConfigError: If nothing can be proposed.
+        DataError: If a table can't be read.
+
+    Reveals:
+        To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
+        rounded ranges and the frequent words of the secondaries' records, too.
+    """
+    if not secondaries and not lists:
+        raise ConfigError("--secondary: at least one table, or one column list by --columns")
+    tables = [
+        read_column_list(path)
+        if path.suffix == ".json"
+        else look_at(path, declared=declared, root=root)
+        for path in (primary, *secondaries, *lists)
+    ]
+    proposal = propose(_with_names_that_differ(tables), wishes)
+    text = federation_text(proposal)
+    parse_federation(tomllib.loads(text), file="the proposed file")
+    return proposal, text
+
+
+def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:
+    named: dict[str, Table] = {}
+    for table in tables:
+        name, number = table.name, 2
+        while name in named:
+            name, number = f"{table.name}-{number}", number + 1
+        named[name] = Table(name=name, data=table.data, columns=table.columns, rows=table.rows)
+    return list(named.values())
+
+
+def _party_name(path: Path) -> str:
+    stem = path.name.split(".")[0]
+    return "".join(letter if letter in _LETTERS else "-" for letter in stem)[:_LONGEST] or "party"
+
+
+def _from(root: Path, path: Path) -> str:
+    """Return a path as the file says it: relative where the table lies below the file's folder."""
+    resolved, start = path.resolve(), root.resolve()
+    return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)

@@ -1,0 +1,251 @@
+"""Which columns parties can link by: those whose names and kinds match in all tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from securevfl.core.errors import ConfigError
+from securevfl.data.cells import texts_of
+from securevfl.starting.columns import Column, Table
+from securevfl.starting.names import canonical, meaning_of, spelled_in_digits
+
+# Ids that differ in more of the records than this are misspelled, or are not the same ids.
+_EQUAL_IDS: Final = 0.95
+# Ids of which fewer agree number different things.
+_SOME_IDS: Final = 0.1
+_MANY: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyProposal:
+    """How parties link."""
+
+    metric: str
+    """``linkage.metric``."""
+
+    columns: Mapping[str, tuple[str, ...]]
+    """Key columns by party, in one order."""
+
+    reasons: tuple[str, ...]
+    """Why, one sentence each."""
+
+    numeric: bool
+    """Whether keys are positions, which a model may read too."""
+
+    neighbours: int
+    """K."""
+
+
+_Shared = Mapping[str, Mapping[str, Column]]
+
+
+def propose_keys(
+    tables: Sequence[Table], *, asked: Sequence[str] = (), without: Sequence[str] = ()
+) -> KeyProposal:
+    """Propose key columns.
+
+    Args:
+        tables: The primary's table, then the secondaries'.
+        asked: Key columns that the user names; ``lon=longitude`` where tables differ. None are
+            proposed beside them.
+        without: Columns that are none: the label, the truth.
+
+    Raises:
+        ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.
+    """
+    shared = _shared(tables, without)
+    if asked:
+        return _as_asked(tables, asked)
+    ids = {name: by for name, by in shared.items() if _is_identity(name, by)}
+    agreement = {name: _agreement(tables, by) for name, by in ids.items()}
+    good = [name for name in ids if (agreed := agreement[name]) is None or agreed >= _EQUAL_IDS]
+    if good:
+        return _by_ids(tables, ids, max(good, key=lambda name: agreement[name] or 0), agreement)
+    if {"longitude", "latitude"} <= set(shared):
+        return _by_places(tables, shared)
+    texts = {name: by for name, by in shared.items() if name in ids or _tells_a_person(name, by)}
+    if any(name not in ids for name in texts):
+        return _by_texts(tables, texts, agreement)
+    ids = {name: by for name, by in ids.items() if (agreement[name] or 0) >= _SOME_IDS}
+    if ids:
+        return _by_ids(tables, ids, max(ids, key=lambda name: agreement[name] or 0), agreement)
+    found = ", ".join(sorted(shared)) or "none"
+    raise ConfigError(
+        f"--key: no column of all tables looks like a key (a longitude and a latitude, an id, "
+        f"names, addresses); columns in common: {found}. Name the key columns by --key, as "
+        f"--key mine=theirs where names differ"
+    )
+
+
+def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
+    by_name: dict[str, dict[str, Column]] = {}
+    for table in tables:
+        for column in table.columns:
+            if column.name not in without and not column.excluded:
+                by_name.setdefault(canonical(column.name), {}).setdefault(table.name, column)
+    return {
+        name: by
+        for name, by in by_name.items()
+        if len(by) == len(tables) and _one_kind([column.kind for column in by.values()])
+    }
+
+
+def _one_kind(kinds: Sequence[str]) -> bool:
+    """Whether columns of these kinds can mean the same."""
+    texts = {"words", "text", "date"}
+    return len(set(kinds)) == 1 or set(kinds) <= texts
+
+
+def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
+    columns = by.values()
+    if not all(column.kind in ("number", "words", "text") for column in columns):
+        return False
+    named = meaning_of(name) == "identity"
+    if any(column.found is None for column in columns):
+        return named
+    if not all(_is_whole(column) for column in columns):
+        return False
+    # What is unique nowhere tells no one apart, whatever it is called.
+    some = any(column.unique for column in columns)
+    every = all(column.unique for column in columns)
+    return (named and some) or (every and meaning_of(name) == "none")
+
+
+def _is_whole(column: Column) -> bool:
+    if column.kind != "number" or column.values is None:
+        return True
+    present = column.values.dropna()
+    return bool((present.astype(float) % 1 == 0).all())
+
+
+def _tells_a_person(name: str, by: Mapping[str, Column]) -> bool:
+    kinds = {column.kind for column in by.values()}
+    if meaning_of(name) != "person" or "boolean" in kinds:
+        return False
+    return "number" not in kinds or spelled_in_digits(name)
+
+
+def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
+    """Return the least share of the smaller table's ids that the other one has too."""
+    if any(column.values is None for column in by.values()):
+        return None
+    primary, *others = (_different(by[table.name]) for table in tables)
+    shares = [len(primary & other) / max(1, min(len(primary), len(other))) for other in others]
+    return min(shares)
+
+
+def _different(column: Column) -> frozenset[str]:
+    assert column.values is not None, "asked before"
+    return frozenset(texts_of(column.values)[1])
+
+
+def _columns(
+    tables: Sequence[Table], shared: _Shared, names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    return {table.name: tuple(shared[name][table.name].name for name in names) for table in tables}
+
+
+def _by_ids(
+    tables: Sequence[Table],
+    ids: _Shared,
+    name: str,
+    agreement: Mapping[str, float | None],
+) -> KeyProposal:
+    columns, agreed = _columns(tables, ids, [name]), agreement[name]
+    said = "has the same name and kind everywhere; whether values agree is not known here"
+    if agreed is not None:
+        most = "nearly all" if agreed >= _EQUAL_IDS else "some"
+        said = f"is in every table, and {most} of the smaller table's values are in the other"
+    once = all(column.unique or column.found is None for column in ids[name].values())
+    return KeyProposal(
+        metric="exact",
+        columns=columns,
+        reasons=(f"{_names(columns)}: {said}; equal ids are linked, and nothing else",),
+        numeric=False,
+        neighbours=1 if once else _MANY,
+    )
+
+
+def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
+    columns = _columns(tables, shared, ["longitude", "latitude"])
+    return KeyProposal(
+        metric="great-circle",
+        columns=columns,
+        reasons=(
+            f"{_names(columns)}: a longitude and a latitude in every table; near means metres "
+            f"along the surface of the earth",
+        ),
+        numeric=True,
+        neighbours=_MANY,
+    )
+
+
+def _by_texts(
+    tables: Sequence[Table], texts: _Shared, agreement: Mapping[str, float | None]
+) -> KeyProposal:
+    columns = _columns(tables, texts, list(texts))
+    reasons = [
+        f"{_names(columns)}: names, addresses and dates of people in every table; read as one "
+        f"text, near means few edits (levenshtein)"
+    ]
+    for name, agreed in agreement.items():
+        if agreed is not None:
+            reasons.append(
+                f"{', '.join({column.name for column in texts[name].values()})}: an id, but many "
+                f"of the smaller table's values are not in the other, so it is part of the text"
+            )
+    return KeyProposal(
+        metric="levenshtein",
+        columns=columns,
+        reasons=tuple(reasons),
+        numeric=False,
+        neighbours=_MANY,
+    )
+
+
+def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
+    chosen: dict[str, list[Column]] = {table.name: [] for table in tables}
+    for key in asked:
+        names = key.split("=")
+        for table in tables:
+            column = next((found for name in names if (found := table.column(name))), None)
+            if column is None:
+                known = ", ".join(column.name for column in table.columns)
+                raise ConfigError(f"--key {key}: {table.name!r} has no such column; it has {known}")
+            if any(column is other for other in chosen[table.name]):
+                raise ConfigError(f"--key {key}: {column.name!r} is named twice")
+            chosen[table.name].append(column)
+    columns = {name: tuple(column.name for column in own) for name, own in chosen.items()}
+    own = chosen[tables[0].name]
+    held = [column.kind for every in chosen.values() for column in every]
+    numbers = set(held) == {"number"}
+    meanings = [meaning_of(column.name) for column in own]
+    whole = all(_is_whole(column) for every in chosen.values() for column in every)
+    if meanings == ["latitude", "longitude"] and numbers:
+        columns = {name: pair[::-1] for name, pair in columns.items()}
+        meanings.reverse()
+    if meanings == ["longitude", "latitude"] and numbers:
+        metric, why = "great-circle", "near means metres along the surface of the earth"
+    elif len(own) == 1 and ((numbers and whole) or meanings == ["identity"]):
+        metric, why = "exact", "equal ids are linked, and nothing else"
+    elif numbers:
+        metric, why = "euclidean", "near means a small Euclidean distance, in the columns' unit"
+    else:
+        metric, why = "levenshtein", "read as one text, near means few edits"
+    once = metric == "exact" and all(
+        column.unique or column.found is None for every in chosen.values() for column in every
+    )
+    return KeyProposal(
+        metric=metric,
+        columns=columns,
+        reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
+        numeric=metric in ("great-circle", "euclidean"),
+        neighbours=1 if once else _MANY,
+    )
+
+
+def _names(columns: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the columns' names, of each party where they differ."""
+    if len(set(columns.values())) == 1:
+        return ", ".join(next(iter(columns.values())))
+    return "; ".join(f"{', '.join(names)} ({party})" for party, names in columns.items())

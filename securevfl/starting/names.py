@@ -1,0 +1,59 @@
+"""What a column's name says: places, people, numbers of customers, or nothing."""
+
+import re
+from typing import Final, Literal
+
+Meaning = Literal["longitude", "latitude", "identity", "person", "none"]
+
+_WORDS: Final = re.compile(r"[a-z]+|\d+")
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+_LONGITUDE: Final = frozenset({"lon", "lng", "long", "longitude"})
+_LATITUDE: Final = frozenset({"lat", "latitude"})
+_IDENTITY: Final = frozenset(
+    {"id", "ids", "uid", "uuid", "guid", "ssn", "iban", "rowid", "identifier", "passport"}
+    | {"email", "mail", "phone", "telephone", "account"}
+)
+_ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})
+_PERSON: Final = frozenset(
+    {"name", "surname", "firstname", "lastname", "given", "forename", "family", "street", "address"}
+    | {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode"}
+    | {"birth", "dob", "birthday", "birthdate", "born", "company"}
+)
+_DIGITS: Final = frozenset(
+    {"postcode", "postal", "zip", "zipcode", "birth", "dob", "birthday", "birthdate", "born"}
+)
+_FILLERS: Final = frozenset({"key", "full"})
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name: ``custBirthDate`` and ``cust_birth-date`` alike."""
+    return _WORDS.findall(_CAMEL.sub(" ", name).lower())
+
+
+def canonical(name: str) -> str:
+    """Return what equal columns of two parties have in common."""
+    words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
+    meaning = meaning_of(name)
+    return meaning if meaning in ("longitude", "latitude") else "_".join(words)
+
+
+def meaning_of(name: str) -> Meaning:
+    """Return what the name says that the column holds."""
+    words = set(words_of(name))
+    if words & _LONGITUDE:
+        return "longitude"
+    if words & _LATITUDE:
+        return "latitude"
+    last = words_of(name)[-1:] or [""]
+    alone = {word for word in words if not word.isdigit()} <= _ROW_NUMBERS and words
+    if last[0] in _IDENTITY or alone or (name.isalpha() and name.endswith(("Id", "ID"))):
+        return "identity"
+    if words & _PERSON:
+        return "person"
+    return "none"
+
+
+def spelled_in_digits(name: str) -> bool:
+    """Return whether what tells a person apart may be a number: a postcode, a date of birth."""
+    return bool(set(words_of(name)) & _DIGITS)

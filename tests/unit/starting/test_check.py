@@ -1,0 +1,211 @@
+"""What ``securevfl check`` says before anything is done, and that it finds all that is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tomli_w
+from helpers.command_line import securevfl
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation
+
+Capture = pytest.CaptureFixture[str]
+
+PROMISED: dict[str, dict[str, Any]] = {
+    "model": {
+        "family": "fet",
+        "neighbours": 2,
+        "hidden": 4,
+        "release": "pooled",
+        "top": "additive",
+    },
+    "encoder": {"method": "principal"},
+    "training": {"epochs": 2, "batch_size": 64},
+    "privacy": {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 1},
+    "linkage": {"metric": "euclidean", "protection": "none", "choose": "records"},
+}
+
+
+def federation(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write a federation of 240 rows that keeps a promise; return its source, too."""
+    path = write_federation(folder, **PROMISED)
+    source = dict(read_federation(path).source)
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    save(path, source)
+    return path, source
+
+
+def save(path: Path, source: dict[str, Any]) -> None:
+    path.write_text(tomli_w.dumps(source), encoding="utf-8")
+
+
+def test_it_lists_features_keys_links_and_costs(tmp_path: Path, capfd: Capture) -> None:
+    """Every column has its place, and every record its link."""
+    path, _ = federation(tmp_path)
+
+    checked = securevfl(capfd, "check", path, "--json")
+
+    assert checked.code == 0, checked.err
+    said = json.loads(checked.out)
+    assert set(said["parties"]["bank-1"]["columns"]) == {"x0", "x1", "x2"}
+    assert said["parties"]["agency"]["dropped"] == {
+        "lon": "a key",
+        "lat": "a key",
+        "y": "the label",
+    }
+    assert said["links"]["bank-1"]["links"] == 240
+    # Two numbers a row and secondary, in lanes of at least two bytes.
+    assert said["costs"]["bytes_received"] > 2 * 240 * 2 * 2
+
+
+def test_people_read_it_too(tmp_path: Path, capfd: Capture) -> None:
+    path, _ = federation(tmp_path)
+
+    ended = securevfl(capfd, "check", path)
+
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    for said in (
+        "bank-1: secondary, 240 rows",
+        "x0, x1, x2: number",
+        "no features │ y (the label)",
+        "links of bank-2: about: ",
+        "a factor of 2,981 (epsilon = 8)",
+        "what each party will learn",
+        "nothing is wrong; next: securevfl simulate",
+    ):
+        assert said in " ".join(ended.out.split())
+
+
+def test_everything_wrong_at_once(tmp_path: Path, capfd: Capture) -> None:
+    """Settings, a missing file, columns, values, words, bounds and a label, in one go.
+
+    A run names the first alone.
+    """
+    path, source = federation(tmp_path)
+    source["model"] |= {"nieghbours": 2, "neighbours": 2}
+    source["training"] |= {"epochs": 0, "batch_size": "many"}
+    source["privacy"]["delta"] = 2.0
+    source["party"][0] |= {"exclude": ["x9"], "label": "yy"}
+    source["party"][1] |= {"bounds": {"x0": [-4, 4], "x7": [0, 1]}}
+    source["party"][2] |= {"data": "nowhere.csv"}
+    save(path, source)
+    table = pd.read_csv(tmp_path / "bank-1.csv").astype(object)
+    table.loc[3, "lon"] = "north"
+    table.loc[5, "x1"] = np.inf
+    table["colour"] = ["red", "blue"] * 120
+    table.loc[9, "x2"] = None
+    table.to_csv(tmp_path / "bank-1.csv", index=False)
+
+    ended = securevfl(capfd, "check", path, "--json")
+
+    assert ended.code == 2
+    problems = json.loads(ended.out)["problems"]
+    assert ended.complaint == f"{path}: {len(problems)} problems"
+    for said in (
+        "model.nieghbours: no such field; did you mean 'neighbours'?",
+        "training.epochs must be at least 1, got 0",
+        "training.batch_size: must be a whole number, got 'many'",
+        "privacy.delta must lie in (0, 1), got 2.0",
+        "'agency': party.exclude: names 'x9', and there is no such column",
+        "'agency': party.label: names 'yy', and there is no such column; did you mean 'y'?",
+        "'bank-1': party.bounds: names 'x7', and there is no such column",
+        "'bank-1': key 'lon'",
+        "'bank-1': column 'x1': holds an infinite value in row 6",
+        "'bank-1': column 'colour': which words there are depends on the records",
+        "nowhere.csv",
+    ):
+        assert sum(said in problem for problem in problems) == 1, (said, problems)
+    assert all("\n" not in problem for problem in problems)
+    # A promise of settings that nobody wrote would be none.
+    assert json.loads(ended.out)["privacy"] is None
+
+    run = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
+    assert run.code == 2
+    assert sum(problem.split(";")[0] in run.complaint for problem in problems) == 1
+
+
+def test_every_undeclared_column_is_named(tmp_path: Path, capfd: Capture) -> None:
+    """Under a promise: a word column, gaps, and numbers without bounds, each with what to write."""
+    path, source = federation(tmp_path)
+    source["party"][1]["bounds"] = {"x0": [-4.0, 4.0]}
+    save(path, source)
+    table = pd.read_csv(tmp_path / "bank-1.csv")
+    table["colour"] = ["red", "blue"] * 120
+    table.loc[9, "x0"] = None
+    table.to_csv(tmp_path / "bank-1.csv", index=False)
+
+    ended = securevfl(capfd, "check", path, "--json")
+
+    assert ended.code == 2
+    problems = json.loads(ended.out)["problems"]
+    assert len(problems) == 4
+    for said in (
+        'missing_columns = ["x0"]',
+        "categories = { colour =",
+        "'x1' has none",
+        "'x2' has",
+    ):
+        assert sum(said in problem for problem in problems) == 1, (said, problems)
+
+
+def test_one_party_alone_needs_no_other_table(tmp_path: Path, capfd: Capture) -> None:
+    """A secondary hears of its own table and of the promise; the others' files are not here."""
+    path, _ = federation(tmp_path)
+    whole = json.loads(securevfl(capfd, "check", path, "--json").out)
+    (tmp_path / "agency.csv").unlink()
+    (tmp_path / "bank-2.csv").unlink()
+
+    alone = securevfl(capfd, "check", path, "--name", "bank-1", "--json")
+    together = securevfl(capfd, "check", path, "--json")
+    nobody = securevfl(capfd, "check", path, "--name", "bank-9", "--json")
+
+    assert (alone.code, together.code, nobody.code) == (0, 2, 2)
+    said = json.loads(alone.out)
+    assert list(said["parties"]) == ["bank-1"]
+    # A frozen encoder's noise is the same for any number of the primary's rows.
+    assert said["privacy"] == whole["privacy"]
+    assert (said["links"], said["costs"]) == ({}, None)
+    assert len(json.loads(together.out)["problems"]) == 2
+    assert "which has agency, bank-1, bank-2" in nobody.complaint
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (None, "No such file or directory; check the path"),
+        ("[federation", "is not TOML"),
+        ("a = 1", "[a]: no such section"),
+        ("party = 3", "[[party]]: must be a list of tables"),
+        ("model = 3", "[model]: must be a table of settings, got 3"),
+    ],
+)
+def test_what_is_no_federation_file(
+    tmp_path: Path, capfd: Capture, written: str | None, said: str
+) -> None:
+    path = tmp_path / "fed.toml"
+    if written is not None:
+        path.write_text(written, encoding="utf-8")
+
+    ended = securevfl(capfd, "check", path, "--json")
+
+    assert ended.code == 2
+    assert any(said in problem for problem in json.loads(ended.out)["problems"])
+
+
+def test_few_links_are_worth_a_warning(tmp_path: Path, capfd: Capture) -> None:
+    path, _ = federation(tmp_path)
+    table = pd.read_csv(tmp_path / "bank-1.csv").head(30)
+    table.to_csv(tmp_path / "bank-1.csv", index=False)
+
+    ended = securevfl(capfd, "check", path, "--json")
+
+    assert ended.code == 0
+    warnings = [text for text in json.loads(ended.out)["warnings"] if "get a link" in text]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("bank-1: only ")

@@ -1,0 +1,267 @@
+"""What ``securevfl init`` writes: a file that loads and runs, with no more in it than it should."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.command_line import Ended, securevfl
+from helpers.housing import write_tables
+from helpers.people import PEOPLE, write_people
+
+from securevfl.config.reading import read_federation
+
+Capture = pytest.CaptureFixture[str]
+
+ROWS = 100
+BOUNDS = ("--bounds", "rent=0,500", "--bounds", "nights=0,500", "--bounds", "*s=0,100")
+
+
+def init(capfd: Capture, folder: Path, *arguments: object) -> tuple[Ended, Path]:
+    out = folder / "fed.toml"
+    return securevfl(capfd, "init", *arguments, "--out", out), out
+
+
+def of_housing(folder: Path) -> list[object]:
+    write_tables(folder, rows=ROWS)
+    secondaries = ("--secondary", folder / "rental.csv", "--secondary", folder / "school.csv")
+    return ["--primary", folder / "agency.csv", "--label", "price", *secondaries]
+
+
+def of_people(folder: Path) -> list[object]:
+    write_people(folder)
+    tables = ("--primary", folder / "bank.csv", "--secondary", folder / "shop.csv")
+    return [*tables, "--label", "default", "--bounds-from-data"]
+
+
+def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -> None:
+    """With the settings that gain most, and the promise that the file's comment makes."""
+    ended, out = init(capfd, tmp_path, *of_housing(tmp_path), *BOUNDS)
+    assert ended.code == 0, ended.err
+    config = read_federation(out)
+    assert config.primary.key == ("lon", "lat")
+    assert config.linkage.metric == "great-circle"
+    assert config.encoder is not None
+    assert (config.encoder.method, config.encoder.layout) == ("principal", "blocks")
+    assert config.family.cut_shape(config.model) == (1, 4)
+    assert vars_of(config.model)["top"] == "additive"
+
+    run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
+
+    assert run.code == 0, run.err
+    privacy = json.loads(run.out)["privacy"]
+    assert privacy["epsilon"] <= 8.0
+    assert privacy["statement"] in " ".join(comments(out))
+
+
+def test_names_dates_and_gaps_run_without_an_edit(tmp_path: Path, capfd: Capture) -> None:
+    """Names are keys, an id that repeats nowhere is no feature, dates and words are features.
+
+    And the run does what ``check`` says beforehand.
+    """
+    ended, out = init(capfd, tmp_path, *of_people(tmp_path))
+    assert ended.code == 0, ended.err
+    config = read_federation(out)
+    bank, shop = config.parties
+    assert bank.key == ("name", "birth_date")
+    assert shop.key == ("full name", "birth date")
+    assert (config.linkage.metric, config.federation.task) == ("levenshtein", "binary")
+    assert bank.exclude == ("customer_id", "remark")
+    assert shop.missing_columns == ("spent", "plan")
+    assert isinstance(shop.bounds, dict)
+    assert set(shop.bounds) == {"spent", "since"}
+    assert shop.categories == {"plan": ("basic", "gold", "other")}
+
+    checked = securevfl(capfd, "check", out, "--json")
+    run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
+
+    assert checked.code == 0, checked.err
+    assert run.code == 0, run.err
+    said, done = json.loads(checked.out), json.loads(run.out)["privacy"]
+    assert said["privacy"]["epsilon"] == done["epsilon_planned"]
+    assert said["learns"] == done["channels"]
+    for figure in ("noise_share_std", "sensitivity", "statement", "delta"):
+        assert said["privacy"][figure] == done[figure]
+
+
+def test_what_nobody_declares_is_left_open_and_never_taken_in_silence(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    """The file loads, has no range, does not run, and ``check`` names every column."""
+    ended, out = init(capfd, tmp_path, *of_housing(tmp_path), "--bounds", "rent=0,500")
+    assert ended.code == 0, ended.err
+    config = read_federation(out)
+    assert [party.bounds for party in config.secondaries] == [{"rent": (0.0, 500.0)}, {}]
+    left = re.findall(r"^# FILL IN: (\w+) = ", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert left == ["nights", "marks", "pupils"]
+
+    checked = securevfl(capfd, "check", out, "--json")
+    run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
+
+    assert (checked.code, run.code) == (2, 2)
+    problems = json.loads(checked.out)["problems"]
+    assert [any(f"'{name}' has none" in line for line in problems) for name in left] == [True] * 3
+    assert len(problems) == 3
+
+
+def test_the_file_holds_no_figure_of_the_records(tmp_path: Path, capfd: Capture) -> None:
+    """Tables that differ in their values alone, by a third or so, give the same file."""
+    texts = []
+    for factor in (1.0, 1.3):
+        arguments = of_housing(tmp_path)
+        for name in ("agency", "rental", "school"):
+            frame = pd.read_csv(tmp_path / f"{name}.csv")
+            values = frame.columns.difference(["lon", "lat"])
+            frame[values] = frame[values] * factor + 0.25
+            frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        ended, out = init(capfd, tmp_path, *arguments, "--overwrite")
+        assert ended.code == 0, ended.err
+        texts.append(out.read_text(encoding="utf-8"))
+
+    assert texts[0] == texts[1]
+
+
+def test_a_range_from_the_records_shows_no_single_one(tmp_path: Path, capfd: Capture) -> None:
+    """One record's extreme moves nothing, and the file says where its ranges come from."""
+    arguments = of_housing(tmp_path)
+    frame = pd.read_csv(tmp_path / "rental.csv")
+    frame.loc[7, "rent"] = 123_456.0
+    frame.to_csv(tmp_path / "rental.csv", index=False)
+
+    _, out = init(capfd, tmp_path, *arguments, "--bounds-from-data")
+
+    bounds = read_federation(out).secondaries[0].bounds
+    assert isinstance(bounds, dict)
+    assert bounds["rent"] == (0.0, 500.0)
+    assert "Epsilon does not cover what they tell" in " ".join(comments(out))
+
+
+def test_equal_ids_are_linked_exactly(tmp_path: Path, capfd: Capture) -> None:
+    """Sixteen digits in all tables: equal or not, whatever else the tables have in common."""
+    random = np.random.default_rng(3)
+    ids = 4_000_000_000_000_000 + random.permutation(100_000)[:60]
+    for name, column in (("bank", "x"), ("shop", "z")):
+        frame = pd.DataFrame({"card_id": ids, column: random.normal(size=60)})
+        frame["y"] = frame[column] > 0
+        frame.sample(frac=1, random_state=1).to_csv(tmp_path / f"{name}.csv", index=False)
+    tables = ("--primary", tmp_path / "bank.csv", "--secondary", tmp_path / "shop.csv")
+
+    ended, out = init(capfd, tmp_path, *tables, "--label", "y", "--bounds-from-data")
+
+    assert ended.code == 0, ended.err
+    config = read_federation(out)
+    assert (config.linkage.metric, config.primary.key) == ("exact", ("card_id",))
+    assert config.model.neighbours == 1
+    checked = json.loads(securevfl(capfd, "check", out, "--json").out)
+    assert checked["problems"] == []
+    assert checked["links"]["shop"]["rows_with_links"] == 60
+
+
+def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Capture) -> None:
+    """It is the same for any records of the same kinds, and is enough to propose a file from."""
+    write_people(tmp_path)
+    lists = []
+    for rows in (PEOPLE, PEOPLE // 2):
+        frame = pd.read_csv(tmp_path / "shop.csv").head(rows)
+        frame.to_csv(tmp_path / "shop.csv", index=False)
+        out = tmp_path / "shop.json"
+        said = ("--bounds", "spent=0,900", "--words", "plan=basic,gold,other", "--missing", "plan")
+        ended = securevfl(capfd, "columns", tmp_path / "shop.csv", *said, "--out", out)
+        assert ended.code == 0, ended.err
+        lists.append(json.loads(out.read_text(encoding="utf-8")))
+    assert lists[0] == lists[1]
+    told = {entry["name"]: entry for entry in lists[0]["columns"]}
+    assert told["spent"] == {"name": "spent", "kind": "number", "bounds": [0.0, 900.0]}
+    assert told["since"] == {"name": "since", "kind": "date"}
+
+    tables = ("--primary", tmp_path / "bank.csv", "--columns", tmp_path / "shop.json")
+    ended, out = init(capfd, tmp_path, *tables, "--label", "default")
+
+    assert ended.code == 0, ended.err
+    (shop,) = read_federation(out).secondaries
+    assert (shop.bounds, shop.missing_columns) == ({"spent": (0.0, 900.0)}, ("plan",))
+    assert "# FILL IN: since = " in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--label", "prise"), "--label prise: 'agency' has no such column"),
+        (("--key", "lone"), "--key lone: 'agency' has no such column"),
+        (("--bounds", "rent=5"), "--bounds rent: bounds: must be low,high"),
+        (("--bounds", "rent"), "--bounds: must be COLUMN=LOW,HIGH, got 'rent'"),
+        (("--bounds", "rent=9,1"), "--bounds rent: bounds: must be finite and ascending"),
+        (("--task", "guess"), "--task: must be one of regression, binary, multiclass"),
+        (("--columns", "nowhere.json"), "column list nowhere.json: can't be read"),
+        (("--epsilon", "0"), "epsilon must be finite and > 0"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capfd: Capture, arguments: tuple[str, ...], said: str
+) -> None:
+    ended, out = init(capfd, tmp_path, *of_housing(tmp_path), *arguments)
+
+    assert ended.code == 2
+    assert ended.complaint.startswith(said)
+    assert not out.exists()
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path, capfd: Capture) -> None:
+    (tmp_path / "fed.toml").write_text("mine", encoding="utf-8")
+
+    ended, out = init(capfd, tmp_path, *of_housing(tmp_path))
+
+    assert ended.code == 2
+    assert "add --overwrite" in ended.complaint
+    assert out.read_text(encoding="utf-8") == "mine"
+
+
+def test_hostile_column_names_stay_text(tmp_path: Path, capfd: Capture) -> None:
+    """A name with quotes, line ends and brackets is neither TOML nor a style of the console."""
+    name = 'a"]\n[privacy]\nmechanism = "none" #[bold]'
+    arguments = of_housing(tmp_path)
+    frame = pd.read_csv(tmp_path / "rental.csv").rename(columns={"rent": name})
+    frame.to_csv(tmp_path / "rental.csv", index=False)
+
+    ended, out = init(capfd, tmp_path, *arguments, "--bounds-from-data")
+
+    assert ended.code == 0, ended.err
+    config = read_federation(out)
+    assert config.privacy.mechanism == "gaussian"
+    assert name in (config.secondaries[0].bounds or {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "label", "metric"),
+    [("house_kc", "y", "great-circle"), ("febrl", "key_state", "levenshtein")],
+)
+def test_real_tables_run_without_an_edit(
+    tmp_path: Path, capfd: Capture, folder: str, label: str, metric: str
+) -> None:
+    if "SECUREVFL_DATA" not in os.environ:
+        pytest.skip("SECUREVFL_DATA names the folder of real tables")
+    data = Path(os.environ["SECUREVFL_DATA"]) / folder
+    truth = ("--truth", "entity") if folder == "febrl" else ()
+    tables = ("--primary", data / "primary.csv.gz", "--secondary", data / "secondary.csv.gz")
+
+    ended, out = init(capfd, tmp_path, *tables, *truth, "--label", label, "--bounds-from-data")
+    checked = securevfl(capfd, "check", out, "--json")
+    run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
+
+    assert (ended.code, checked.code, run.code) == (0, 0, 0), ended.err + checked.err + run.err
+    assert read_federation(out).linkage.metric == metric
+    assert json.loads(run.out)["privacy"]["epsilon"] <= 8.0
+
+
+def vars_of(settings: Any) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+
+
+def comments(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("# ") for line in lines if line.startswith("# ")]
