@@ -1,0 +1,1 @@
+"""Estimators as scikit-learn knows them: a federation behind ``fit`` and ``predict``."""
