@@ -9,7 +9,12 @@ from typing import Any, Literal
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.parties import PartySettings
-from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+from securevfl.config.sections import (
+    FederationSettings,
+    PredictionSettings,
+    RuntimeSettings,
+    TrainingSettings,
+)
 from securevfl.core.errors import ConfigError
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings
@@ -24,6 +29,7 @@ class FederationConfig:
     training: TrainingSettings
     privacy: Privacy
     linkage: LinkageSettings
+    prediction: PredictionSettings
     runtime: RuntimeSettings
     parties: tuple[PartySettings, ...]
     family: AnyFamily
@@ -82,6 +88,15 @@ class FederationConfig:
         raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
 
     @property
+    def features_are_declared(self) -> bool:
+        """Whether a promise rests on it that nothing of secondaries' features is taken from data.
+
+        A frozen or dp-trained encoder's guarantee is about what one record's features do, so these
+        may be a function of no other record.
+        """
+        return self.privacy.encoder != "trained" and self.privacy.mechanism != "none"
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the file's content (not its spelling), hex; parties compare it."""
         return _digest(self.source)
@@ -89,12 +104,24 @@ class FederationConfig:
     @property
     def settings_digest(self) -> str:
         """Like :attr:`digest`, without addresses and identities, which a restart may change."""
-        source = dict(self.source)
-        source["party"] = [
-            {key: value for key, value in party.items() if key not in ("address", "identity")}
-            for party in source["party"]
-        ]
-        return _digest(source)
+        return _digest({**self.source, "party": _without_places(self.source)})
+
+    @property
+    def model_digest(self) -> str:
+        """Like :attr:`settings_digest`, of what a kept model rests on alone.
+
+        How long parties wait, what predictions may spend and what a comparison trains may change.
+        """
+        left_out = ("methods", "prediction", "runtime")
+        kept = {name: table for name, table in self.source.items() if name not in left_out}
+        return _digest({**kept, "party": _without_places(self.source)})
+
+
+def _without_places(source: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in party.items() if key not in ("address", "identity")}
+        for party in source["party"]
+    ]
 
 
 def _digest(source: Mapping[str, Any]) -> str:

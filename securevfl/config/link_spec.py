@@ -25,6 +25,7 @@ def key_spec(config: FederationConfig) -> KeySpec:
         missing_similarity=linkage.missing_similarity,
         ranges=linkage.ranges,
         blocking=linkage.blocking,
+        fold=linkage.fold,
         code_bits=linkage.code_bits,
         code_concentration=linkage.code_concentration,
     )
@@ -75,7 +76,9 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             seed=config.federation.seed,
             validation_fraction=training.validation_fraction,
             test_fraction=training.test_fraction,
-        ),
+        )
+        if training.split_of(config.federation.task) == "random"
+        else None,
         similarities=similarities,
         tells_rows=tells_rows(config),
         cache=linkage.cache,

@@ -18,7 +18,9 @@ class LinkageSettings:
 
     metric: str = "euclidean"
     """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
-    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes."""
+    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes, ``exact``
+    links rows and records whose key columns are all equal as texts, and leaves the others without a
+    link. Ids are of this kind: no digit is lost, and "0123" is not 123."""
 
     protection: str
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
@@ -30,9 +32,10 @@ class LinkageSettings:
 
     max_distance: float | None = None
     """The farthest that a link may be, >= 0: farther ones are none, and 0 leaves those of equal
-    keys. In the metric's unit: edits (``levenshtein``), a share of 1 (``mixed``), metres
-    (``great-circle``), the unit in which tables hold the keys, not scaled (``euclidean``); and
-    differing bits wherever codes are compared (``bloom``, as metric or as protection)."""
+    keys, as ``exact`` does anyway. In the metric's unit: edits (``levenshtein``), a share of 1
+    (``mixed``), metres (``great-circle``), the unit in which tables hold the keys, not scaled
+    (``euclidean``); and differing bits wherever codes are compared (``bloom``, as metric or as
+    protection)."""
 
     truth: str | None = None
     """Column that tells true matches; never a feature."""
@@ -48,7 +51,11 @@ class LinkageSettings:
     outside is refused. Protected linkage of numbers needs it."""
 
     secret: str | None = None
-    """File with the linkage secret, on every data party's own machine (``bloom``)."""
+    """File with the linkage secret, on every data party's own machine (``bloom``, ``hashes``)."""
+
+    fold: bool = False
+    """For ``exact``: whether upper and lower case, full-width letters and runs of blanks count as
+    equal. Blanks at a key's ends never count."""
 
     blocking: float | None = None
     """For ``levenshtein``: compare only texts whose sets of q-grams have at least this cosine, in
@@ -86,7 +93,8 @@ class LinkageSettings:
         ):
             if value not in known:
                 allowed = ", ".join(map(repr, known))
-                raise ConfigError(f"{name}: must be one of {allowed}; got {value!r}")
+                near = checks.did_you_mean(value, known)
+                raise ConfigError(f"{name}: must be one of {allowed}; got {value!r}{near}")
         if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
             raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
@@ -116,6 +124,8 @@ class LinkageSettings:
         metric = METRICS[self.metric]
         if self.fields is not None and "fields" not in metric.reads:
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
+        if self.fold and "fold" not in metric.reads:
+            raise ConfigError(f'fold: goes with metric = "exact", not with {self.metric!r}')
         if self.blocking is not None:
             checks.open_unit(blocking=self.blocking)
             if "blocking" not in metric.reads or self.protection != "none":

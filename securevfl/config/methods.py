@@ -17,6 +17,7 @@ from securevfl.config.presets import (
     pretraining_of,
     privacy_of,
 )
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
@@ -29,14 +30,18 @@ _SETTINGS: Final[Mapping[str, type[Settings]]] = {
     "solo": BaselineConfig,
     "combine": BaselineConfig,
     "boosting": BoostingConfig,
+    "boosting-combine": BoostingConfig,
     "fedcvt": FedCVTConfig,
 }
 
 IN_ONE_PLACE: Final = tuple(_SETTINGS)
 """Methods that train with all that they need in one place, and need no federation."""
 
-JOINED: Final = ("combine", "boosting", "fedcvt")
+JOINED: Final = ("combine", "boosting-combine", "fedcvt")
 """Those of them that join the tables by the true match of every row."""
+
+ALONE: Final = ("solo", "boosting")
+"""Those of them that read the primary's table and no other."""
 
 _NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")
 _LONGEST_NAME: Final = 40
@@ -50,6 +55,8 @@ _INPUTS: Final = ("neighbours", "keys_as_features")
 _COMMON: Final = (
     "validation_fraction",
     "test_fraction",
+    "split",
+    "split_column",
     "labelled_rows",
     "metric",
     "keys_as_features",
@@ -84,18 +91,19 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
             f"methods.{name}: a name has at most {_LONGEST_NAME} letters, digits, '-' or '_'"
         )
     if family not in trainable:
-        known = ", ".join(map(repr, known_methods(source)))
+        known = known_methods(source)
         raise ConfigError(
             f"method {name!r}: is neither a family nor a [methods.NAME] table with "
-            f"family = one of them; there are {known}"
+            f"family = one of them; there are {', '.join(map(repr, known))}"
+            f"{checks.did_you_mean(family, known)}"
         )
     return str(family)
 
 
 def method_source(
     source: Mapping[str, Any], name: str, *, training_fields: frozenset[str]
-) -> dict[str, Any]:
-    """Return the federation file as one method sees it, without ``[methods]``.
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the federation file as one method sees it, and what of it is left out.
 
     A family other than the file's own takes from ``[model]`` what means the same in both. A preset
     of its table comes before what the file says, but for what is equal for all methods.
@@ -119,9 +127,9 @@ def method_source(
             )
     result = {key: value for key, value in source.items() if key != "methods"}
     if family in IN_ONE_PLACE:
-        return result
+        return result, ()
     preset = own.pop("preset", None)
-    inherited = _inherited(source["model"], family)
+    inherited, notes = _inherited(source["model"], family)
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
@@ -142,7 +150,7 @@ def method_source(
         **training,
         **{key: value for key, value in own.items() if key in training_fields},
     }
-    return result
+    return result, notes
 
 
 def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:
@@ -175,25 +183,37 @@ def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if key != "family"}
 
 
-def _inherited(model: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _inherited(model: Mapping[str, Any], family: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what a family takes from ``[model]``, and what it does not, in words."""
     given = {key: value for key, value in model.items() if key != "family"}
     if model.get("family") == family:
-        return given
+        return given, ()
     base = family_named(model.get("family")).settings_class
-    own = family_named(family).settings_class
+    other = family_named(family)
+    own = other.settings_class
     has = {field.name for field in dataclasses.fields(own)}
     if _related(base, own):
         # One network with other steps before it; which of its encoders are used may differ.
-        return {key: value for key, value in given.items() if key in has and key != "encoders"}
+        return {key: value for key, value in given.items() if key in has and key != "encoders"}, ()
     # Inputs and links are equal for all methods even where their families' defaults differ.
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(base)
         if field.name in _INPUTS and field.default is not dataclasses.MISSING
     }
-    return {
+    shared = {
         key: value for key, value in {**defaults, **given}.items() if key in _SHARED and key in has
     }
+    notes = []
+    if other.links_to_one:
+        shared.pop("neighbours", None)
+        notes.append("one link a row, whatever model.neighbours is")
+    left_out = sorted(key for key in given if key not in shared and key != "neighbours")
+    if left_out:
+        notes.append(
+            f"without {', '.join(left_out)} of [model], which {model['family']!r} has for itself"
+        )
+    return shared, tuple(notes)
 
 
 def _related(one: type[Any], other: type[Any]) -> bool:

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
+from securevfl.data.column_kinds import MAX_CATEGORIES
+from securevfl.data.columns import declared_range
+from securevfl.data.sources.settings import AS_IT_IS, Reading
 
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_NAME = 40
@@ -23,8 +26,14 @@ class PartySettings:
     table and help to link."""
 
     data: str = ""
-    """The party's table, CSV or Parquet; looked for on its own machine only, relative to
-    ``--data-root``, or to the federation file."""
+    """The party's table: a text file of separated cells (compressed or not), Parquet, Arrow,
+    Feather, DuckDB or SQLite; or a ``NAME.source.toml`` file that says where the table lies, for
+    what other parties need not read, such as a database's address. Looked for on the party's own
+    machine only, relative to ``--data-root``, or to the federation file."""
+
+    reading: Reading = AS_IT_IS
+    """How a text file is written, or which table of a database is meant; see below. A source file
+    says it itself."""
 
     key: tuple[str, ...] = ()
     """Columns that parties link by; the n-th of one party means the n-th of another."""
@@ -43,11 +52,28 @@ class PartySettings:
     deviations from the mean, for tables with rare words or outliers; ``bounds``: declared ranges,
     the same for any data; ``none``: features as they are."""
 
-    bounds: tuple[float, ...] | dict[str, tuple[float, ...]] | None = None
-    """For ``scaling = "bounds"``: ``[low, high]`` of every feature, or such a pair by column."""
+    bounds: tuple[float, ...] | dict[str, tuple[float | str, ...]] | None = None
+    """For ``scaling = "bounds"``: ``[low, high]`` of every column of numbers, or such a pair by
+    column; of dates as texts, ``["2015-01-01", "2025-12-31"]``, with a time of day if that is to be
+    a feature. Truth values, words and flags of missing values need none."""
 
     categories: dict[str, tuple[str, ...]] | None = None
-    """Words of text columns by column, agreed without looking at the data."""
+    """Words of text columns by column, agreed without looking at the data. Other words are refused
+    in training, unless ``other`` is in the list: then that word stands for them."""
+
+    max_categories: int = MAX_CATEGORIES
+    """Of a column of words without a list, so many of the most frequent words are features of their
+    own; the rest is ``other``."""
+
+    missing: Literal["fill", "refuse"] = "fill"
+    """What becomes of an empty cell. ``fill``: a feature says that it is empty, and the middle of
+    the column's declared bounds stands in, or without bounds its median (no word, no place in the
+    year, halfway between true and false); ``refuse``: the table is refused."""
+
+    missing_columns: tuple[str, ...] = ()
+    """Columns whose cells may be empty, known without looking: they get the feature that says so
+    whether a cell is empty or not. A promise about a secondary's records needs it; otherwise
+    columns with empty cells are found."""
 
     exclude: tuple[str, ...] = ()
     """Columns that are neither keys nor features."""
@@ -75,22 +101,38 @@ class PartySettings:
         return self.role in ("coordinator", "dealer")
 
     def _check_helper(self) -> None:
-        if self.data or self.key or self.bounds or self.categories or self.exclude:
+        if self.reading != AS_IT_IS:
+            raise ConfigError(f"reading: a {self.role} has no table")
+        columns = (self.bounds, self.categories, self.exclude, self.missing_columns)
+        if self.data or self.key or any(columns):
             raise ConfigError(f"role: a {self.role} has no table; it takes a name and an identity")
 
     def _check_table(self) -> None:
         if not self.data:
             raise ConfigError("data: is missing; it names the party's table")
+        if "://" in self.data:
+            # Not shown: it may have a password in it.
+            raise ConfigError(
+                "data: an address has no place in a file that all parties read; write it into a "
+                'file of this party alone, url = "…" in NAME.source.toml, and name that file'
+            )
         if not self.key:
             raise ConfigError("key: must name at least one column")
         if len(set(self.key)) < len(self.key):
             raise ConfigError(f"key: names a column twice: {', '.join(self.key)}")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
+        checks.whole(max_categories=self.max_categories)
+        checks.at_least(1, max_categories=self.max_categories)
+        if self.missing == "refuse" and self.missing_columns:
+            raise ConfigError('missing_columns: goes with missing = "fill"')
         pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
         for pair in pairs:
-            if pair is not None and not (len(pair) == 2 and pair[0] < pair[1]):
-                raise ConfigError(f"bounds: must be [low, high], got {list(pair)}")
+            if pair is not None:
+                try:
+                    declared_range(pair)
+                except DataError as error:
+                    raise ConfigError(f"bounds: {error}") from None
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securevfl.config.sections import TrainingSettings
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
@@ -96,8 +97,9 @@ def preset_named(family: AnyFamily, name: object) -> Preset:
     """
     if isinstance(name, str) and name in family.presets:
         return family.presets[name]
+    near = checks.did_you_mean(name, family.presets)
     there = ", ".join(map(repr, family.presets)) or "none"
-    raise ConfigError(f"model.preset: {family.name!r} has {there}; got {name!r}")
+    raise ConfigError(f"model.preset: {family.name!r} has {there}; got {name!r}{near}")
 
 
 def pretraining_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Read a federation file, and refuse what does not go together."""
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from securevfl.config import rules
+from securevfl.config.adapting import adapted, require_own_fields
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
@@ -20,7 +20,13 @@ from securevfl.config.methods import (
 from securevfl.config.parties import parse_parties
 from securevfl.config.presets import expanded
 from securevfl.config.rules import require_encodable
-from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+from securevfl.config.sections import (
+    FederationSettings,
+    PredictionSettings,
+    RuntimeSettings,
+    TrainingSettings,
+)
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
@@ -61,6 +67,7 @@ def parse_federation(
         "training",
         "privacy",
         "linkage",
+        "prediction",
         "runtime",
         "party",
         "methods",
@@ -68,8 +75,8 @@ def parse_federation(
     }
     unknown = sorted(set(source) - sections)
     if unknown:
-        close = difflib.get_close_matches(unknown[0], sections, n=1)
-        hint = f"did you mean [{close[0]}]? " if close else ""
+        close = checks.nearest(unknown[0], sections)
+        hint = f"did you mean [{close}]? " if close else ""
         raise ConfigError(
             f"{file}: [{unknown[0]}]: no such section; {hint}Allowed: {', '.join(sorted(sections))}"
         )
@@ -78,7 +85,7 @@ def parse_federation(
         if not only_linkage:
             rules.require_trainable(config)
         for name in source.get("methods", {}):
-            method_config(config, name)
+            _require_readable(config, name)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     return config
@@ -88,13 +95,11 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     """Return the federation as one method of a comparison trains it.
 
     Raises:
-        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
+        ConfigError: If there is no such method, its ``[methods.NAME]`` table is wrong, or it does
+            not go with the rest of the file.
         PrivacyError: If the privacy settings do not go with it.
     """
-    fields = frozenset(one.name for one in dataclasses.fields(TrainingSettings))
-    source = method_source(config.source, name, training_fields=fields)
-    if method_family(config.source, name) in IN_ONE_PLACE:
-        baseline_settings(config.source, name)
+    source, _ = _method_source(config, name)
     try:
         trained = _parse_sections(source)
         rules.require_trainable(trained)
@@ -103,7 +108,53 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     return trained
 
 
+def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
+    """Return what one method of a comparison has otherwise than the file says, in words.
+
+    Raises:
+        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
+    """
+    return _method_source(config, name)[1]
+
+
+def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the file as a method sees it, and what it has otherwise than the file says."""
+    fields = frozenset(one.name for one in dataclasses.fields(TrainingSettings))
+    source, dropped = method_source(config.source, name, training_fields=fields)
+    if method_family(config.source, name) in IN_ONE_PLACE:
+        baseline_settings(config.source, name)
+        return source, ()
+    try:
+        source, changed = adapted(source)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+    return source, (*dropped, *changed)
+
+
+def _require_readable(config: FederationConfig, name: str) -> None:
+    """Refuse a method whose settings are impossible by themselves, whatever the file asks for."""
+    source, _ = _method_source(config, name)
+    try:
+        _read_sections(source)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+
+
 def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
+    config = _read_sections(source)
+    rules.require_linkable(config)
+    if config.encoder is not None:
+        frozen = config.privacy.encoder == "frozen"
+        require_encodable(
+            config.encoder,
+            pooled=frozen and config.family.pooled(config.model, frozen=frozen),
+            width=config.family.cut_shape(config.model)[1],
+            secondaries=len(config.secondaries),
+        )
+    return config
+
+
+def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
     for required in ("federation", "model", "privacy", "linkage"):
         if required not in source:
             raise ConfigError(f"[{required}]: this section is missing")
@@ -113,11 +164,15 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
     filled = expanded(source)
     model = dict(filled["model"])
     family = family_named(model.pop("family", None))
-    config = FederationConfig(
+    require_own_fields(family, model)
+    return FederationConfig(
         federation=read_settings(FederationSettings, filled["federation"], where="federation"),
         training=read_settings(TrainingSettings, filled.get("training", {}), where="training"),
         privacy=read_settings(Privacy, filled["privacy"], where="privacy"),
         linkage=parse_linkage(filled["linkage"]),
+        prediction=read_settings(
+            PredictionSettings, filled.get("prediction", {}), where="prediction"
+        ),
         runtime=read_settings(RuntimeSettings, filled.get("runtime", {}), where="runtime"),
         parties=parse_parties(filled.get("party", [])),
         family=family,
@@ -130,13 +185,3 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
         else None,
         source=source,
     )
-    rules.require_linkable(config)
-    if config.encoder is not None:
-        frozen = config.privacy.encoder == "frozen"
-        require_encodable(
-            config.encoder,
-            pooled=frozen and family.pooled(config.model, frozen=frozen),
-            width=family.cut_shape(config.model)[1],
-            secondaries=len(config.secondaries),
-        )
-    return config

@@ -35,15 +35,24 @@ def require_linkable(config: FederationConfig) -> None:
                 f"columns, got {len(linkage.ranges)}"
             )
     _require_roles(config)
-    frozen = config.privacy.encoder == "frozen"
-    if linkage.choose == "records" and not (
-        frozen
-        and config.family.pooled(config.model, frozen=frozen)
-        and config.privacy.links_per_record
-    ):
+    if linkage.choose == "records":
+        _require_pooled_records(config)
+
+
+def _require_pooled_records(config: FederationConfig) -> None:
+    privacy = config.privacy
+    frozen = privacy.encoder == "frozen"
+    missing = []
+    if not frozen:
+        missing.append('privacy.encoder = "frozen"')
+    if not config.family.pooled(config.model, frozen=True):
+        missing.append('a family that pools records: family = "fet" with model.release = "pooled"')
+    if not privacy.links_per_record:
+        missing.append("privacy.links_per_record")
+    if missing:
         raise ConfigError(
-            'linkage.choose: "records" needs privacy.encoder = "frozen", '
-            'model.release = "pooled" and privacy.links_per_record'
+            f'linkage.choose: "records" needs {" and ".join(missing)}; write that, or '
+            f'linkage.choose = "rows"'
         )
 
 
@@ -93,17 +102,38 @@ def require_trainable(config: FederationConfig) -> None:
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
     metrics_of(config.federation.task, config.training.metric)
+    if config.federation.task == "regression" and config.training.split == "stratified":
+        raise ConfigError(
+            'training.split: "stratified" needs classes, and the task is regression; leave it out'
+        )
+    if config.training.split_column == config.primary.label:
+        raise ConfigError("training.split_column: is the label; name another column")
+    if config.training.threshold != "half" and config.federation.task != "binary":
+        raise ConfigError(
+            f"training.threshold: divides two classes; a {config.federation.task} task has none, "
+            f"leave it out"
+        )
     if config.training.iso_gradients and config.privacy.encoder == "frozen":
         raise ConfigError(
             "training.iso_gradients: frozen encoders are sent no gradient that noise could be "
             "added to; leave it out"
         )
-    reads_keys = config.family.reads_keys or config.model.keys_as_features
-    if reads_keys and not key_spec(config).are_numbers:
+    frozen = config.privacy.encoder == "frozen"
+    keys = key_spec(config)
+    linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
+    if config.family.reads_keys(config.model, frozen=frozen) and not keys.are_numbers:
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "
-            f"choose a family that links by keys alone (fedsim, top1sim, avgsim, featuresim)"
+            f'choose a family that links by keys alone ({linkers}), or, for "fet", '
+            f'privacy.encoder = "frozen", model.top = "additive" and '
+            f"model.keys_as_features = false"
+        )
+    if config.family.needs_similarities(config.model) and keys.metric.equal_only:
+        raise ConfigError(
+            f"model.family: {config.family.name!r} reads how near links are, and those of "
+            f"linkage.metric = {config.linkage.metric!r} are all equally near; choose top1sim or "
+            f"avgsim"
         )
     fresh = config.privacy.sampling_rate < 1
     if fresh and config.privacy.encoder != "frozen" and tells_rows(config):
@@ -144,7 +174,7 @@ def require_encodable(
     if not pooled:
         raise ConfigError(
             "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
-            '"frozen" and model.release = "pooled"'
+            '"frozen" and model.release = "pooled"; write these, or leave [encoder] out'
         )
     if encoder.layout == "blocks" and width % secondaries:
         raise ConfigError(

@@ -6,6 +6,8 @@ from typing import Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
+from securevfl.data.rows import SplitKind
+from securevfl.models.threshold import Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,12 @@ class TrainingSettings:
     first in results; the others are reported beside it. Default: rmse, auc (binary) or accuracy
     (multiclass)."""
 
+    threshold: Rule = "half"
+    """From which probability on a row of a binary task counts as one of the second class: ``half``,
+    0.5; a number in (0, 1); or what is best on the validation rows of each epoch, ``f1`` by F1 and
+    ``youden`` by the true positives' rate minus the false positives'. All metrics that need a
+    decision go by it, and results name it."""
+
     iso_gradients: float = 0.0
     """lambda of the ISO noise on the gradients that the primary returns to secondaries ([FedHSSL]
     section VI), of which the longest in the batch sets the size; 0 adds none. It hides labels by a
@@ -65,6 +73,18 @@ class TrainingSettings:
     test_fraction: float = 0.2
     """Share of the primary's rows that are held out to the end."""
 
+    split: Literal["stratified", "random", "group", "time"] | None = None
+    """How the primary's rows are split. ``stratified``: each class has its share of every part, and
+    a class of few rows reaches training first, then testing, then validation; ``random``;
+    ``group``: all rows of a group (one value of ``split_column``) are in one part, and the
+    fractions are shares of the groups; ``time``: the rows with the latest ``split_column`` are for
+    testing, those before them for validation. Default: stratified, for numbers random."""
+
+    split_column: str | None = None
+    """Column of the primary's table that ``group`` or ``time`` goes by: texts or whole numbers; or
+    numbers or dates in ISO form. It may be a key and is never a feature; no value may be
+    missing."""
+
     labelled_rows: int | None = None
     """How many training rows keep their labels; default: all. Pretraining uses the others too."""
 
@@ -77,17 +97,49 @@ class TrainingSettings:
     """What an empty label cell is: a mistake, or a training row without a label, for pretraining.
     Validation and test rows are drawn from those that have one."""
 
+    def split_of(self, task: Task) -> SplitKind:
+        """Return how rows are split where the label is of that kind."""
+        return self.split or ("random" if task == "regression" else "stratified")
+
     def __post_init__(self) -> None:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(weight_decay=self.weight_decay, iso_gradients=self.iso_gradients)
+        if isinstance(self.threshold, float):
+            checks.open_unit(threshold=self.threshold)
         checks.open_unit(
             validation_fraction=self.validation_fraction, test_fraction=self.test_fraction
         )
         if not self.validation_fraction + self.test_fraction < 1:
             raise ConfigError("test_fraction plus validation_fraction must be below 1")
+        if (self.split in ("group", "time")) != (self.split_column is not None):
+            raise ConfigError('split_column: goes with split = "group" or "time", and only with it')
         if self.labelled_rows is not None:
             checks.at_least(1, labelled_rows=self.labelled_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionSettings:
+    """The ``[prediction]`` table: what a trained model may be asked for.
+
+    It can be changed later: a kept model goes on with it.
+    """
+
+    epsilon: float | None = None
+    """What all predictions of the model may spend together, at ``privacy.delta`` and beside
+    training; default: ``privacy.epsilon`` once more. Each request is charged to every party's
+    ledger like a run."""
+
+    rows: int | None = None
+    """How many rows all predictions of the model may ask for, as every party counts in its own
+    ledger; default: any number. Where nothing is promised, it is the one bound on how often a
+    primary may ask, of any place that it likes."""
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            checks.positive(epsilon=self.epsilon)
+        if self.rows is not None:
+            checks.at_least(1, rows=self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

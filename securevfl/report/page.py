@@ -6,10 +6,15 @@ from typing import Any
 import jinja2
 
 from securevfl.core import files
-from securevfl.federation.ledger_book import lines_of_run
+from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
-from securevfl.runtime.figures import models_measured
+from securevfl.runtime.figures import (
+    interval_heading,
+    interval_in_words,
+    models_measured,
+    threshold_in_words,
+)
 from securevfl.runtime.run_folder import read_figures, read_history
 
 _TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -29,7 +34,7 @@ def write_report(run: Path) -> Path:
     metrics = read_figures(run)
     history = read_history(run)
     epsilon = _spending(run / metrics["ledger"], metrics["run"])
-    privacy = metrics["privacy"]
+    privacy, evaluation = metrics["privacy"], metrics["evaluation"]
     figures = [
         plots.metric_plot(history, metric=metrics["metric"], solo=metrics["solo_test"]),
         plots.loss_plot(history),
@@ -44,6 +49,9 @@ def write_report(run: Path) -> Path:
     page = _TEMPLATE.render(
         metrics=metrics,
         models=models_measured(metrics),
+        intervals=_intervals(metrics),
+        threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
+        mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         privacy=privacy,
         promised=_promised(privacy),
@@ -53,6 +61,27 @@ def write_report(run: Path) -> Path:
     path = run / "report.html"
     files.write_text(path, page, for_others=True)
     return path
+
+
+def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of intervals: its heading, and each metric's."""
+    evaluation = metrics["evaluation"]
+    intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
+    return {
+        "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",
+        "cells": [interval_in_words(one) for one in intervals],
+    }
+
+
+def _mistakes(evaluation: dict[str, Any]) -> list[str]:
+    """Return the plots of where classes are taken for others, and of calibration."""
+    if "confusion" not in evaluation:
+        return []
+    confusion = evaluation["confusion"]
+    return [
+        plots.confusion_plot(confusion["counts"], confusion["classes"]),
+        plots.calibration_plot(evaluation["calibration"]),
+    ]
 
 
 def _promised(privacy: dict[str, Any]) -> dict[str, str]:

@@ -10,6 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _SIZE = (6.4, 2.9)
+# Larger tables of mistakes are colours alone.
+_NUMBERED_CLASSES = 12
+_DARK = 0.5
+_LONGEST_NAME = 18
 _BLUE, _ORANGE, _GREY = "#2f5d8a", "#c8661a", "#8a8f98"
 
 
@@ -87,6 +91,64 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Return how many rows of each true class were taken for which one.
+
+    Args:
+        counts: A list for each true class, with a number for each predicted one.
+        classes: What they are called, in that order.
+    """
+    figure, axes = _axes("confusion matrix of test rows", "", "")
+    size = len(classes)
+    figure.set_size_inches(min(_SIZE[0], 2.4 + 0.7 * size), min(8.0, 1.4 + 0.5 * size))
+    # Colours are shares of a true class, so that a rare class is seen.
+    shares = [[one / max(1, sum(row)) for one in row] for row in counts]
+    axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
+    if size <= _NUMBERED_CLASSES:
+        for row, numbers in enumerate(counts):
+            for column, number in enumerate(numbers):
+                colour = "white" if shares[row][column] > _DARK else "black"
+                place = (column + 0.5, row + 0.5)
+                axes.annotate(
+                    f"{number:,}", place, ha="center", va="center", fontsize=8, color=colour
+                )
+    ticks = [number + 0.5 for number in range(size)]
+    axes.set_xticks(ticks, [_short(name) for name in classes], rotation=90 if size > 6 else 0)
+    axes.set_yticks(ticks, [_short(name) for name in classes])
+    axes.set_xlabel("predicted", fontsize=9)
+    axes.set_ylabel("true", fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    return _svg(figure)
+
+
+def _short(name: str) -> str:
+    # A dollar would start a formula.
+    text = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}\u2026"
+    return text.replace("$", r"\$")
+
+
+def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
+    """Return the share that came true over the probability that was given, a dot a bin.
+
+    Args:
+        bins: Each with ``predicted``, ``observed`` and ``rows``.
+    """
+    figure, axes = _axes("calibration (dashes: perfect)", "probability given", "share")
+    axes.plot([0, 1], [0, 1], color=_GREY, linestyle="--")
+    most = max(one["rows"] for one in bins)
+    axes.scatter(
+        [one["predicted"] for one in bins],
+        [one["observed"] for one in bins],
+        s=[12 + 60 * one["rows"] / most for one in bins],
+        color=_BLUE,
+        zorder=3,
+    )
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.02)
     return _svg(figure)
 
 

@@ -59,7 +59,8 @@ def digits_federation(
     return {
         "federation": {"name": "digits", "task": "multiclass", "seed": seed},
         "model": {"family": "fet", **model},
-        "training": training,
+        # The digits are as many of each kind: a random split has all of them everywhere.
+        "training": {**training, "split": "random"},
         "privacy": privacy,
         "linkage": {"metric": "euclidean", "protection": "none", "truth": "entity"},
         "party": parties,

@@ -9,8 +9,8 @@ from typing import Any
 from securevfl.core import files
 from securevfl.core.progress import Observer, ProgressEvent
 from securevfl.runtime.entry import FederationSource, opened
-from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.run import MethodRun
+from securevfl.studies.compare.comparison import Comparison, adaptations, compare_methods
+from securevfl.studies.compare.run import LeftOut, MethodRun
 from securevfl.studies.compare.table import summary, write_comparison
 from securevfl.studies.links import LinkStudy, study_links
 
@@ -63,14 +63,15 @@ def compare(
     data_root: Path | None = None,
     tell: Callable[[MethodRun, ProgressEvent], None] = lambda _run, _event: None,
     done: Callable[[dict[str, Any]], None] = lambda _result: None,
+    leave_out: Callable[[LeftOut], None] = lambda _method: None,
 ) -> dict[str, Any]:
     """Train methods side by side in the simulator, and return how they compare.
 
     Args:
         federation: The path of a federation file, or what :func:`securevfl.read_federation`
             returned.
-        methods: Families; ``solo``, ``combine``, ``boosting``, ``fedcvt``; or names of the file's
-            ``[methods.NAME]`` tables.
+        methods: Families; ``solo``, ``boosting``, ``combine``, ``boosting-combine``, ``fedcvt``;
+            or names of the file's ``[methods.NAME]`` tables.
         seeds: How many run seeds, counting up from the file's.
         jobs: Processes at a time, with one thread each.
         out: Folder that gets the table and a folder a run, and where a comparison that was cut off
@@ -82,14 +83,16 @@ def compare(
             folder if there is no file.
         tell: Hears of the progress of each run.
         done: Gets each run's result as soon as it is there.
+        leave_out: Gets each method that does not fit or has failed; the others go on.
 
     Returns:
         What ``comparison.json`` holds; see :func:`securevfl.studies.compare.table.summary`.
 
     Raises:
-        ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
+        ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
+            fits.
         DataError: If a table is not what it should be.
-        SecureVflError: If a run fails; its text names the run.
+        SecureVflError: If every method that fits has failed.
 
     Reveals:
         Everything is on one machine: a comparison protects nobody's table.
@@ -105,7 +108,9 @@ def compare(
             device=device,
             metric=metric,
         )
-        figures = compare_and_write(comparison, jobs=jobs, tell=tell, done=done)
+        figures = compare_and_write(
+            comparison, jobs=jobs, tell=tell, done=done, leave_out=leave_out
+        )
         if out is None:
             del figures["folder"]
         return figures
@@ -117,6 +122,7 @@ def compare_and_write(
     jobs: int,
     tell: Callable[[MethodRun, ProgressEvent], None],
     done: Callable[[dict[str, Any]], None],
+    leave_out: Callable[[LeftOut], None],
 ) -> dict[str, Any]:
     """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.
 
@@ -125,6 +131,7 @@ def compare_and_write(
         jobs: Processes at a time, with one thread each.
         tell: Hears of the progress of each run.
         done: Gets each run's result as soon as it is there.
+        leave_out: Gets each method that has no figures, and why.
 
     Returns:
         What ``comparison.json`` holds.
@@ -132,10 +139,21 @@ def compare_and_write(
     Raises:
         SecureVflError: As :func:`compare_methods`.
     """
-    results = compare_methods(comparison, jobs=jobs, tell=tell, done=done)
+    out: list[LeftOut] = []
+
+    def note(one: LeftOut) -> None:
+        out.append(one)
+        leave_out(one)
+
+    results = compare_methods(comparison, jobs=jobs, tell=tell, done=done, leave_out=note)
     federation = comparison.config.federation
     figures = summary(
-        results, federation=federation.name, task=federation.task, metric=comparison.metric
+        results,
+        federation=federation.name,
+        task=federation.task,
+        metric=comparison.metric,
+        left_out=out,
+        adapted=adaptations(comparison, without={one.method for one in out}),
     )
     figures["folder"] = str(comparison.folder)
     write_comparison(comparison.folder, figures, results)

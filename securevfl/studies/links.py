@@ -131,6 +131,7 @@ def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> Ke
         name=party.name,
         columns=party.key,
         truth=config.linkage.truth,
+        reading=party.reading,
     )
     if party.role == "secondary":
         require_enough_records(config, keys)

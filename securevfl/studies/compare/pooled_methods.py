@@ -9,10 +9,11 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
-from securevfl.config.methods import Settings
+from securevfl.config.methods import JOINED, Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import features_of, primary_data
+from securevfl.federation.build import primary_data
+from securevfl.federation.own_numbers import features_of
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.in_process import Linker
@@ -20,6 +21,7 @@ from securevfl.linking.keys import keys_of
 from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
 from securevfl.models.baselines.boosting import fit_boosting
 from securevfl.models.baselines.fit import BaselineResult
+from securevfl.models.baselines.tables import solo_inputs
 from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.encoders import EncoderConfig
@@ -67,13 +69,12 @@ def train_in_one_place(
 
     Args:
         config: The federation file, with the method's own settings.
-        tables: Every party's table; all but solo need their truth.
+        tables: The primary's table; and for methods that join, every party's, with the truth.
         family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
         settings: How it is trained.
         device: Where to compute.
 
     Raises:
-        ConfigError: If the method does not fit the task or the number of parties.
         DataError: If a table has no truth, or some row has no match.
     """
     primary = tables[config.primary.name]
@@ -86,6 +87,10 @@ def train_in_one_place(
         assert isinstance(settings, BaselineConfig)
         solo = train_solo(config, data, settings=settings)
         return _figures(solo), head
+    if family == "boosting":
+        assert isinstance(settings, BoostingConfig)
+        # All that the primary has, keys too, whatever joint models read: its usual model.
+        return _boosted(config, data, solo_inputs(data.features, data.keys), settings), head
     joined = _Joined(
         config=config,
         data=data,
@@ -98,7 +103,14 @@ def train_in_one_place(
         ],
     )
     if isinstance(settings, BoostingConfig):
-        return _boosted(joined, settings), head
+        inputs = joined_inputs(
+            config,
+            data,
+            primary=primary,
+            secondaries=joined.secondaries,
+            features=joined.features,
+        )
+        return _boosted(config, data, inputs, settings), head
     if isinstance(settings, FedCVTConfig):
         return _cross_view(joined, settings), head
     combined = train_combined(
@@ -112,24 +124,45 @@ def train_in_one_place(
     return _figures(combined), head
 
 
-def _boosted(joined: _Joined, settings: BoostingConfig) -> Figures:
-    inputs = joined_inputs(
-        joined.config,
-        joined.data,
-        primary=joined.primary,
-        secondaries=joined.secondaries,
-        features=joined.features,
-    )
-    split = joined.data.split
+def require_fitting(
+    config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
+) -> None:
+    """Refuse a method in one place that does not go with the task, the parties or the tables.
+
+    Args:
+        config: The federation file.
+        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        tables: The primary's table; and for methods that join, every party's.
+
+    Raises:
+        ConfigError: If the method does not fit the task or the number of parties.
+        DataError: If a table has no truth, or some row has no match.
+    """
+    if family == "fedcvt" and config.federation.task == "regression":
+        raise ConfigError("is a method for classes, not for numbers to predict")
+    if family == "fedcvt" and len(config.secondaries) != 1:
+        raise ConfigError(f"needs one secondary, got {len(config.secondaries)}")
+    if family in JOINED:
+        for party in config.secondaries:
+            true_matches(tables[config.primary.name], tables[party.name])
+
+
+def _boosted(
+    config: FederationConfig,
+    data: PrimaryData,
+    inputs: Float[Tensor, "rows inputs"],
+    settings: BoostingConfig,
+) -> Figures:
+    split, head = data.split, data.head
     fit = fit_boosting(
         inputs,
-        joined.data.targets,
-        head=joined.head,
+        data.targets,
+        head=head,
         train=torch.as_tensor(split.train),
         validation=torch.as_tensor(split.validation),
         test=torch.as_tensor(split.test),
         config=settings,
-        seed=joined.config.federation.seed,
+        seed=config.federation.seed,
     )
     assert fit.validation is not None, "a federation has validation rows"
     assert fit.validation_metrics is not None, "a federation has validation rows"
@@ -147,10 +180,6 @@ def _boosted(joined: _Joined, settings: BoostingConfig) -> Figures:
 def _cross_view(joined: _Joined, settings: FedCVTConfig) -> Figures:
     """Train FedCVT: rows without labels count as aligned, and no row is held back unaligned."""
     head, split, device = joined.head, joined.data.split, joined.data.features.device
-    if head.task == "regression":
-        raise ConfigError("fedcvt: is a method for classes, not for numbers to predict")
-    if len(joined.secondaries) != 1:
-        raise ConfigError(f"fedcvt: needs one secondary, got {len(joined.secondaries)}")
     match = torch.as_tensor(true_matches(joined.primary, joined.secondaries[0]), device=device)
     views = (joined.data.features, joined.features[0][match])
     known = torch.as_tensor(split.train, device=device)
@@ -167,13 +196,18 @@ def _cross_view(joined: _Joined, settings: FedCVTConfig) -> Figures:
     epochs = settings.passes(len(known))
 
     @torch.no_grad()
-    def measure(rows: Tensor) -> Metrics:
+    def outputs_of(rows: Tensor) -> tuple[Tensor, Tensor]:
         outputs = network(views[0][rows], views[1][rows])
         if head.task == "binary":
             outputs = outputs[:, 1:] - outputs[:, :1]
-        return head.metrics(outputs, joined.data.targets[rows])
+        return outputs, joined.data.targets[rows]
 
-    validated = measure(torch.as_tensor(split.validation, device=device))
+    def measure(rows: Tensor) -> Metrics:
+        return head.metrics(*outputs_of(rows), threshold=threshold)
+
+    validation = torch.as_tensor(split.validation, device=device)
+    threshold = head.choose_threshold(*outputs_of(validation))
+    validated = measure(validation)
     tested = measure(torch.as_tensor(split.test, device=device))
     return Figures(
         train=head.headline(measure(known)),

@@ -3,7 +3,8 @@
 import dataclasses
 import shutil
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +12,15 @@ from typing import Any, Final
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
-from securevfl.config.reading import method_config, parse_federation
+from securevfl.config.methods import ALONE, IN_ONE_PLACE, baseline_settings, method_family
+from securevfl.config.reading import method_config
 from securevfl.core import files
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_party, read_tables
 from securevfl.studies.compare.pooled_methods import train_in_one_place
 from securevfl.version import __version__
 
@@ -52,15 +54,59 @@ class MethodRun:
         return comparison / "runs" / self.method / f"seed-{self.seed}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A method that has no figures."""
+
+    method: str
+    """Its name."""
+
+    status: str
+    """``"skipped"``: it does not fit the file or the tables, so nothing was trained; ``"failed"``:
+    a run of it ended in an error."""
+
+    reason: str
+    """What people read."""
+
+
+def reason_of(error: Exception, run: MethodRun, *, comparison: Path) -> str:
+    """Return why a run failed, in a line.
+
+    What is no error of ours is a defect here or in another package: its trace is kept in the run's
+    folder, as ``failure.txt``.
+    """
+    if isinstance(error, SecureVflError):
+        return f"seed {run.seed}: {error}"
+    path = run.folder(comparison) / "failure.txt"
+    files.write_text(path, "".join(traceback.format_exception(error)))
+    text = " ".join(str(error).split())
+    return f"seed {run.seed}: {type(error).__name__}: {text} (trace: {path})"
+
+
+def tables_for(
+    config: FederationConfig, methods: Sequence[str], data_root: Path
+) -> dict[str, PartyTable]:
+    """Read the tables that methods need: the primary's alone where none reads another.
+
+    Raises:
+        DataError: As :func:`securevfl.runtime.tables.read_party`.
+    """
+    if all(method_family(config.source, name) in ALONE for name in methods):
+        return {config.primary.name: read_party(config, config.primary, data_root)}
+    return read_tables(config, data_root)
+
+
 def run_config(config: FederationConfig, run: MethodRun) -> FederationConfig:
     """Return the federation that a run trains.
 
     Raises:
         ConfigError: If there is no such method.
     """
-    source = dict(method_config(config, run.method).source)
+    own = method_config(config, run.method)
+    source = dict(own.source)
     source["federation"] = {**source["federation"], "seed": run.seed}
-    return parse_federation(source, file=run.method)
+    federation = dataclasses.replace(own.federation, seed=run.seed)
+    return dataclasses.replace(own, federation=federation, source=source)
 
 
 def run_digest(config: FederationConfig, run: MethodRun, *, tables_digest: str) -> str:

@@ -5,15 +5,19 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.task import Task
 from securevfl.models.task_metrics import metrics_of
+from securevfl.studies.compare.run import LeftOut
 from securevfl.version import __version__
 
 REFERENCES: Final = ("fedsim", "fet")
 """Methods that the others are compared with seed by seed, where they take part."""
+
+_OTHERS_ON_A_SCREEN: Final = 3
 
 _CSV_FIELDS: Final = (
     "method",
@@ -31,7 +35,13 @@ _CSV_FIELDS: Final = (
 
 
 def summary(
-    results: Sequence[Mapping[str, Any]], *, federation: str, task: Task, metric: str | None = None
+    results: Sequence[Mapping[str, Any]],
+    *,
+    federation: str,
+    task: Task,
+    metric: str | None = None,
+    left_out: Sequence[LeftOut] = (),
+    adapted: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a comparison as one JSON object.
 
@@ -40,13 +50,16 @@ def summary(
         federation: Its name.
         task: What the label is.
         metric: The metric that methods are compared by; default: the one that training went by.
+        left_out: Methods without figures, and why.
+        adapted: What methods have otherwise than the file says, in words.
 
     Returns:
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
         each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
         test metric of each), and the same of every metric of the task in ``metrics``; and
         ``differences``: for each reference that takes part, each other method minus it, seed by
-        seed. A metric that is not defined for some seed's rows has no mean and no deviation.
+        seed; ``left_out`` with the ``status`` and ``reason`` of each method without figures; and
+        ``adapted``. A metric that is not defined for some seed's rows has no mean and no deviation.
 
     Raises:
         ConfigError: If the task has no such metric.
@@ -92,6 +105,8 @@ def summary(
             for reference in REFERENCES
             if reference in methods
         },
+        "left_out": {one.method: {"status": one.status, "reason": one.reason} for one in left_out},
+        "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
         "version": __version__,
     }
 
@@ -135,12 +150,14 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
 
     Args:
         figures: What :func:`summary` returned.
-        narrow: Whether metrics other than the first get no deviations, which a screen is too
-            narrow for.
+        narrow: Whether it is for a screen, which has room for a few metrics beside the first,
+            without deviations, and for no reason why a method is left out.
     """
     references = list(figures["differences"])
     first = next(iter(figures["methods"].values()))
     others = [name for name in first["metrics"] if name != figures["metric"]]
+    if narrow:
+        others = others[:_OTHERS_ON_A_SCREEN]
     differences = (f"minus {name}" for name in references)
     rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
     seeds = len(figures["seed_numbers"])
@@ -153,6 +170,11 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
         cells += [_cell({**one, "std": None} if narrow else one) for one in spreads]
         cpu = method["cpu_seconds"]
         rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
+    empty = [""] * (len(rows[0]) - 2)
+    for name, one in figures["left_out"].items():
+        rows.append(
+            [name, one["status"] if narrow else f"{one['status']}: {one['reason']}", *empty]
+        )
     return rows
 
 
@@ -168,6 +190,7 @@ def _cell(spread: Mapping[str, Any], *, sign: str = "") -> str:
 def markdown_table(figures: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
     head, *rows = table_rows(figures)
+    rows = [[cell.replace("|", r"\|") for cell in cells] for cells in rows]
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

@@ -15,13 +15,10 @@ from typing import Any, Final
 import torch
 
 from securevfl.config.reading import parse_federation
-from securevfl.core import errors
-from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, RowsReleased
 from securevfl.runtime.device import device_named
-from securevfl.runtime.tables import read_tables
-from securevfl.studies.compare.run import MethodRun, train_run
+from securevfl.studies.compare.run import MethodRun, reason_of, tables_for, train_run
 
 # A run tells of thousands of rounds; people read a few a second.
 _TELL_EVERY_S: Final = 0.2
@@ -34,6 +31,9 @@ class Job:
 
     source: Mapping[str, Any]
     """The parsed federation file."""
+
+    methods: tuple[str, ...]
+    """Those that are trained, which say which tables are read."""
 
     data_root: Path
     """Where relative data paths start."""
@@ -56,6 +56,7 @@ def train_in_workers(
     workers: int,
     tell: Tell,
     done: Callable[[dict[str, Any]], None],
+    failed: Callable[[MethodRun, str], None],
 ) -> None:
     """Train runs in processes of their own.
 
@@ -65,76 +66,95 @@ def train_in_workers(
         workers: Processes at a time.
         tell: Hears of progress.
         done: Gets each run's result as soon as it is there.
-
-    Raises:
-        SecureVflError: The first run's that failed, with its name; the others are ended.
+        failed: Gets a run that failed, and why; other runs of its method are not begun.
 
     Reveals:
         Everything is on one machine: a comparison protects nobody's table.
     """
-    waiting = list(reversed(runs))
-    with _processes(job, min(workers, len(runs))) as processes:
+    waiting = list(runs)
+    with _Workers(job) as processes:
         busy: dict[Connection, MethodRun] = {}
-        for pipe in processes:
-            busy[pipe] = _hand_out(pipe, waiting.pop())
+        for _ in range(min(workers, len(runs))):
+            task = waiting.pop(0)
+            busy[processes.start(task)] = task[0]
         while busy:
             ready = wait(list(busy))
             for pipe in [one for one in busy if one in ready]:
-                kind, content = _hear(pipe, processes[pipe], busy[pipe])
+                run = busy[pipe]
+                kind, content = processes.hear(pipe)
                 if kind == "event":
-                    tell(busy[pipe], content)
+                    tell(run, content)
                     continue
                 del busy[pipe]
-                done(content)
-                if waiting:
-                    busy[pipe] = _hand_out(pipe, waiting.pop())
+                if kind == "done":
+                    done(content)
+                else:
+                    waiting = [one for one in waiting if one[0].method != run.method]
+                    failed(run, content)
+                if not waiting:
+                    continue
+                task = waiting.pop(0)
+                if kind == "died":
+                    busy[processes.start(task)] = task[0]
+                else:
+                    pipe.send(task)
+                    busy[pipe] = task[0]
 
 
-def _hand_out(pipe: Connection, task: tuple[MethodRun, str]) -> MethodRun:
-    pipe.send(task)
-    return task[0]
+class _Workers:
+    """Processes that train one run after another; all are ended with the block."""
 
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        # Fresh interpreters: a fork of a process with threads may hang, and torch has threads.
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: dict[Connection, SpawnProcess] = {}
 
-def _hear(pipe: Connection, process: SpawnProcess, run: MethodRun) -> tuple[str, Any]:
-    try:
-        kind, content = pipe.recv()
-    except EOFError:
-        process.join()
-        raise SecureVflError(
-            f"{run.method}, seed {run.seed}: its process ended with exit code {process.exitcode}"
-        ) from None
-    if kind == "failed":
-        name, text = content
-        raise getattr(errors, name)(text)
-    return kind, content
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def start(self, task: tuple[MethodRun, str]) -> Connection:
+        """Start a process on its first run, and return the way to it."""
+        ours, theirs = self._context.Pipe()
+        with _environment(dict.fromkeys(_THREADS, "1")):
+            process = self._context.Process(target=_work, args=(theirs, self._job), daemon=True)
+            process.start()
+        theirs.close()
+        self._processes[ours] = process
+        ours.send(task)
+        return ours
+
+    def hear(self, pipe: Connection) -> tuple[str, Any]:
+        """Return what a process says next, or that it is gone."""
+        try:
+            kind, content = pipe.recv()
+        except (EOFError, OSError):
+            process = self._processes.pop(pipe)
+            pipe.close()
+            process.join()
+            return "died", f"its process ended with exit code {process.exitcode}"
+        return kind, content
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in self._processes.items():
+            pipe.close()
+            process.terminate()
+        for process in self._processes.values():
+            process.join()
 
 
 @contextmanager
-def _processes(job: Job, count: int) -> Iterator[dict[Connection, SpawnProcess]]:
-    # Fresh interpreters: a fork of a process with threads may hang, and torch has threads.
-    context = multiprocessing.get_context("spawn")
-    started: dict[Connection, SpawnProcess] = {}
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
+def _environment(changed: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
     try:
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, job), daemon=True)
-            process.start()
-            theirs.close()
-            started[ours] = process
-        yield started
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for pipe, process in started.items():
-            pipe.close()
-            process.terminate()
-        for process in started.values():
-            process.join()
 
 
 def _work(pipe: Connection, job: Job) -> None:
@@ -152,7 +172,7 @@ def _work(pipe: Connection, job: Job) -> None:
             return
         try:
             if tables is None:
-                tables = read_tables(config, job.data_root)
+                tables = tables_for(config, job.methods, job.data_root)
             result = train_run(
                 config,
                 tables,
@@ -162,15 +182,10 @@ def _work(pipe: Connection, job: Job) -> None:
                 device=device_named(job.device),
                 observe=throttled(lambda event: pipe.send(("event", event))),
             )
-        except SecureVflError as error:
-            pipe.send(("failed", (type(error).__name__, failure_of(run, error))))
-            return
+        except Exception as error:  # noqa: BLE001, other methods go on
+            pipe.send(("failed", reason_of(error, run, comparison=job.comparison)))
+            continue
         pipe.send(("done", result))
-
-
-def failure_of(run: MethodRun, error: SecureVflError) -> str:
-    """Return what a failed run says, with its name in front."""
-    return f"{run.method}, seed {run.seed}: {error}"
 
 
 def throttled(

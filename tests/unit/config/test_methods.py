@@ -8,7 +8,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import baseline_settings, known_methods
-from securevfl.config.reading import method_config, read_federation
+from securevfl.config.reading import method_adaptations, method_config, read_federation
 from securevfl.core.errors import ConfigError
 
 
@@ -43,6 +43,99 @@ def test_baselines_have_settings_of_their_own(tmp_path: Path) -> None:
     assert baseline_settings(config.source, "solo").hidden == (5,)
     assert baseline_settings(config.source, "combine").epochs == 200
     assert method_config(config, "solo").source["model"] == config.source["model"]
+
+
+def test_methods_adapt_to_a_file_that_was_written_for_another_family(tmp_path: Path) -> None:
+    """K = 4, pooled records and an encoder of few numbers: what a family can't take is changed."""
+    path = write_federation(
+        tmp_path,
+        secondaries=2,
+        rows=60,
+        model={"family": "fet", "neighbours": 4, "hidden": 6, "release": "pooled"},
+        privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
+        linkage={"choose": "records"},
+        encoder={"method": "principal"},
+    )
+    config = read_federation(path)
+    assert config.model.attention_heads == 3
+    for name in ("fedsim", "avgsim", "top1sim", "fedhssl"):
+        own = method_config(config, name)
+        assert (own.linkage.choose, own.encoder) == ("rows", None)
+        assert own.model.hidden == 6
+        assert own.model.neighbours == (4 if name in ("fedsim", "avgsim") else 1)
+        notes = method_adaptations(config, name)
+        assert any("[encoder]" in note for note in notes)
+        assert any(note.startswith("without release of [model]") for note in notes)
+        assert any("one link" in note for note in notes) == (own.model.neighbours == 1)
+    assert method_config(config, "fedsim").model.step == 4
+    assert method_config(config, "fet").linkage.choose == "records"
+    assert method_adaptations(config, "fet") == method_adaptations(config, "solo") == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        (
+            {"family": "top1sim", "neighbours": 4},
+            ["family 'top1sim': neighbours is always 1 there", "leave it out", "hidden, keys_as"],
+        ),
+        (
+            {"family": "fedhssl", "keys_as_features": True},
+            ["keys_as_features is always False there"],
+        ),
+        (
+            {"family": "fedsim", "fourier_width": 4},
+            [
+                "fet have it",
+                "[methods.fet]",
+                "the nearest is '",
+                "fedsim has: channels",
+            ],
+        ),
+    ],
+)
+def test_a_field_of_another_family_is_refused_with_the_table_to_write(
+    model: dict[str, Any], parts: list[str], tmp_path: Path
+) -> None:
+    """What a family has instead, which field is nearest, and where this one would go."""
+    with pytest.raises(ConfigError) as caught:
+        read_federation(write_federation(tmp_path, model=model))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_what_records_need_is_said_with_a_way_out(tmp_path: Path) -> None:
+    """Noise and promise taken out of a file that chooses by records."""
+    path = write_federation(tmp_path, linkage={"choose": "records"}, model={"release": "pooled"})
+    with pytest.raises(ConfigError) as caught:
+        read_federation(path)
+    assert str(caught.value).endswith(
+        'linkage.choose: "records" needs privacy.encoder = "frozen" and privacy.links_per_record; '
+        'write that, or linkage.choose = "rows"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "meant"),
+    [
+        ({"privacy": {"mechanism": "none", "encoder": "frozn"}}, "frozen"),
+        ({"training": {"optimizer": "adanw"}}, "adamw"),
+        ({"training": {"metric": "acuracy"}}, "accuracy"),
+        ({"model": {"family": "fedsim", "merge": "residuel"}}, "residual"),
+        ({"model": {"family": "FeT"}}, "fet"),
+        ({"model": {"family": "fet", "preset": "papr"}}, "paper"),
+        ({"linkage": {"metric": "euclidian"}}, "euclidean"),
+        ({"linkage": {"protection": "sharess"}}, "shares"),
+        ({"federation": {"task": "regresion"}}, "regression"),
+        ({"methods": {"mine": {"family": "fedsym"}}}, "fedsim"),
+    ],
+)
+def test_misspelt_values_get_a_suggestion(
+    sections: dict[str, Any], meant: str, tmp_path: Path
+) -> None:
+    """As unknown fields do."""
+    with pytest.raises(ConfigError, match=rf"did you mean '{meant}'\?"):
+        read_federation(write_federation(tmp_path, **sections))
 
 
 def test_known_methods_are_families_baselines_and_variants(tmp_path: Path) -> None:

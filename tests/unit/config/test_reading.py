@@ -146,3 +146,34 @@ def test_party_name_is_a_safe_folder(name: str) -> None:
     source["party"][1]["name"] = name
     with pytest.raises(ConfigError, match=r"party\[1\]\.name"):
         parse_federation(source, file="test")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bounds = { day = ['2024-01-01', '2023-01-01'] }", r"bounds: must be \[low, high\]"),
+        ("bounds = { day = ['1.1.2024', '2.1.2024'] }", "must be a date in ISO form"),
+        ("bounds = { day = ['2024-01-01', 3.0] }", r"bounds: must be \[low, high\]"),
+        ("bounds = [1, 2, 3]", r"bounds: must be \[low, high\], got \[1.0, 2.0, 3.0\]"),
+        ("bounds = [0, nan]", r"bounds: must be \[low, high\]"),
+        ("missing = 'drop'", "missing: must be one of 'fill', 'refuse'; got 'drop'"),
+        ("max_categories = 0", "max_categories must be at least 1"),
+        ("missing = 'refuse'\nmissing_columns = ['a']", "missing_columns: goes with missing"),
+    ],
+)
+def test_what_a_party_says_of_its_columns_is_checked(line: str, message: str) -> None:
+    """Dates as bounds are read as dates, so that a wrong one is named before any table is read."""
+    scaling = "scaling = 'bounds'\n" if "bounds" in line else ""
+    with pytest.raises(ConfigError, match=message) as caught:
+        parsed(f"{SPELLED}\n{scaling}{line}\n")
+    assert "\n" not in str(caught.value)
+
+
+def test_bounds_may_be_dates() -> None:
+    """Beside numbers of other columns, and with a time of day."""
+    both = 'bounds = { day = ["2015-01-01", "2025-12-31T00:00"], debt = [0, 9] }'
+    config = parsed(f'{SPELLED}\nscaling = "bounds"\n{both}\nmissing_columns = ["debt"]\n')
+    assert config.secondaries[0].bounds == {
+        "day": ("2015-01-01", "2025-12-31T00:00"),
+        "debt": (0.0, 9.0),
+    }

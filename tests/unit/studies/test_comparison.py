@@ -1,5 +1,6 @@
 """Methods side by side: equal to single runs, resumed, interrupted, and their figures."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ import torch
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import EpochDone
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.run import MethodRun, run_config
+from securevfl.studies.compare.run import LeftOut, MethodRun, run_config
 from securevfl.studies.compare.table import (
     markdown_table,
     summary,
@@ -114,14 +115,16 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
 
 
 def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
-    """A folder's results are those of one federation file and its tables."""
+    """A folder's results are those of one federation file and of the tables that a method reads."""
     compare_methods(comparison(tmp_path, "solo", seeds=1))
     changed = comparison(tmp_path, "solo", seeds=1, methods={"solo": {"epochs": 3}})
     with pytest.raises(ConfigError, match=r"other settings or on other tables.*--out"):
         compare_methods(changed)
     plan = comparison(tmp_path, "solo", seeds=1)
-    table = pd.read_csv(tmp_path / "bank-1.csv")
-    table.assign(x0=0.5).to_csv(tmp_path / "bank-1.csv", index=False)
+    (tmp_path / "bank-1.csv").unlink()
+    compare_methods(plan)
+    table = pd.read_csv(tmp_path / "agency.csv")
+    table.assign(x0=0.5).to_csv(tmp_path / "agency.csv", index=False)
     with pytest.raises(ConfigError, match="other tables"):
         compare_methods(plan)
     (tmp_path / "out/runs/solo/seed-3/result.json").write_text("{")
@@ -131,8 +134,8 @@ def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
 
 def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
     """It needs the truth, and a match for every row, before anything trains."""
-    with pytest.raises(DataError, match=r"combine: needs linkage\.truth"):
-        compare_methods(comparison(tmp_path, "fet", "combine"))
+    with pytest.raises(ConfigError, match=r"combine skipped: needs linkage\.truth"):
+        compare_methods(comparison(tmp_path, "combine"))
     for name in ("agency", "bank-1"):
         path = tmp_path / f"{name}.csv"
         table = pd.read_csv(path)
@@ -145,7 +148,7 @@ def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
     (result,) = compare_methods(plan)
     assert 0 <= result["test"] <= 1
     table.assign(who=range(1, len(table) + 1)).to_csv(path, index=False)
-    with pytest.raises(DataError, match="1 rows of 'agency' have no match"):
+    with pytest.raises(ConfigError, match="1 rows of 'agency' have no match"):
         compare_methods(plan)
 
 
@@ -156,9 +159,9 @@ def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None
         path = tmp_path / f"{name}.csv"
         table = pd.read_csv(path).sort_values("lon", ignore_index=True)
         table.assign(who=range(len(table))).to_csv(path, index=False)
-    tables = {"boosting": {"iterations": 20}, "fedcvt": {"least_steps": 20, "width": 16}}
+    tables = {"boosting-combine": {"iterations": 20}, "fedcvt": {"least_steps": 20, "width": 16}}
     config = {"rows": 200, "linkage": {"truth": "who"}, "methods": tables}
-    plan = comparison(tmp_path, "combine", "boosting", "fedcvt", seeds=1, **config)
+    plan = comparison(tmp_path, "combine", "boosting-combine", "fedcvt", seeds=1, **config)
     for name in ("agency", "bank-1"):
         path = tmp_path / f"{name}.csv"
         table = pd.read_csv(path).sort_values("lon", ignore_index=True)
@@ -171,11 +174,51 @@ def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None
     assert {one["train_rows"] for one in (combined, boosted, cross_view)} == {140}
     for one in (combined, boosted, cross_view):
         for part in ("validation", "test"):
-            assert set(one[f"{part}_metrics"]) == {"accuracy", "macro_f1", "macro_auc"}
+            assert set(one[f"{part}_metrics"]) > {"accuracy", "macro_f1", "macro_auc", "brier"}
             assert one[part] == one[f"{part}_metrics"]["accuracy"]
     for one in (boosted, cross_view):
         assert one["train"] > 0.6
         assert 0.3 < one["test"] <= 1
+
+
+def test_boosting_reads_the_primarys_own_columns_and_keys(tmp_path: Path) -> None:
+    """No truth and no other table; keys too, where joint models do not have them."""
+    model = {"family": "fedsim", "neighbours": 4}
+    plan = comparison(tmp_path, "boosting", seeds=1, model=model, rows=200)
+    table = pd.read_csv(tmp_path / "agency.csv")
+    table.assign(y=(table["lon"] > 5).astype(int)).to_csv(tmp_path / "agency.csv", index=False)
+    (tmp_path / "bank-1.csv").unlink()
+    (result,) = compare_methods(plan)
+    assert result["test"] > 0.9
+
+
+def test_a_defect_in_one_method_leaves_the_others_their_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row says so, its trace is kept; misfits beside it are rows too, and adaptations lines."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("in | some\nlibrary")
+
+    monkeypatch.setattr("securevfl.studies.compare.run.simulate_federation", fail)
+    plan = comparison(tmp_path, "fet", "solo", "fedcvt", seeds=2, federation={"task": "regression"})
+    out: list[LeftOut] = []
+    results = compare_methods(plan, leave_out=out.append)
+    assert [(one["method"], one["seed"]) for one in results] == [("solo", 3), ("solo", 4)]
+    assert [(one.method, one.status) for one in out] == [("fedcvt", "skipped"), ("fet", "failed")]
+    assert out[0].reason == "is a method for classes, not for numbers to predict"
+    assert out[1].reason.startswith("seed 3: ZeroDivisionError: in | some library (trace: ")
+    trace = tmp_path / "out/runs/fet/seed-3/failure.txt"
+    assert "Traceback" in trace.read_text()
+    figures = summary(results, federation="x", task="regression", left_out=out)
+    assert [row[:2] for row in table_rows(figures, narrow=True)[2:]] == [
+        ["fedcvt", "skipped"],
+        ["fet", "failed"],
+    ]
+    *_, last = markdown_table(figures).splitlines()
+    assert last.startswith(r"| fet | failed: seed 3: ZeroDivisionError: in \| some library")
+    with pytest.raises(SecureVflError, match="no method could be trained: fet failed: seed 3"):
+        compare_methods(dataclasses.replace(plan, methods=("fet",)))
 
 
 def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
@@ -297,7 +340,7 @@ def test_results_without_all_metrics_are_refused(tmp_path: Path) -> None:
     """Those of an earlier version are not mixed with new ones, and say where they lie."""
     plan = comparison(tmp_path, "solo", seeds=1)
     (result,) = compare_methods(plan)
-    assert set(result["test_metrics"]) == {"accuracy", "macro_f1", "macro_auc"}
+    assert set(result["test_metrics"]) > {"accuracy", "macro_f1", "macro_auc", "brier"}
     assert result["test"] == result["test_metrics"]["accuracy"]
     path = tmp_path / "out/runs/solo/seed-3/result.json"
     del result["test_metrics"]
