@@ -22,7 +22,7 @@ demo: install      ## one primary and four secondaries, five processes, real dig
 
 # Files in their order, which has the long runs between processes first, so that both cores end
 # together; one file stays in one worker, which keeps what its tests share.
-test: install      ## every test but the slow ones; under 9 minutes on two cores
+test: install      ## every test but the slow ones; about 15 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: install  ## the slow tests too

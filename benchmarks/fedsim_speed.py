@@ -42,7 +42,7 @@ class PlainFedSim(nn.Module):
 
     def __init__(self, own: int, theirs: int, config: FedSimConfig) -> None:
         super().__init__()
-        wide, cut, places = config.layer_width, config.hidden, config.neighbours - config.kernel + 1
+        wide, cut, places = config.layer_width, config.hidden, config.neighbours - config.step + 1
         self.config, self.own = config, own
         self.local_own = nn.Sequential(nn.Linear(own, wide), nn.ReLU(), nn.Linear(wide, cut))
         self.local_theirs = nn.Sequential(nn.Linear(theirs, wide), nn.ReLU(), nn.Linear(wide, cut))
@@ -50,7 +50,7 @@ class PlainFedSim(nn.Module):
             nn.Linear(2 * cut, wide), nn.ReLU(), nn.Linear(wide, config.pair_outputs)
         )
         self.similarity = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-        self.convolution = nn.Conv2d(1, config.channels, (config.kernel, 1))
+        self.convolution = nn.Conv2d(1, config.channels, (config.step, 1))
         self.merge = nn.Sequential(
             nn.ReLU(),
             nn.Flatten(),

@@ -100,7 +100,7 @@ def federation_of(data: str, tables: list[PartyTable], seed: int, epsilon: str) 
             "average_positions_every": 0,
         },
         "encoder": {"method": "principal", "layout": "blocks"},
-        "training": chosen["training"],
+        "training": {**chosen["training"], "split": "random"},
         "privacy": {**privacy, "encoder": "frozen", "links_per_record": 1},
         "linkage": {"protection": "none", "choose": "records", "truth": "entity"},
         "party": parties,

@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         batch_size=64,
         learning_rate=2e-3 if options.smoke else 5e-4,
         patience=15,
+        split="random",
     )
     run = sv.simulate(
         parties,

@@ -78,6 +78,7 @@ def train(
             batch_size=16,
             patience=40,
             labelled_rows=options.labels,
+            split="random",
         ),
         # Pixels count ink from 0 to 16.
         bounds=[0.0, 16.0],

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 from securevfl.version import __version__
 
 if TYPE_CHECKING:
-    from securevfl import data, dp, linkage, models
+    from securevfl import callbacks, data, dp, linkage, models
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.presets import preset
     from securevfl.config.reading import read_federation
-    from securevfl.config.sections import TrainingSettings
+    from securevfl.config.sections import PredictionSettings, TrainingSettings
     from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
+    from securevfl.estimators.federated import FederatedClassifier, FederatedRegressor
     from securevfl.models.fedhssl.settings import PretrainingSettings
     from securevfl.runtime.entry import train
     from securevfl.runtime.in_memory import simulate
+    from securevfl.runtime.prediction_entry import predict
+    from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.studies.audit.report import audit
     from securevfl.studies.audit.settings import AuditSettings
@@ -26,19 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditSettings",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "LinkageSettings",
+    "PredictionSettings",
+    "Predictions",
     "PretrainingSettings",
     "RunResult",
     "SecureVflError",
     "TrainingSettings",
     "__version__",
     "audit",
+    "callbacks",
     "compare",
     "data",
     "dp",
     "link",
     "linkage",
     "models",
+    "predict",
     "preset",
     "progress",
     "read_federation",
@@ -48,7 +57,11 @@ __all__ = [
 
 _HOME = {
     "AuditSettings": "securevfl.studies.audit.settings",
+    "FederatedClassifier": "securevfl.estimators.federated",
+    "FederatedRegressor": "securevfl.estimators.federated",
     "LinkageSettings": "securevfl.config.linkage",
+    "PredictionSettings": "securevfl.config.sections",
+    "Predictions": "securevfl.runtime.predictions",
     "PretrainingSettings": "securevfl.models.fedhssl.settings",
     "RunResult": "securevfl.runtime.simulation",
     "SecureVflError": "securevfl.core.errors",
@@ -56,12 +69,14 @@ _HOME = {
     "audit": "securevfl.studies.audit.report",
     "compare": "securevfl.studies.entry",
     "link": "securevfl.studies.entry",
+    "predict": "securevfl.runtime.prediction_entry",
     "preset": "securevfl.config.presets",
     "read_federation": "securevfl.config.reading",
     "simulate": "securevfl.runtime.in_memory",
     "train": "securevfl.runtime.entry",
 }
 _MODULES = {
+    "callbacks": "securevfl.callbacks",
     "data": "securevfl.data",
     "dp": "securevfl.dp",
     "linkage": "securevfl.linkage",

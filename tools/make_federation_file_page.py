@@ -24,6 +24,7 @@ from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
 from securevfl.config.sections import TrainingSettings
+from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
 from securevfl.linking.protections.table import PROTECTIONS
@@ -73,12 +74,21 @@ shows, and to whom, is in [linkage](linkage.md).""",
 How frozen encoders are made; the section may be left out. It goes with `privacy.encoder =
 "frozen"` and `model.release = "pooled"`. At a small epsilon it matters more than anything else:
 [frontier](frontier.md).""",
+    "prediction": "What a kept model may be asked for ([predictions](predictions.md)).",
     "runtime": "How long a party waits before it gives another one up. All times are in seconds.",
     "pretraining": """\
 For the families `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl`, which learn without labels
 before they are trained; the others read nothing of it. See [pretraining](pretraining.md).""",
 }
 """Sections in the order of the page, with the sentence that opens each."""
+
+READING = """\
+A table in the party's own, such as `reading = { separator = ";", decimal = "," }`. Nothing in it is
+needed where a file can be read in one way only: [tables](tables.md)."""
+
+SOURCE = """\
+A file of its party alone, which `data` names; no other party reads it. All settings of `reading`
+may stand in it, at its top, and one of `file` and `url` must."""
 
 FIELDS = """\
 With `metric = "mixed"` every key column has such a table, under the primary's name of the column;
@@ -143,6 +153,9 @@ def page() -> str:
             parts.append(table_of(classes[section]))
         if section == "training":
             parts += [f"### metrics by task\n\n{TASK_METRICS_OPENING}\n", task_metrics()]
+        if section == "party":
+            parts += [f"### `reading`\n\n{READING}\n", table_of(Reading)]
+            parts += [f"### `NAME.source.toml`\n\n{SOURCE}\n", table_of(Source, set_of(Reading))]
         if section == "linkage":
             parts += [f"### `[linkage.fields.COLUMN]`\n\n{FIELDS}\n", table_of(Field, {"name"})]
     parts.append(f"## `[methods.NAME]`\n\n{METHODS}\n")
@@ -261,6 +274,11 @@ def table_of(kind: type[Any], without: set[str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def set_of(kind: type[Any]) -> set[str]:
+    """Return the names of a dataclass's settings."""
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def docstrings(kind: type[Any]) -> Iterator[tuple[str, str]]:
     """Yield (field, text below it) of a dataclass and of those it inherits from, its own last."""
     for base in _bases(kind):
@@ -349,6 +367,8 @@ def _words(hint: Any) -> str:
         return f"a list of {_plural(inside[0])}"
     if origin is dict:
         return f"a table of {_plural(inside[1])}"
+    if dataclasses.is_dataclass(hint):
+        return "a table"
     names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}
     return names[hint]
 
@@ -358,6 +378,8 @@ def _plural(hint: Any) -> str:
         return f"lists of {_plural(get_args(hint)[0])}"
     if get_origin(hint) is dict:
         return "tables"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_plural(one) for one in get_args(hint))
     return {str: "texts", int: "whole numbers", float: "numbers"}[hint]
 
 
@@ -366,6 +388,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "must be given"
     if field.default is None:
         return "not set"
+    if dataclasses.is_dataclass(field.default):
+        return "`{}`"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     return f"`{json.dumps(value)}`"
 

@@ -51,14 +51,16 @@ def run_compare(
         print(f"securevfl: warning: {warning}", file=sys.stderr)
     keep_freed_memory()
     finished: list[Mapping[str, Any]] = []
-    with CompareProgress(of=len(comparison.runs)) as progress:
+    with CompareProgress(methods=len(comparison.methods), seeds=seeds) as progress:
 
         def done(result: Mapping[str, Any]) -> None:
             finished.append(result)
             progress.done(result)
 
         try:
-            figures = compare_and_write(comparison, jobs=jobs, tell=progress, done=done)
+            figures = compare_and_write(
+                comparison, jobs=jobs, tell=progress, done=done, leave_out=progress.left_out
+            )
         except KeyboardInterrupt:
             progress.stop()
             print(
@@ -98,10 +100,20 @@ def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
         title_justify="left",
     )
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left")
+        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
     for cells in rows:
         table.add_row(*cells)
     console = Console()
     console.print(table)
+    for name, one in figures["left_out"].items():
+        console.print(
+            f"{name} {one['status']}: {one['reason']}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    for name, notes in figures["adapted"].items():
+        text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
     for name in ("comparison.json", "comparison.csv", "comparison.md", "comparison.svg"):
         console.print(str(folder / name), soft_wrap=True)

@@ -14,7 +14,8 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import features_of, primary_data
+from securevfl.federation.build import primary_data
+from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of

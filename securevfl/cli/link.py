@@ -57,7 +57,9 @@ def _print(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
     )
     for role, sentences in figures["reveals"].items():
         console.print(f"a {role} learns: {'; '.join(sentences)}", highlight=False)
-    console.print(f"peak memory: {figures['peak_memory_bytes'] / 1e6:,.0f} MB", highlight=False)
+    if figures["peak_memory_bytes"] is not None:
+        megabytes = figures["peak_memory_bytes"] / 1e6
+        console.print(f"peak memory: {megabytes:,.0f} MB", highlight=False)
     console.print(f"lists and plot: {folder}", soft_wrap=True)
 
 

@@ -13,7 +13,11 @@ import typer
 from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
+from securevfl.cli.export import app as export_app
 from securevfl.cli.ledger import app as ledger_app
+from securevfl.cli.serve import serve
+from securevfl.cli.starting import app as starting_app
+from securevfl.cli.using import app as using_app
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.version import __version__
 
@@ -28,10 +32,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(starting_app)
+app.add_typer(using_app)
+app.add_typer(export_app)
 app.add_typer(audit_app, name="audit")
 app.add_typer(budget_app, name="budget")
 app.add_typer(bench_app, name="bench")
 app.add_typer(ledger_app, name="ledger")
+app.command()(serve)
 
 _INTERRUPTED = 130
 
@@ -171,10 +179,28 @@ def party(
         bool,
         typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
     ] = False,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="Answer requests for predictions with the model kept in RUN, for ever.",
+        ),
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --serve: end when the primary is done.")
+    ] = False,
+    rows: Annotated[Path | None, typer.Option("--rows", hidden=True)] = None,
+    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
+    id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
     from securevfl.cli.run import run_party
+    from securevfl.runtime.party_job import NewRows
+
+    asked = None
+    if rows is not None and predictions is not None:
+        asked = NewRows(path=rows, out=predictions, id_column=id_column)
 
     run_party(
         federation,
@@ -186,6 +212,9 @@ def party(
         data_root=data_root,
         listen=listen,
         pretrain_only=pretrain,
+        serve=serve,
+        once=once,
+        new_rows=asked,
         as_json=as_json,
     )
 

@@ -10,7 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.core.progress import alignment_in_words
-from securevfl.runtime.figures import models_measured
+from securevfl.runtime.figures import (
+    interval_heading,
+    interval_in_words,
+    models_measured,
+    threshold_in_words,
+)
 
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
@@ -19,20 +24,33 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
         print(json.dumps(metrics))
         return
     console = Console()
-    title = f"{metrics['federation']}: test rows; best epoch by validation {metrics['metric']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("model", no_wrap=True)
-    for name in metrics["test_metrics"]:
-        table.add_column(name, justify="right")
-    for model, values in models_measured(metrics).items():
-        table.add_row(model, *map(_figure, values.values()))
-    console.print(table)
+    _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)
     console.print(f"report:     {folder / 'report.html'}", soft_wrap=True)
+
+
+def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
+    """Print a row a metric: the joint model with its interval, then every other model."""
+    evaluation, (joint, *others) = metrics["evaluation"], models_measured(metrics)
+    measured = models_measured(metrics)
+    title = f"{metrics['federation']}: test rows; best epoch by validation {metrics['metric']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric", no_wrap=True)
+    table.add_column(joint, justify="right")
+    table.add_column(interval_heading(evaluation), justify="right", no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    for name, value in measured[joint].items():
+        interval = interval_in_words(evaluation["intervals"][name])
+        rest = (_figure(measured[other][name]) for other in others)
+        table.add_row(name, _figure(value), interval, *rest)
+    console.print(table)
+    if "threshold" in evaluation:
+        console.print(threshold_in_words(evaluation["threshold"]), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

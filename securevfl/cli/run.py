@@ -22,6 +22,8 @@ from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import finished_metrics, simulate_from_file, train
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.launching import OUTCOME_EVENT
+from securevfl.runtime.party_job import NewRows, PartyJob
+from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import warnings_about
 from securevfl.runtime.run_folder import write_figures
 
@@ -126,6 +128,9 @@ def run_party(
     data_root: Path | None,
     listen: str | None,
     pretrain_only: bool,
+    serve: bool,
+    once: bool,
+    new_rows: NewRows | None,
     as_json: bool,
 ) -> None:
     """Run one party: for the launcher, or by hand on the party's own machine."""
@@ -133,10 +138,13 @@ def run_party(
     keep_freed_memory()
     # Loaded here: a simulation needs neither CrypTen nor certificates.
     from securevfl.runtime.party import run_party as run_one_party
-    from securevfl.runtime.party_job import PartyJob
 
     try:
         config = read_federation(path)
+        if serve and out is None:
+            raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
+        if serve and new_rows is None and config.party(name).role == "primary":
+            raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         folder = run_folder_for(config, out, resume=resume)
         _warn(config)
         job = PartyJob(
@@ -149,6 +157,9 @@ def run_party(
             resume=resume,
             listen=listen,
             pretrain_only=pretrain_only,
+            serves=serve,
+            serves_on=serve and not once,
+            new_rows=new_rows,
         )
         with RunProgress(metric=_metric_name(config)) as progress:
 
@@ -166,6 +177,8 @@ def run_party(
                 write_figures(folder, outcome)
                 _write_report(folder)
             print_results(figures, folder, as_json=as_json)
+        elif isinstance(outcome, Predictions):
+            report_to_launcher(OUTCOME_EVENT, **outcome.told())
         elif outcome is not None:
             report_to_launcher(OUTCOME_EVENT, **outcome)
             print_pretraining(outcome, folder, as_json=as_json)

@@ -3,6 +3,7 @@
 Comparisons are written so that NaN fails.
 """
 
+import difflib
 import math
 from collections.abc import Iterable
 from numbers import Real
@@ -110,4 +111,20 @@ def one_of(allowed: Iterable[str], **values: object) -> None:
     words = tuple(allowed)
     for name, value in values.items():
         if value not in words:
-            raise ConfigError(f"{name} must be one of {', '.join(words)}; got {value!r}")
+            near = did_you_mean(value, words)
+            raise ConfigError(f"{name} must be one of {', '.join(words)}; got {value!r}{near}")
+
+
+def nearest(word: object, known: Iterable[str]) -> str | None:
+    """Return the known word that a misspelt one is most like; None where none is near."""
+    if not isinstance(word, str):
+        return None
+    words = {one.casefold(): one for one in known}
+    close = difflib.get_close_matches(word.casefold(), words, n=1)
+    return words[close[0]] if close else None
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return what ends a message about a word that is not known; empty where none is near."""
+    near = nearest(word, known)
+    return "" if near is None else f"; did you mean {near!r}?"

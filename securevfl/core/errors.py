@@ -30,7 +30,8 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.E
 _PUBLIC_KEY: Final = re.compile(r"ed25519:[A-Za-z0-9+/=]+")
 _LOCAL: Final = re.compile(
     r"[/\\]"
-    r"|\.(csv|gz|jsonl?|key|log|npz?|parquet|pem|pt|py|toml)\b"
+    r"|\.(arrow|bz2|csv|db|ddb|duckdb|feather|gz|ipc|jsonl?|key|log|npz?|parquet|pem|psv|pt|py)\b"
+    r"|\.(sqlite3?|tab|toml|tsv|txt|xz|zip|zst)\b"
     r"|\b(folder|ledger|checkpoint|links|table|file|--out|--data-root|--identity) [^ ]+[:,]"
 )
 

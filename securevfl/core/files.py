@@ -19,6 +19,9 @@ _FOR_OTHERS: Final = 0o666  # less the user's umask
 _FOLDER: Final = 0o700
 _SUFFIX_BYTES: Final = 8
 
+BINARY: Final[int] = getattr(os, "O_BINARY", 0)
+"""For ``os.open``: Windows alters line ends without it."""
+
 
 def write_bytes(path: Path, content: bytes, *, for_others: bool = False) -> None:
     """Write ``content`` to ``path`` through a synced temporary file in the same folder.
@@ -82,7 +85,7 @@ def open_to_append(path: Path) -> int:
         OSError: As the system says it.
     """
     make_folder(path.parent)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | BINARY, _PRIVATE)
 
 
 def make_folder(path: Path) -> None:
@@ -94,6 +97,23 @@ def make_folder(path: Path) -> None:
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
             folder.mkdir(mode=_FOLDER, exist_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names of a folder's files outlive a crash of the machine.
+
+    Windows opens no folder, and keeps names with the files.
+
+    Raises:
+        OSError: As the system says it.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def require_writable_folder(path: Path, *, what: str = "run folder") -> None:

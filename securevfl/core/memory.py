@@ -22,8 +22,10 @@ _KEEP_BYTES: Final = 32 << 20
 RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
-def peak_memory_bytes() -> int:
+def peak_memory_bytes() -> int | None:
     """Return the largest resident memory that this process has had since its program began.
+
+    None where the system does not tell (Windows).
 
     The system's usual figure (``ru_maxrss``) is inherited by a started program: on Linux it is
     never below what its parent held. ``VmHWM`` begins anew with the program.
@@ -36,8 +38,10 @@ def peak_memory_bytes() -> int:
         name, _, value = line.partition(":")
         if name == "VmHWM":
             return int(value.split()[0]) * 1024
-    import resource  # not on every system
-
+    try:
+        import resource
+    except ImportError:
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 

@@ -5,11 +5,11 @@ The names of fields, their types and their defaults are those of the dataclass; 
 """
 
 import dataclasses
-import difflib
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 
     Args:
         cls: A dataclass whose fields are str, int, float, bool, ``Literal``, ``None`` unions or
-            tuples of these, or dicts from str to these.
+            tuples of these, dicts from str to these, or such dataclasses themselves.
         table: Parsed TOML or JSON.
         where: What the table is called in messages, for example ``"privacy"``.
 
@@ -31,8 +31,8 @@ def read_settings(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     unknown = sorted(set(table) - set(fields))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], fields, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        close = checks.nearest(unknown[0], fields)
+        hint = f"did you mean {close!r}? " if close else ""
         raise ConfigError(
             f"{where}.{unknown[0]}: no such field; {hint}Allowed: {', '.join(sorted(fields))}"
         )
@@ -59,8 +59,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         return _convert_union(value, get_args(hint), where)
     if origin is Literal:
         if value not in get_args(hint):
-            allowed = ", ".join(map(repr, get_args(hint)))
-            raise ConfigError(f"{where}: must be one of {allowed}; got {value!r}")
+            near = checks.did_you_mean(value, _words_of(hint))
+            raise ConfigError(f"{where}: must be {_name(hint)}; got {value!r}{near}")
         return value
     if origin is tuple and isinstance(value, list | tuple):
         item = get_args(hint)[0]
@@ -68,6 +68,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         item = get_args(hint)[1]
         return {str(key): _convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return read_settings(hint if isinstance(hint, type) else type(hint), value, where=where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Any or (origin is None and isinstance(value, hint) and _is_number(value, hint)):
@@ -90,10 +92,22 @@ def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
         except ConfigError:
             continue
     names = " or ".join(_name(option) for option in options)
-    raise ConfigError(f"{where}: must be {names}, got {value!r}")
+    near = checks.did_you_mean(value, [word for option in options for word in _words_of(option)])
+    raise ConfigError(f"{where}: must be {names}, got {value!r}{near}")
+
+
+def _words_of(hint: Any) -> list[str]:
+    """Return the words that a ``Literal`` allows; none of another type."""
+    return [word for word in get_args(hint) if get_origin(hint) is Literal and type(word) is str]
 
 
 def _name(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     shapes = {tuple: "a list", dict: "a table"}
+    if dataclasses.is_dataclass(hint):
+        return "a table"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
     return words.get(hint) or shapes.get(get_origin(hint)) or str(hint)

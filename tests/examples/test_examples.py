@@ -47,6 +47,14 @@ def test_fedhssl_example_learns_from_few_labels(capsys):
     assert "collapsed" not in output
 
 
+def test_a_federation_is_an_estimator(capsys):
+    """What the secondary knows is worth much, in folds that the model has not seen."""
+    figures = runpy.run_path(str(EXAMPLES / "estimators.py"))["main"]()
+    assert figures["together"] > figures["alone"] + 0.15
+    assert figures["best_auc"] > 0.8
+    assert "kept: ['no' 'yes']" in capsys.readouterr().out
+
+
 def test_all_methods_of_fedhssl_are_compared_by_one_command(tmp_path, capfd):
     """On the example's tables and file, with fewer rows and steps."""
     runpy.run_path(str(EXAMPLES / "fedhssl_digits.py"))["main"](
@@ -54,10 +62,13 @@ def test_all_methods_of_fedhssl_are_compared_by_one_command(tmp_path, capfd):
     )
     source = tomllib.loads((EXAMPLES / "fedhssl_digits.toml").read_text(encoding="utf-8"))
     source["training"]["epochs"] = source["pretraining"]["iterations"] = 2
-    source["methods"] = {"fedcvt": {"least_steps": 10, "width": 16}, "boosting": {"iterations": 5}}
+    source["methods"] = {
+        "fedcvt": {"least_steps": 10, "width": 16},
+        "boosting-combine": {"iterations": 5},
+    }
     federation = tmp_path / "halves.toml"
     federation.write_text(tomli_w.dumps(source), encoding="utf-8")
-    methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,fedcvt,boosting"
+    methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,fedcvt,boosting-combine"
     ended = securevfl(
         capfd,
         *("compare", federation, "--methods", methods, "--seeds", 1, "--json"),

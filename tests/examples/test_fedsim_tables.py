@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,7 @@ def run(script: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_synthetic_table_and_delta(tmp_path: Path) -> None:
     """The paper's synthetic needs no data of ours; every method and ablation trains on it."""
     methods = ["solo", "combine", "exact", "top1sim", "avgsim", "fedsim", "fedsim-no-gates"]

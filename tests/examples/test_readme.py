@@ -1,44 +1,26 @@
 """What the README shows works as it stands there, and stays short."""
 
-import contextlib
-import io
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from helpers.command_line import securevfl
+from helpers.housing import write_tables
+from helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ROWS = 500
 
 
 def block(language: str) -> str:
     (found,) = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
     return found
-
-
-def write_tables(folder: Path) -> None:
-    """Flats whose prices depend on rents and schools that only the secondaries know."""
-    random = np.random.default_rng(0)
-    place = random.uniform(0, 1, (ROWS, 2))
-    rooms = random.integers(1, 6, ROWS)
-    rent, nights = random.uniform(50, 500, (2, ROWS))
-    marks, pupils = random.uniform(0, 100, (2, ROWS))
-    price = 100 * rooms + rent + 3 * marks + random.normal(scale=20, size=ROWS)
-
-    def save(name: str, **columns: np.ndarray) -> None:
-        noisy = place + random.normal(scale=1e-4, size=place.shape)
-        keys = {"lon": noisy[:, 0], "lat": noisy[:, 1]}
-        order = random.permutation(ROWS)
-        pd.DataFrame({**keys, **columns}).iloc[order].to_csv(folder / f"{name}.csv", index=False)
-
-    save("agency", rooms=rooms, price=price)
-    save("rental", rent=rent, nights=nights)
-    save("school", marks=marks, pupils=pupils)
 
 
 @pytest.mark.statistical
@@ -65,16 +47,55 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
     assert metrics["test"] < metrics["solo_test"]
 
 
-def test_the_python_lines_run() -> None:
-    """The joint model beats solo without noise, and the budget prints the known epsilon."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(block("python"), "README.md", "exec"), {})
-    metrics, epsilon = printed.getvalue().splitlines()
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder that holds what a wheel of this tree installs, and nothing else."""
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT / "securevfl", source / "securevfl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--no-input")
+    quickly = ("--no-deps", "--no-index", "--no-compile")
+    run(*pip, "wheel", *quickly[:2], "--no-build-isolation", "-w", tmp_path / "wheels", source)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    run(*pip, "install", *quickly, "--target", tmp_path / "site", wheel)
+    return tmp_path / "site"
+
+
+def run(*command: object, **options: Any) -> str:
+    ended = subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        **options,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
+    """Outside the repository; joint beats solo without noise, and the budget prints its epsilon.
+
+    The template of the report and the marker of types are in the wheel, and tests are not.
+    """
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    lines = f"{block('python')}\nprint(sv.__file__)\n"
+    path = {**os.environ, "PYTHONPATH": str(installed)}
+    metrics, epsilon, where = run(sys.executable, "-c", lines, cwd=elsewhere, env=path).splitlines()
     joint, solo = map(float, metrics.split())
 
+    assert Path(where).is_relative_to(installed)
     assert 0.7 < solo + 0.02 < joint < 0.99
     assert float(epsilon) == pytest.approx(25.206, abs=0.01)
+    ours = {path.relative_to(ROOT) for path in (ROOT / "securevfl").rglob("*") if path.is_file()}
+    theirs = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
+    assert {path for path in ours if path.suffix != ".pyc"} <= theirs
+    assert {path.parts[0] for path in theirs if path.suffix == ".py"} == {"securevfl"}
 
 
 def test_it_is_as_short_as_it_says() -> None:

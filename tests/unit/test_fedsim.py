@@ -329,7 +329,7 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        ({"neighbours": 4}, "model.kernel must be at most neighbours=4, got 5"),
+        ({"neighbours": 4, "kernel": 5}, "model.kernel must be at most neighbours=4, got 5"),
         ({"weight": "none", "sort": "weight"}, 'sort: "weight" needs weights'),
         ({"merge": "cnn"}, "model.merge: must be one of 'residual', 'convolution', 'perceptron'"),
         ({"sort": "distance"}, "model.sort: must be one of 'similarity', 'weight', 'none'"),

@@ -78,29 +78,23 @@ TABLES = {
         {"federation": REGRESSION},
         ["label 'y'", "must be numeric for regression", "'dear'"],
     ),
-    "NaN in a feature": (
-        "bank-2",
-        put("x1", 16, np.nan),
-        {},
-        ["bank-2.csv", "column 'x1', row 17", "missing value (NaN)", "fill it in"],
-    ),
     "infinity in a feature": (
         "agency",
         put("x0", 0, np.inf),
         {},
-        ["agency.csv", "column 'x0', row 1", "infinite"],
+        ["agency.csv", "column 'x0'", "infinite value in row 1"],
     ),
     "NaN in a key": (
         "bank-1",
         put("lon", 3, np.nan),
         {},
-        ["bank-1.csv", "column 'lon', row 4", "NaN"],
+        ["bank-1.csv", "key 'lon', row 4", "is missing", "fill it in"],
     ),
     "infinity in a key": (
         "bank-1",
         put("lat", 8, -np.inf),
         {},
-        ["bank-1.csv", "column 'lat', row 9", "infinite"],
+        ["bank-1.csv", "key 'lat', row 9", "infinite"],
     ),
     "words in a key": ("bank-1", put("lat", 8, "north"), {}, ["key 'lat'", "row 9 holds 'north'"]),
     "K above a secondary's records": (
@@ -435,7 +429,7 @@ def test_words_under_a_frozen_encoder(tmp_path: Path, capfd: Capture) -> None:
     ended = simulated(capfd, path)
     assert ended.code == 4
     assert "'bank-1'" in ended.complaint
-    assert "'colour' holds words" in ended.complaint
+    assert "column 'colour': which words there are depends on the records" in ended.complaint
 
 
 def test_averaged_encodings_are_not_covered(tmp_path: Path, capfd: Capture) -> None:
@@ -610,3 +604,43 @@ def test_python_interface_refuses_alike(tmp_path: Path) -> None:
     path = write_federation(tmp_path, rows=60, training={"epochs": 0})
     with pytest.raises(ValueError, match=r"training\.epochs must be at least 1, got 0"):
         read_federation(path)
+
+
+NO_TABLES = {
+    "an address for all to read": (
+        {"data": "postgresql://u:hunter2@h/b"},
+        "party[1].data: an address has no place in a file that all parties read",
+    ),
+    "a misspelt setting": (
+        {"reading": {"seperator": ";"}},
+        "party[1].reading.seperator: no such field; did you mean 'separator'?",
+    ),
+    "no such mark": ({"reading": {"decimal": ";"}}, "party[1].reading.decimal: must be one of"),
+    "the wrong separator": ({"reading": {"separator": ";"}}, 'reading = { separator = "," }'),
+    "a lost source": ({"data": "lost.source.toml"}, "No such file"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), NO_TABLES.values(), ids=NO_TABLES)
+def test_a_source_that_cannot_be_read_gets_one_line(
+    tmp_path: Path, capfd: Capture, changes: dict[str, Any], message: str
+) -> None:
+    path = write_federation(tmp_path, **SMALL)
+    source = tomllib.loads(path.read_text())
+    source["party"][1] |= changes
+    save(tmp_path, source)
+    ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert message in ended.complaint
+    assert "hunter2" not in ended.err
+
+
+def test_what_was_recognised_is_said_in_a_run(tmp_path: Path, capfd: Capture) -> None:
+    """A secondary's file with semicolons and decimal commas trains, and its reading is printed."""
+    path = write_federation(tmp_path, **SMALL)
+    table = next(tmp_path.glob(tomllib.loads(path.read_text())["party"][1]["data"]))
+    pd.read_csv(table).to_csv(table, index=False, sep=";", decimal=",")
+    ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    said = 'reading = { separator = ";", decimal = "," } says so for good'
+    assert [line for line in ended.warnings if said in line]

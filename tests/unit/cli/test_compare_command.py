@@ -82,7 +82,10 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
         (("--methods", "fet", "--seeds", "0"), ["--seeds: must be at least 1, got 0"]),
         (("--methods", "fet", "--jobs", "-1"), ["--jobs: must be at least 1, got -1"]),
         (("--methods", "fet,fet"), ["'fet' is named twice"]),
-        (("--methods", "combine"), ["combine: needs linkage.truth"]),
+        (
+            ("--methods", "combine"),
+            ["no method could be trained: combine skipped: needs linkage.truth"],
+        ),
         (("--methods", "fet", "--device", "gpu"), ["gpu"]),
         (("--methods", "fet", "--data-root", "/nowhere"), ["/nowhere/agency.csv"]),
     ],

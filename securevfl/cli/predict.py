@@ -1,0 +1,80 @@
+"""What ``securevfl predict`` does: new rows in, predictions out."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from securevfl.cli.progress import RunProgress
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError
+from securevfl.models.task_metrics import metrics_of
+from securevfl.runtime.prediction_entry import predict_file
+from securevfl.runtime.predictions import Predictions
+
+
+def run_predict(
+    run: Path,
+    *,
+    rows: Path,
+    out: Path,
+    id_column: str | None,
+    federation: Path | None,
+    identity: Path | None,
+    listen: str | None,
+    data_root: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Predict a file of new rows with the model that a run has kept."""
+    path = run / "federation.toml" if federation is None else federation
+    if not path.exists():
+        raise ConfigError(
+            f"run folder {run}: has no federation.toml; is it the folder of a finished run?"
+        )
+    config = read_federation(path)
+    with RunProgress(metric=metrics_of(config.federation.task, config.training.metric)[0].name) as (
+        progress
+    ):
+        predictions = predict_file(
+            config,
+            run,
+            rows=rows,
+            out=out,
+            id_column=id_column,
+            identity=identity,
+            listen=listen,
+            data_root=data_root,
+            device=device,
+            observe=progress,
+        )
+    print_predictions(predictions, out, as_json=as_json)
+
+
+def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    return {
+        "predictions": str(out),
+        "rows": len(predictions),
+        "metrics": predictions.metrics,
+        "epsilon": predictions.epsilon,
+    }
+
+
+def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> None:
+    """Say where the predictions are, what they cost, and how good they are if that is known."""
+    if as_json:
+        print(json.dumps(summary_of(predictions, out)))
+        return
+    spent = predictions.epsilon
+    cost = "" if spent is None else f"; epsilon {spent:.4g} charged for the request"
+    print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
+    if predictions.metrics:
+        table = Table("metric", "of these rows")
+        for name, value in predictions.metrics.items():
+            table.add_row(name, "not defined" if value is None else f"{value:.4f}")
+        Console().print(table)
+    print(out)

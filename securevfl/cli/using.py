@@ -1,0 +1,71 @@
+"""The commands with a model that a run has kept."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+_Device = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is a GPU.")]
+_DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
+]
+
+
+@app.command()
+def predict(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
+    ],
+    rows: Annotated[
+        Path, typer.Option("--rows", help="New rows of the primary: columns as in training.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where the predictions go, as CSV.")] = Path(
+        "predictions.csv"
+    ),
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", help="Column that names rows; default: their numbers from 1 on."),
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            "--federation",
+            help="Federation file, if its \\[prediction] or \\[runtime] has changed.",
+        ),
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity",
+            help="The primary's folder of securevfl provision: the others run party --serve.",
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where the primary listens, with --identity."),
+    ] = None,
+    data_root: _DataRoot = None,
+    device: _Device = "cpu",
+    as_json: _AsJson = False,
+) -> None:
+    """Predict new rows with the model of a run; every party's ledger is charged."""
+    from securevfl.cli.predict import run_predict
+
+    run_predict(
+        run,
+        rows=rows,
+        out=out,
+        id_column=id_column,
+        federation=federation,
+        identity=identity,
+        listen=listen,
+        data_root=data_root,
+        device=device,
+        as_json=as_json,
+    )
