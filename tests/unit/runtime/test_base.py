@@ -83,7 +83,7 @@ def test_partners_who_know_nothing_are_not_asked_and_not_charged(tmp_path: Path)
     assert len(ledgers) == 2
     wanted = written(tmp_path)
     again = run.predict(frames(useful=False)[0].iloc[wanted.index - 1])
-    assert (again.used, again.epsilon) == ("alone", None)
+    assert (again.used, again.epsilon) == ("alone", 0.0)
     assert again.frame()["probability"].tolist() == wanted["probability"].tolist()
     assert {path: path.read_bytes() for path in ledgers} == ledgers
     assert run.metrics["test"] == pytest.approx(again.metrics["auc"])
