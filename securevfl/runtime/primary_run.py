@@ -25,7 +25,7 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import Choice, choose, fit_base
+from securevfl.federation.base import Base, Choice, choose, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
@@ -39,7 +39,6 @@ from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
-from securevfl.models.alone.margins import MarginModel
 from securevfl.models.evaluation import Evaluation, evaluate
 from securevfl.runtime.baselines import train_solo
 from securevfl.runtime.charged_exchange import ChargedExchange
@@ -143,17 +142,16 @@ class PrimaryRun:
         else:
             self._train_by_rounds(base)
 
-    def _fit_base(self) -> MarginModel | None:
+    def _fit_base(self) -> Base | None:
         """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
         if not self.plan.config.base.corrects:
             return None
         self._tell(Stage(text="fitting the base"))
         fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
-        margins = torch.from_numpy(fitted.margins)
-        self.primary.take_base(margins.to(self.data.features.device))
-        return fitted.model
+        self.primary.take_base(fitted.margins)
+        return fitted
 
-    def _train_on_one_release(self, base: MarginModel | None) -> None:
+    def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
         kept = KeptRows(self.checkpoints.files, parts)
@@ -182,12 +180,12 @@ class PrimaryRun:
         made.update(rows.tobytes())
         return made.hexdigest()
 
-    def _train_by_rounds(self, base: MarginModel | None) -> None:
+    def _train_by_rounds(self, base: Base | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
-    def _conclude(self, base: MarginModel | None) -> None:
+    def _conclude(self, base: Base | None) -> None:
         """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
         if base is not None:

@@ -7,9 +7,9 @@ out that no correction could reach it.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -53,6 +53,14 @@ class OwnInputs:
     def take(self, rows: Int64[np.ndarray, " taken"]) -> "OwnInputs":
         """Return some of the rows."""
         return OwnInputs(values=self.values[rows], words=self.words)
+
+
+class Fitted(Protocol):
+    """A model that is read as margins."""
+
+    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
+        """Return the margins of rows, as the head reads them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,11 +171,36 @@ def cross_fit(
         return fit_margins(estimator, inputs.take(rows), targets[rows], head, seed=seed)
 
     model = fitted(train)
+    margins = out_of_fold(model, fitted, inputs, targets, head, train=train, seed=seed)
+    return CrossFitted(model=model, margins=margins)
+
+
+def out_of_fold(
+    model: Fitted,
+    fitted: Callable[[Int64[np.ndarray, " some"]], Fitted],
+    inputs: OwnInputs,
+    targets: Shaped[np.ndarray, " rows"],
+    head: TaskHead,
+    *,
+    train: Int64[np.ndarray, " train"],
+    seed: int,
+) -> Float32[np.ndarray, "rows outputs"]:
+    """Return margins of all rows, of which none comes of a model that saw the row's label to learn.
+
+    Args:
+        model: Fitted to all training rows.
+        fitted: Returns such a model of some of them.
+        inputs: All rows.
+        targets: Their labels; see :func:`cross_fit`.
+        head: The task.
+        train: The training rows.
+        seed: Run seed, of the folds.
+    """
     margins = model.margins(inputs)
     for rest, held_out in _folds(targets[train], head, seed=seed):
         rows = train[held_out]
         margins[rows] = fitted(train[rest]).margins(inputs.take(rows))
-    return CrossFitted(model=model, margins=margins)
+    return margins
 
 
 def _folds(
