@@ -58,8 +58,8 @@ def base_source(base: Any) -> dict[str, str]:
         return {"estimator": base}
     if not hasattr(base, "fit") or not hasattr(base, "get_params"):
         raise ConfigError(
-            f'base: must be "boosting", "linear", "best", "none" or an estimator of scikit-learn, got '
-            f"{base!r:.60}"
+            'base: must be "boosting", "linear", "best", "none" or an estimator of scikit-learn, '
+            f"got {base!r:.60}"
         )
     kind = type(base)
     # Every parameter, not those alone that are printed: the digest of the model knows it by this.

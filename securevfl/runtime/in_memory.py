@@ -97,8 +97,8 @@ def simulate(
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
         base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
-            ``"linear"``, ``"best"`` of these and a perceptron, any estimator of scikit-learn (a classifier needs ``predict_proba``), or
-            ``"none"``, as in the papers.
+            ``"linear"``, ``"best"`` of these and a perceptron, any estimator of scikit-learn (a
+            classifier needs ``predict_proba``), or ``"none"``, as in the papers.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
