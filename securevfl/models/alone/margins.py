@@ -9,7 +9,7 @@ out that no correction could reach it.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -55,6 +55,7 @@ class OwnInputs:
         return OwnInputs(values=self.values[rows], words=self.words)
 
 
+@runtime_checkable
 class Fitted(Protocol):
     """A model that is read as margins."""
 
