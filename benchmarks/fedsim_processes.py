@@ -88,7 +88,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
 def simulated(config: FederationConfig, folder: Path, out: Path) -> float:
     """Train in one process and return the test RMSE."""
     tables = read_tables(config, folder)
-    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_solo=False)
+    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_alone=False)
     return float(result.metrics["test"])
 
 

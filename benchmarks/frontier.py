@@ -142,7 +142,7 @@ def joint(source: dict[str, Any], tables: list[PartyTable], *, solo: bool) -> di
             {table.name: table for table in tables},
             Path(folder),
             device=torch.device("cpu"),
-            with_solo=solo,
+            with_alone=solo,
         ).metrics
     found = {"joint": metrics["test"], "spent": metrics["privacy"]["epsilon"]}
     return found | ({"solo": metrics["solo_test"]} if solo else {})

@@ -4,13 +4,14 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 from securevfl.config.link_spec import key_spec
 from securevfl.core import files as core_files
@@ -31,15 +32,16 @@ from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.keeping import keep_primary
 from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.own_numbers import label_scaler_of
+from securevfl.federation.own_numbers import label_scaler_of, own_inputs
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
+from securevfl.models.alone.gain import AloneMeasured, Used, measure_alone
 from securevfl.models.evaluation import Evaluation, evaluate
-from securevfl.runtime.baselines import train_solo
+from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.charged_exchange import ChargedExchange
 from securevfl.runtime.figures import RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -49,7 +51,7 @@ from securevfl.version import __version__
 
 
 class PrimaryRun:
-    """Train, test, compare with solo, and write down what happened."""
+    """Train, test, compare with the primary alone, and write down what happened."""
 
     def __init__(
         self,
@@ -95,6 +97,9 @@ class PrimaryRun:
         self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
         self.tested: Evaluation | None = None
         """Of the test rows, once the model is trained."""
+        self.used: Used = "joint"
+        """Whose predictions the run's are."""
+        self._tested_outputs: Tensor | None = None
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -183,6 +188,7 @@ class PrimaryRun:
             threshold=primary.threshold,
             seed=config.federation.seed,
         )
+        self._tested_outputs = outputs
         keep_primary(
             self.plan,
             self.table,
@@ -236,9 +242,9 @@ class PrimaryRun:
         *,
         mode: str,
         traffic: Mapping[str, Mapping[str, int]],
-        with_solo: bool = True,
+        with_alone: bool = True,
     ) -> RunFigures:
-        """Train the solo baseline if asked for; return the run's figures.
+        """Measure the primary alone if asked for; return the run's figures.
 
         The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
         the figures are written when all of them are known.
@@ -247,10 +253,7 @@ class PrimaryRun:
             Nothing: the primary works alone here.
         """
         assert self.tested is not None, "a run is tested at the end of its training"
-        solo = None
-        if with_solo:
-            self._observe(Stage(text="training solo"))
-            solo = train_solo(self.plan.config, self.data).test_metrics
+        alone = self._measure_alone() if with_alone else None
         primary, config, head = self.primary, self.plan.config, self.data.head
         best, validation = primary.history[primary.best_epoch - 1], primary.best_validation
         write_history(run_folder, primary.history)
@@ -266,11 +269,12 @@ class PrimaryRun:
             train=best["train"],
             validation=head.headline(validation),
             test=head.headline(self.tested.metrics),
-            solo_test=None if solo is None else head.headline(solo),
+            alone_test=None if alone is None else head.headline(alone.metrics),
+            alone=None if alone is None else alone.as_json(),
+            gain=None if alone is None else asdict(alone.gain),
             validation_metrics=validation,
             test_metrics=self.tested.metrics,
             evaluation=self.tested.as_json(),
-            solo_test_metrics=solo,
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,
             seconds=round(time.monotonic() - self._start, 3),
@@ -283,4 +287,18 @@ class PrimaryRun:
             run=self.plan.facts.run,
             ledger=str(self._run_ledger.relative_to(run_folder)),
             version=__version__,
+        )
+
+    def _measure_alone(self) -> AloneMeasured:
+        self._observe(Stage(text="fitting the primary alone"))
+        rows, outputs = self.data.split.test, self._tested_outputs
+        assert outputs is not None, "a run is tested at the end of its training"
+        return measure_alone(
+            train_alone(self.plan.config, self.table, self.data),
+            own_inputs(self.table).take(rows),
+            self.data.targets[torch.from_numpy(rows).to(outputs.device)],
+            outputs,
+            threshold=self.primary.threshold,
+            seed=self.plan.config.federation.seed,
+            used=self.used,
         )
