@@ -78,7 +78,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
     traffic = metrics["bytes"]["schools-1"]
     return {
         "test": metrics["test"],
-        "solo_test": metrics["solo_test"],
+        "alone_test": metrics["alone_test"],
         "sent_megabytes": traffic["sent"] / 1e6,
         "received_megabytes": traffic["received"] / 1e6,
         "seconds": time.monotonic() - begin,
