@@ -294,6 +294,26 @@ def test_figures(tmp_path: Path) -> None:
     assert runs.groupby("method")["test"].mean().to_dict() == {"solo": 4, "fedsim": 3.5, "fet": 1}
 
 
+def test_every_method_is_held_against_alone() -> None:
+    """A column of paired differences with their deviation, and which model alone was each time."""
+    tests = {"alone": [3.0, 5.0], "fet": [2.5, 5.5]}
+    chosen = {0: "boosting", 1: "network"}
+    results = [
+        {
+            **made_up(name, seed, values[seed]),
+            **({"chosen": chosen[seed]} if name == "alone" else {}),
+        }
+        for seed in (0, 1)
+        for name, values in tests.items()
+    ]
+    figures = summary(results, federation="made-up", task="regression")
+    assert figures["differences"]["alone"]["fet"]["seeds"] == [-0.5, 0.5]
+    assert figures["methods"]["alone"]["chosen"] == ["boosting", "network"]
+    assert "chosen" not in figures["methods"]["fet"]
+    head, _, fet = table_rows(figures)
+    assert dict(zip(head, fet, strict=True))["minus alone"] == "+0.0000 ± 0.7071"
+
+
 def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
     """Another one is compared by without new runs; what some split does not define has no mean."""
     results = [
