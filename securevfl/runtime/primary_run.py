@@ -4,7 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,7 @@ class PrimaryRun:
             test=head.headline(self.tested.metrics),
             alone_test=None if alone is None else head.headline(alone.metrics),
             alone=None if alone is None else alone.as_json(),
-            gain=None if alone is None else asdict(alone.gain),
+            gain=None if alone is None else alone.gain.as_json(),
             validation_metrics=validation,
             test_metrics=self.tested.metrics,
             evaluation=self.tested.as_json(),

@@ -51,6 +51,10 @@ class Gain:
     verdict: str
     """All of it in words."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``metrics.json`` has under ``gain``."""
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AloneMeasured:
@@ -136,7 +140,7 @@ def measure_alone(
             name: {
                 "validation": head.headline(one.validation),
                 "test": head.headline(measured[name]),
-                "interval": intervals[name],
+                "interval": None if (ends := intervals[name]) is None else list(ends),
             }
             for name, one in alone.candidates.items()
         },
