@@ -138,8 +138,8 @@ class Choice:
     joint_test: Metrics | None = None
     """Of the joint model, every metric of the test rows, whoever answers."""
 
-    def tested(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
-        """Return the outputs for the test rows, and measure the joint model on them.
+    def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
+        """Return the joint model's outputs for the test rows, and measure it on them.
 
         Where the correction counts for nothing, the joint model is the base, and nobody is asked.
 
@@ -151,9 +151,16 @@ class Choice:
         rows = torch.as_tensor(data.split.test, device=data.base.device)
         counts = self.decision.scale > 0
         joint = primary.predict(data.split.test, "test") if counts else data.base[rows]
-        targets = data.targets[rows]
-        self.joint_test = data.head.metrics(joint, targets, threshold=primary.threshold)
-        return joint if self.decision.used == "joint" else self.margins[rows]
+        self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
+        return joint
+
+    def answered(
+        self, joint: Float[Tensor, "rows outputs"], rows: Int64[np.ndarray, " rows"]
+    ) -> Float[Tensor, "rows outputs"]:
+        """Return the outputs of the model that answers, for rows that the joint one has seen."""
+        if self.decision.used == "joint":
+            return joint
+        return self.margins[torch.as_tensor(rows, device=self.margins.device)]
 
     def as_json(self, config: FederationConfig) -> dict[str, Any]:
         """Return what ``metrics.json`` says of it."""

@@ -17,6 +17,7 @@ from sklearn.base import clone
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -239,7 +240,9 @@ def _unfitted(
         )
     if estimator == "linear":
         last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
-        return make_pipeline(StandardScaler(), last)
+        # Rows of training have every key, and a row that cannot be linked lacks one.
+        filled = SimpleImputer(keep_empty_features=True)
+        return make_pipeline(filled, StandardScaler(), last)
     if isinstance(estimator, str):
         raise ConfigError(f'base.estimator: must be "boosting" or "linear", got {estimator!r}')
     if not hasattr(estimator, "fit") or not hasattr(

@@ -89,7 +89,7 @@ def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
     assert len(losses) == len(alone.losses) > 0
     assert losses == pytest.approx(alone.losses, abs=2**-14)
     assert metrics["base"] == pytest.approx(alone.metrics["base"])
-    for name in ("test", "test_metrics", "validation_metrics", "solo_test_metrics"):
+    for name in ("test", "test_metrics", "validation_metrics", "alone"):
         assert metrics[name] == alone.metrics[name]
     assert set(metrics["test_metrics"]) >= {"accuracy", "macro_f1", "macro_auc"}
 

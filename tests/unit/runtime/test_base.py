@@ -37,7 +37,7 @@ def trained(*, useful: bool = True, rows: int = 300, **more: Any) -> sv.RunResul
         sv.data.from_frame(bank, name="bank", key=["id"], label="pays"),
         sv.data.from_frame(bureau, name="bureau", key=["id"]),
     ]
-    settings = {"privacy": NO_NOISE, "training": SHORT, "base": "linear", "with_solo": False}
+    settings = {"privacy": NO_NOISE, "training": SHORT, "base": "linear", "with_alone": False}
     return sv.simulate(parties, TOP1, **{**settings, **more})
 
 

@@ -68,7 +68,7 @@ def test_interrupted_run_ends_like_an_undisturbed_one(
     again = run(path, out, resume=True)
     a_round = len(once.losses) // EPOCHS
     assert again.losses == once.losses[(epoch - 1) * a_round :]
-    for figure in ("train", "validation", "test", "epochs", "best_epoch", "solo_test"):
+    for figure in ("train", "validation", "test", "epochs", "best_epoch", "alone_test"):
         assert again.metrics[figure] == once.metrics[figure]
     assert again.metrics.get("base") == once.metrics.get("base")
     histories = [
