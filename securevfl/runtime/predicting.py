@@ -18,9 +18,9 @@ from securevfl.federation.build import build_top
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunFacts, new_run
+from securevfl.federation.top_model import PrimaryInputs, TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linkage.spec import LinkSpec
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
