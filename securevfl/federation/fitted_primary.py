@@ -15,6 +15,7 @@ from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import FittedTopModel, PrimaryInputs
+from securevfl.models.alone.keeping import require_keepable
 from securevfl.models.alone.margins import cross_fit
 from securevfl.models.alone.rule import choose_scale
 from securevfl.models.fitted_top import FittedTop
@@ -118,6 +119,8 @@ class FittedPrimary(FittedTopModel, Primary):
             seed=self.seed,
             where="model.top",
         )
+        # Now, rather than when its file is read.
+        require_keepable(fitted.model, where="model.top")
         self.top.model = fitted.model
         outputs = self._out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
         loss = float(self.head.loss(outputs, targets))

@@ -87,6 +87,7 @@ class Primary(TopModel, ABC):
         """Of the validation rows, at the best epoch; None where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
+        self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Loss of every training round of this session, in order."""
@@ -104,7 +105,9 @@ class Primary(TopModel, ABC):
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch."""
+        """Metrics of the validation rows at the best epoch, with as much correction as counts."""
+        if self._validated is not None:
+            return self._validated
         return {
             name.removeprefix(VALIDATION): value
             for name, value in self.best_line.items()
@@ -249,7 +252,9 @@ class Primary(TopModel, ABC):
         )
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
-        self.threshold = self.head.choose_threshold(joint, self.data.targets[rows])
+        validated = joint, self.data.targets[rows]
+        self.threshold = self.head.choose_threshold(*validated)
+        self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
     def _chosen_scale(self, base: Tensor, outputs: Tensor) -> float | None:  # noqa: ARG002

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, overload
 
 from securevfl.callbacks import Callback, Hearing
+from securevfl.config.base import base_source
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
+from securevfl.config.top import top_source
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
 from securevfl.core.task import Task
@@ -34,6 +36,8 @@ def simulate(
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
+    base: Any = None,
+    top: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
@@ -67,6 +71,8 @@ def simulate(
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
+    base: Any = None,
+    top: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int | None = None,
@@ -93,6 +99,11 @@ def simulate(
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
+        base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
+            ``"linear"``, any estimator of scikit-learn (a classifier needs ``predict_proba``), or
+            ``"none"``, as in the papers.
+        top: With frozen encoders, an estimator in place of the family's top network, fitted to own
+            columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
@@ -127,6 +138,8 @@ def simulate(
         "pretraining": pretraining,
         "linkage": linkage,
         "prediction": prediction,
+        "base": base,
+        "top": top,
         "task": task,
         "bounds": bounds,
         "seed": seed,
@@ -163,6 +176,8 @@ def simulate(
                 device=device_named(device),
                 with_solo=with_solo,
                 observe=hearing.tell,
+                base=None if isinstance(base, str) else base,
+                top=None if isinstance(top, str) else top,
             )
         hearing.ended(result.metrics)
         failing.pop_all()
@@ -200,6 +215,8 @@ def _source(
     pretraining: PretrainingSettings | None,
     linkage: LinkageSettings | None,
     prediction: PredictionSettings | None,
+    base: Any,
+    top: Any,
     task: Task | None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int | None,
@@ -228,11 +245,16 @@ def _source(
             "task": task or _task_of(parties[0]),
             "seed": seed or 0,
         },
-        "model": {"family": family_of(model).name, **_given(model)},
+        "model": {
+            "family": family_of(model).name,
+            **_given(model),
+            **({} if top is None else {"top": top_source(top)}),
+        },
         "training": _given(training or TrainingSettings()),
         "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),
         "prediction": _given(prediction or PredictionSettings()),
+        "base": base_source("boosting" if base is None else base),
         "linkage": _given(linkage or LinkageSettings(protection="none")),
         "party": tables,
     }
