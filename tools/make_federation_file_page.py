@@ -72,6 +72,9 @@ in place of its top network, fitted once to the primary's own columns, numeric k
 [frontier](frontier.md#estimators-on-top). `python: ...` stands there in the file of a run whose
 estimator `securevfl.simulate(top=...)` was handed.""",
     "training": "How every family is trained.",
+    "base": """\
+What corrections by the secondaries are added to, and what they must beat to be used
+([base](base.md)).""",
     "privacy": """\
 What is promised, and about what. Read [privacy](privacy.md) before you choose. With
 `mechanism = "gaussian"` exactly one of `epsilon` and `noise_multiplier` must be given; a frozen or
