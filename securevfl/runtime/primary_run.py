@@ -67,6 +67,7 @@ class PrimaryRun:
         traffic: Callable[[], int],
         countersigning: PrimaryCountersigning | None,
         estimator: Any = None,
+        top: Any = None,
     ) -> None:
         """Make it.
 
@@ -81,6 +82,7 @@ class PrimaryRun:
             traffic: Returns the bytes that the primary has sent and received so far.
             countersigning: Where ledger heads are exchanged; None in a simulation.
             estimator: Of scikit-learn, as a base that no federation file can name.
+            top: The same as a top model.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -98,7 +100,9 @@ class PrimaryRun:
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
-        self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
+        self.primary = build_primary(
+            plan, table, data, self.exchange, observe=self._tell, estimator=top
+        )
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
@@ -158,7 +162,7 @@ class PrimaryRun:
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
-        kept = KeptRows(self.checkpoints.files, parts)
+        kept = KeptRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
         self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
         released = bool(kept.missing())
         if released:

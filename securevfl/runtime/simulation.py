@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from securevfl.config.federation import FederationConfig
@@ -21,6 +22,7 @@ from securevfl.federation.base import require_estimator
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
+from securevfl.federation.fitted_top import require_top
 from securevfl.federation.keeping import keep_secondary
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.federation.party_files import PartyFiles
@@ -97,6 +99,27 @@ class RunResult:
         path = None if out is None else Path(out)
         return self.trained.predict(rows, id_column=id_column, out=path, observe=observe)
 
+    def features(self, *, own: bool = False) -> pd.DataFrame:
+        """Return what a frozen run has released, for models of the primary's own.
+
+        It costs nothing, however often it is asked for: see
+        :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
+        ``attrs["securevfl"]`` are.
+
+        Args:
+            own: Whether the primary's own encoded columns and its label come too.
+
+        Raises:
+            ConfigError: If the run's encoders are not frozen, or its folder is gone or damaged.
+            PrivacyError: If the primary's ledger was altered.
+
+        Reveals:
+            Nothing: it is made of what was released before.
+        """
+        if self.trained is None:
+            raise ConfigError("the run has pretrained encoders and released no row")
+        return self.trained.features(own=own)
+
 
 def simulate_federation(
     config: FederationConfig,
@@ -109,6 +132,7 @@ def simulate_federation(
     observe: Observer = unheard,
     pretrain_only: bool = False,
     base: Any = None,
+    top: Any = None,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -122,6 +146,7 @@ def simulate_federation(
         observe: Hears of progress.
         pretrain_only: End when pretraining is done; the metrics are its figures.
         base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
+        top: The same where ``model.top`` is one that Python handed over.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -131,6 +156,7 @@ def simulate_federation(
     """
     require_covered_channels(config)
     require_estimator(config, base)
+    require_top(config, top)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
@@ -209,6 +235,7 @@ def simulate_federation(
             traffic=lambda: 0,
             countersigning=None,
             estimator=base,
+            top=top,
         )
         run.alignment = alignment
         run.pretraining = pretrain_in_process(
