@@ -32,6 +32,7 @@ _SETTINGS: Final[Mapping[str, type[Settings]]] = {
     "solo": BaselineConfig,
     "combine": BaselineConfig,
     "boosting": BoostingConfig,
+    "boosting-links": BoostingConfig,
     "boosting-combine": BoostingConfig,
     "fedcvt": FedCVTConfig,
 }

@@ -54,7 +54,7 @@ _REGISTERED: dict[str, AnyFamily] = {}
 
 _ONE_PARTY = ("alone", "solo", "combine")
 # Methods of comparisons that are no families, and whose names mean them alone.
-_METHODS = (*_ONE_PARTY, "boosting", "boosting-combine", "fedcvt")
+_METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine", "fedcvt")
 
 
 def family_names() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of, own_inputs
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
+from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
@@ -89,8 +90,8 @@ def train_in_one_place(
     primary = tables[config.primary.name]
     split, _ = run_facts(config, primary)
     spec = link_spec(config)
-    linked = Linker(spec, keys_of(spec.keys, primary)).primary
-    data = primary_data(config, primary, split, linked, device=device)
+    link = Linker(spec, keys_of(spec.keys, primary))
+    data = primary_data(config, primary, split, link.primary, device=device)
     head = data.head
     if family == "alone":
         assert isinstance(settings, BaselineConfig)
@@ -103,6 +104,15 @@ def train_in_one_place(
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
         return _boosted(config, data, solo_inputs(data.features, data.keys), settings), head
+    if family == "boosting-links":
+        assert isinstance(settings, BoostingConfig)
+        own = solo_inputs(data.features, data.keys)
+        parts = [
+            _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
+            for party in config.secondaries
+        ]
+        inputs = torch.cat([own, *(part.to(own) for part in parts)], dim=1)
+        return _boosted(config, data, inputs, settings), head
     joined = _Joined(
         config=config,
         data=data,
@@ -180,6 +190,22 @@ def _alone(
         best_epoch=alone.epochs,
         chosen=alone.chosen,
     )
+
+
+def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, "rows inputs"]:
+    """Return what a row's links give: the nearest record, the mean of all, how many and how far.
+
+    NaN, which trees take, where a row has no link.
+    """
+    links = linked.source.link(np.arange(linked.primary_rows, dtype=np.int64))
+    present = torch.from_numpy(links.present)
+    number = present.sum(dim=1, keepdim=True)
+    records = torch.from_numpy(table.features)[torch.from_numpy(links.indices)]
+    records = torch.where(present.unsqueeze(-1), records, 0.0)
+    mean = records.sum(dim=1) / number
+    nearest = torch.where(number > 0, records[:, 0], torch.nan)
+    distance = torch.from_numpy(links.distances[:, :1])
+    return torch.cat([nearest, mean, number, torch.where(number > 0, distance, torch.nan)], dim=1)
 
 
 def _boosted(

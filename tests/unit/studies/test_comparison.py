@@ -175,6 +175,21 @@ def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None
         assert 0.3 < one["test"] <= 1
 
 
+def test_boosted_trees_on_links(tmp_path: Path) -> None:
+    """They find what linked records say, without any truth; rows without a link are no error."""
+    plan = comparison(
+        tmp_path,
+        "boosting",
+        "boosting-links",
+        seeds=1,
+        rows=400,
+        linkage={"max_distance": 0.02},
+    )
+    own, linked = compare_methods(plan)
+    assert linked["train_rows"] == own["train_rows"]
+    assert linked["test"] > own["test"] + 0.05
+
+
 def test_boosting_reads_the_primarys_own_columns_and_keys(tmp_path: Path) -> None:
     """No truth and no other table; keys too, where joint models do not have them."""
     model = {"family": "fedsim", "neighbours": 4}

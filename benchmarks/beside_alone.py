@@ -1,0 +1,273 @@
+"""Joint models beside what the primary has alone, on a dozen tables: results, gains, plot.
+
+    SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET ...] [--out DIR] [--methods A,B,...]
+        [--seeds 5] [--rows N] [--jobs N] [--plot FILE.svg]
+
+Without noise. Each set gets a folder in DIR with its tables and two federation files, one for
+encoders that are trained and one for frozen ones, and ``securevfl compare`` runs on both; what is
+finished there is not trained again. ``--list`` says which sets there are; digits, diabetes and
+sklearn need no ``SECUREVFL_DATA``.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import tomli_w
+from fedsim_tables import Tables, fate, letter, places, synthetic
+from matplotlib.figure import Figure
+
+from securevfl.cli.compare import run_compare
+from securevfl.data.builtin import load_builtin, load_full
+from securevfl.data.partition import split_table
+from securevfl.data.tables import PartyTable
+
+MADE_SEED = 0
+"""Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""
+
+TRAINED = (
+    "alone", "boosting", "linear", "solo", "top1sim", "fedsim", "fet", "assist",
+    "boosting-links", "combine", "boosting-combine",
+)  # fmt: skip
+FROZEN = ("releases",)
+"""Boosted trees on own columns, keys and what secondaries have released once."""
+
+
+def dealt(name: str, parties: int, neighbours: int, most: int | None) -> Callable[..., Tables]:
+    """Return a maker of a table whose columns are dealt out by FeT's protocol."""
+
+    def make(*, rows: int | None) -> Tables:
+        table = load_full(name) if name == "mnist" else load_builtin(name)
+        number = min(rows or len(table.y), most or len(table.y))
+        chosen = np.random.default_rng(MADE_SEED).permutation(len(table.y))[:number]
+        own = split_table(
+            table.X[chosen],
+            np.asarray(table.y)[chosen],
+            parties=parties,
+            key_dim=8 if name == "mnist" else 4,
+            seed=MADE_SEED,
+            task=table.task,
+        )
+        return Tables(parties=own, task=table.task, neighbours=neighbours, truth=True)
+
+    return make
+
+
+def views(*, rows: int | None) -> Tables:
+    """Return mfeat's six views, one a party, with ids that are equal everywhere."""
+    table = load_full("mfeat")
+    chosen = np.random.default_rng(MADE_SEED).permutation(len(table.y))[:rows]
+    parties = []
+    for number, (view, columns) in enumerate(table.views.items()):
+        order = chosen if number == 0 else np.random.default_rng(number).permutation(chosen)
+        parties.append(
+            PartyTable(
+                name=view,
+                key_names=("id",),
+                keys=order[:, None].astype(np.float64),
+                feature_names=tuple(f"{view}_{i}" for i in range(len(columns))),
+                features=table.X[order][:, list(columns)].astype(np.float32),
+                labels=np.asarray(table.y)[order].astype(np.int64) if number == 0 else None,
+                classes=tuple(range(10)) if number == 0 else None,
+                entities=order.astype(np.int64),
+            )
+        )
+    return Tables(parties=parties, task="multiclass", neighbours=1, truth=True)
+
+
+def linked(make: Callable[..., Tables]) -> Callable[..., Tables]:
+    """Return a maker of one of fedsim_tables' pairs, without noise on keys."""
+    return lambda *, rows: make(rows=rows, key_noise=0.0)
+
+
+SETS: dict[str, Callable[..., Tables]] = {
+    "digits": dealt("digits", 5, 4, None),
+    "diabetes": dealt("diabetes", 2, 4, None),
+    "mnist10": dealt("mnist", 10, 4, 6_000),
+    "mnist28": dealt("mnist", 28, 4, 6_000),
+    "mfeat": views,
+    "fate_breast": linked(lambda **more: fate("fate_breast", "binary", **more)),
+    "fate_vehicle": linked(lambda **more: fate("fate_vehicle", "multiclass", **more)),
+    "letter": linked(letter),
+    "sklearn": linked(lambda **more: synthetic(random_keys=False, **more)),
+    "hdb": linked(lambda **more: places("hdb", **more)),
+    "house_kc": linked(lambda **more: places("house_kc", **more)),
+}
+
+
+def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespace) -> list[Path]:
+    """Write the parties' tables and both federation files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parties = []
+    for number, table in enumerate(tables.parties):
+        party = "secondary" if number and len(tables.parties) == 2 else table.name
+        party = party if number else "primary"
+        columns = dict(zip(table.key_names, table.keys.T, strict=True))
+        columns |= dict(zip(table.feature_names, table.features.T, strict=True))
+        if tables.truth:
+            columns["entity"] = table.entities
+        if table.labels is not None:
+            classes = table.classes
+            columns["y"] = table.labels if classes is None else np.asarray(classes)[table.labels]
+        pd.DataFrame(columns).to_csv(folder / f"{party}.csv", index=False)
+        parties.append(
+            {
+                "name": party,
+                "role": "secondary" if number else "primary",
+                "data": f"{party}.csv",
+                "key": list(table.key_names),
+                "scaling": tables.scaling,
+                **({} if number else {"label": "y", "address": "127.0.0.1:0"}),
+            }
+        )
+    exact = tables.neighbours == 1
+    common = {
+        "federation": {"name": name, "task": tables.task, "seed": 0},
+        "training": {
+            "epochs": options.epochs,
+            "batch_size": 128,
+            "learning_rate": 3e-3,
+            "weight_decay": 1e-4,
+            "patience": 5,
+        },
+        "linkage": {
+            "protection": "none",
+            **({"truth": "entity"} if tables.truth else {}),
+            **({"metric": "exact"} if exact else {}),
+        },
+        "party": parties,
+    }
+    model = {"neighbours": tables.neighbours, "keys_as_features": not exact}
+    trained = {
+        **common,
+        # Ids that are equal tell no similarity, which fedsim reads.
+        "model": {"family": "top1sim" if exact else "fedsim", **model},
+        "privacy": {"mechanism": "none", "encoder": "trained"},
+    }
+    frozen = {
+        **common,
+        "model": {"family": "fet", "release": "pooled", "top": "boosting", **model},
+        "encoder": {"method": "principal", "layout": "blocks"},
+        "privacy": {"mechanism": "none", "encoder": "frozen"},
+        "methods": {"releases": {"family": "fet"}},
+    }
+    paths = []
+    for kind, source in (("trained", trained), ("frozen", frozen)):
+        paths.append(folder / f"{kind}.toml")
+        paths[-1].write_text(tomli_w.dumps(source), encoding="utf-8")
+    return paths
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Compare the methods on one set; return each one's figures."""
+    folder = options.out / name
+    files = write_set(folder, name, SETS[name](rows=options.rows or None), options)
+    found: dict[str, dict[str, Any]] = {}
+    for path, known in zip(files, (TRAINED, FROZEN), strict=True):
+        methods = [one for one in options.methods or (*TRAINED, *FROZEN) if one in known]
+        if not methods:
+            continue
+        out = folder / path.stem
+        run_compare(
+            path,
+            methods=",".join(methods),
+            seeds=options.seeds,
+            jobs=options.jobs,
+            out=out,
+            metric=None,
+            device="cpu",
+            data_root=None,
+            as_json=False,
+        )
+        comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+        for method, figures in comparison["methods"].items():
+            sign = 1 if comparison["higher_is_better"] else -1
+            found[method] = {**figures, "metric": comparison["metric"], "sign": sign}
+    return found
+
+
+def gains(found: Mapping[str, dict[str, Any]], method: str) -> list[float]:
+    """Return what a method gains over alone, seed by seed; positive is better."""
+    pairs = zip(found[method]["seeds"], found["alone"]["seeds"], strict=True)
+    return [found[method]["sign"] * (own - alone) for own, alone in pairs]
+
+
+def deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def print_table(name: str, found: Mapping[str, dict[str, Any]]) -> None:
+    metric = next(iter(found.values()))["metric"]
+    print(
+        f"\n**{name}**, test {metric}\n\n| method | test | gain over alone |\n| --- | --- | --- |"
+    )
+    for method, figures in found.items():
+        digits = 2 if metric in ("rmse", "mae") else 3
+        values = figures["seeds"]
+        text = (
+            f"| {method} | {statistics.mean(values):.{digits}f} ± {deviation(values):.{digits}f} |"
+        )
+        if method == "alone" or "alone" not in found:
+            print(f"{text} |")
+            continue
+        own = gains(found, method)
+        print(f"{text} {statistics.mean(own):+.{digits}f} ± {deviation(own):.{digits}f} |")
+
+
+def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> None:
+    """Draw each method's gain over alone, a panel a set; bars are deviations over seeds."""
+    columns = min(4, len(results))
+    lines = -(-len(results) // columns)
+    figure = Figure(figsize=(3.4 * columns, 2.6 * lines), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(lines, columns)).ravel()
+    for axes in panels[len(results) :]:
+        axes.set_visible(False)
+    for axes, (name, found) in zip(panels, results.items(), strict=False):
+        methods = [method for method in found if method != "alone"][::-1]
+        own = [gains(found, method) for method in methods]
+        axes.barh(methods, [statistics.mean(one) for one in own], xerr=list(map(deviation, own)))
+        axes.axvline(0, color="0.2", linewidth=1)
+        metric = next(iter(found.values()))["metric"]
+        axes.set_title(f"{name}: gain over alone, {metric}", fontsize=8)
+        axes.tick_params(labelsize=7)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; default: all")
+    parser.add_argument("--list", action="store_true", help="say which sets there are, and end")
+    parser.add_argument("--out", type=Path, default=Path("runs/beside-alone"))
+    parser.add_argument("--methods", type=lambda text: text.split(","), help="default: all")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=20_000, help="0 takes all")
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(SETS))
+        return
+    unknown = [name for name in options.sets if name not in SETS]
+    if unknown:
+        parser.error(f"no set is called {unknown[0]!r}; there are {', '.join(SETS)}")
+    results = {name: measure(name, options) for name in options.sets or SETS}
+    if options.plot is not None:
+        draw(results, options.plot)
+    if options.json:
+        print(json.dumps(results))
+        return
+    for name, found in results.items():
+        print_table(name, found)
+
+
+if __name__ == "__main__":
+    main()
