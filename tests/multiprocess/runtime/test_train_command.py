@@ -32,7 +32,6 @@ from securevfl.federation.ledger_book import Limit
 from securevfl.federation.ledger_place import ledger_of_table
 from securevfl.federation.ledger_summary import set_limit, summary_of
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
-from securevfl.launch.ports import free_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime.launching import train_in_processes
@@ -211,20 +210,20 @@ def party_commands(files: Mapping[str, Path], identities: Path, out: Path) -> li
     ]
 
 
-def pinned_file(folder: Path, identities: Path) -> tuple[Path, dict[str, Any]]:
+def pinned_file(folder: Path, identities: Path, port: int) -> tuple[Path, dict[str, Any]]:
     """Write a federation file as organisations would share it, with identities and a port."""
     path = write_federation(folder, rows=120)
     source = tomllib.loads(path.read_text())
-    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    source["party"][0]["address"] = f"127.0.0.1:{port}"
     pinned = provision(NAMES, identities)
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
     return save(folder, source), source
 
 
-def test_files_that_differ(tmp_path: Path) -> None:
+def test_files_that_differ(tmp_path: Path, port: int) -> None:
     """Both hashes are shown by whoever compares them, and nobody's keys were sent."""
-    path, source = pinned_file(tmp_path, tmp_path / "ids")
+    path, source = pinned_file(tmp_path, tmp_path / "ids", port)
     source["training"]["epochs"] += 1
     other = tmp_path / "other.toml"
     other.write_text(tomli_w.dumps(source))
