@@ -7,10 +7,12 @@ from jaxtyping import Float32
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import DataError, PrivacyError
+from securevfl.data.columns import WordsColumn
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
+from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import TaskHead
 
 
@@ -33,6 +35,25 @@ def features_of(
             f"{', '.join(model.features[:20])}, in this order"
         )
     return model.feature_scaler.apply(table.features)
+
+
+def own_inputs(table: PartyTable) -> OwnInputs:
+    """Return all that a party has of its rows, features and numeric keys, for models of its own."""
+    columns = table.features.astype(np.float64)
+    if table.key_dim:
+        columns = np.hstack([columns, table.keys])
+    return OwnInputs(values=columns, words=_places_of_words(table))
+
+
+def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
+    if table.schema is None:
+        return ()
+    found = []
+    for column in table.schema.columns:
+        if isinstance(column, WordsColumn):
+            names = column.own_features
+            found.append(tuple(table.feature_names.index(name) for name in names))
+    return tuple(found)
 
 
 def scaler_of(party: PartySettings, table: PartyTable) -> FeatureScaler:

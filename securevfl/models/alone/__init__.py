@@ -1,0 +1,1 @@
+"""What the primary can do without partners."""

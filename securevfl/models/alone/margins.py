@@ -1,0 +1,235 @@
+"""Estimators of scikit-learn as margins: numbers to which a network's outputs can be added.
+
+A margin is what :class:`securevfl.models.tasks.TaskHead` reads of a model: a number in units of the
+standardised label (regression), log odds of the second class (binary), or the logarithm of each
+class's probability. Probabilities are kept within [1e-4, 1 - 1e-4], so that no row starts so far
+out that no correction could reach it.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64, Shaped
+from sklearn.base import clone
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.seeds import derive_seed
+from securevfl.models.tasks import TaskHead
+
+Named = Literal["boosting", "linear"]
+"""Estimators that have a name; any other is an object of scikit-learn."""
+
+FOLDS: Final = 5
+"""Parts of the training rows, each of which gets margins of models that never saw it."""
+
+_LEAST: Final = 1e-4
+"""The least probability that a margin stands for."""
+
+_MOST_WORDS: Final = 254
+"""Words that scikit-learn's trees take as one column, less the place for none of them."""
+
+_ROWS_TO_STOP_BY: Final = 1000
+"""From so many training rows on, a tenth of them says when to stop growing trees."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnInputs:
+    """All that the primary has of its rows, unscaled: one column an input."""
+
+    values: Float64[np.ndarray, "rows inputs"]
+    words: tuple[tuple[int, ...], ...] = ()
+    """Columns that are the 0/1 features of one column of words, a tuple for each such column."""
+
+    def take(self, rows: Int64[np.ndarray, " taken"]) -> "OwnInputs":
+        """Return some of the rows."""
+        return OwnInputs(values=self.values[rows], words=self.words)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MarginModel:
+    """A fitted estimator, read as margins."""
+
+    estimator: Any
+    """Of scikit-learn, fitted."""
+    head: TaskHead
+    words_as_one: bool
+    """Whether it was given each column of words as one column of categories."""
+
+    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
+        """Return the margins of rows, as the head reads them."""
+        if not len(inputs.values):
+            return np.zeros((0, self.head.outputs), dtype=np.float32)
+        table = _categories(inputs)[0] if self.words_as_one else inputs.values
+        if self.head.task == "regression":
+            predicted = np.asarray(self.estimator.predict(table), dtype=np.float32)
+            return predicted.reshape(len(table), 1)
+        share = np.zeros((len(table), max(2, self.head.outputs)))
+        share[:, self.estimator.classes_.astype(np.int64)] = self.estimator.predict_proba(table)
+        share = share.clip(_LEAST, 1 - _LEAST)
+        logarithms = np.log(share).astype(np.float32)
+        if self.head.task == "binary":
+            return logarithms[:, 1:] - logarithms[:, :1]
+        return logarithms
+
+
+def fit_margins(
+    estimator: Named | Any,
+    inputs: OwnInputs,
+    targets: Shaped[np.ndarray, " rows"],
+    head: TaskHead,
+    *,
+    seed: int,
+) -> MarginModel:
+    """Fit an estimator to rows.
+
+    Args:
+        estimator: Its name, or one of scikit-learn, which is cloned; a classifier needs
+            ``predict_proba``.
+        inputs: The rows.
+        targets: As the head takes them.
+        head: The task.
+        seed: Run seed.
+
+    Raises:
+        ConfigError: If it is no estimator for the task.
+        DataError: If it can't be fitted to these rows.
+    """
+    labels = targets if head.task == "regression" else targets.astype(np.int64)
+    if head.task != "regression" and len(np.unique(labels)) < 2:
+        model: Any = DummyClassifier(strategy="prior")
+    elif head.task == "regression" and len(labels) < 2:
+        model = DummyRegressor()
+    else:
+        model = _unfitted(estimator, inputs, head, rows=len(labels), seed=seed)
+    words_as_one = estimator == "boosting" and bool(inputs.words)
+    table = _categories(inputs)[0] if words_as_one else inputs.values
+    try:
+        with warnings.catch_warnings():
+            # A linear model that is nearly there is as good as one that is.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(table, labels)
+    except ValueError as error:
+        line = str(error).splitlines()[0]
+        raise DataError(f"base.estimator: {model!r} can't be fitted: {line}") from error
+    return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CrossFitted:
+    """An estimator fitted to all training rows, and margins of which none saw its own label."""
+
+    model: MarginModel
+    margins: Float32[np.ndarray, "rows outputs"]
+    """Of all rows: of training rows from models that were fitted to the other parts of them, of
+    every other row from :attr:`model`."""
+
+
+def cross_fit(
+    estimator: Named | Any,
+    inputs: OwnInputs,
+    targets: Shaped[np.ndarray, " rows"],
+    head: TaskHead,
+    *,
+    train: Int64[np.ndarray, " train"],
+    seed: int,
+) -> CrossFitted:
+    """Fit an estimator to the training rows, with margins out of fold.
+
+    Args:
+        estimator: As of :func:`fit_margins`.
+        inputs: All rows.
+        targets: Their labels as the head takes them; of training rows alone they are read.
+        head: The task.
+        train: The training rows.
+        seed: Run seed, of folds and estimator.
+
+    Raises:
+        ConfigError: If it is no estimator for the task.
+        DataError: If it can't be fitted to these rows.
+    """
+
+    def fitted(rows: Int64[np.ndarray, " some"]) -> MarginModel:
+        return fit_margins(estimator, inputs.take(rows), targets[rows], head, seed=seed)
+
+    model = fitted(train)
+    margins = model.margins(inputs)
+    for rest, held_out in _folds(targets[train], head, seed=seed):
+        rows = train[held_out]
+        margins[rows] = fitted(train[rest]).margins(inputs.take(rows))
+    return CrossFitted(model=model, margins=margins)
+
+
+def _folds(
+    labels: Shaped[np.ndarray, " train"], head: TaskHead, *, seed: int
+) -> Iterator[tuple[Int64[np.ndarray, " rest"], Int64[np.ndarray, " held_out"]]]:
+    number = min(FOLDS, len(labels))
+    if number < 2:
+        return iter(())
+    state = derive_seed(seed, "folds") % 2**32
+    if head.task != "regression" and np.bincount(labels.astype(np.int64)).max() >= number:
+        with warnings.catch_warnings():
+            # A class of fewer rows than parts is in some of them, which is all that it can be.
+            warnings.simplefilter("ignore", UserWarning)
+            by_class = StratifiedKFold(number, shuffle=True, random_state=state)
+            return iter(list(by_class.split(labels, labels)))
+    parts = KFold(number, shuffle=True, random_state=state)
+    return iter(list(parts.split(labels)))
+
+
+def _unfitted(
+    estimator: Named | Any, inputs: OwnInputs, head: TaskHead, *, rows: int, seed: int
+) -> Any:
+    numbers = head.task == "regression"
+    if estimator == "boosting":
+        kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
+        stops = rows >= _ROWS_TO_STOP_BY
+        return kind(
+            max_iter=400 if stops else 100,
+            learning_rate=0.06,
+            early_stopping=stops,
+            # scikit-learn's own 20 can't split twenty labelled rows.
+            min_samples_leaf=min(20, max(3, rows // 50)),
+            categorical_features=_categories(inputs)[1],
+            random_state=derive_seed(seed, "boosting") % 2**32,
+        )
+    if estimator == "linear":
+        last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
+        return make_pipeline(StandardScaler(), last)
+    if isinstance(estimator, str):
+        raise ConfigError(f'base.estimator: must be "boosting" or "linear", got {estimator!r}')
+    if not hasattr(estimator, "fit") or not hasattr(
+        estimator, "predict" if numbers else "predict_proba"
+    ):
+        needs = "fit and predict" if numbers else "fit and predict_proba"
+        raise ConfigError(
+            f"base.estimator: {type(estimator).__name__} needs {needs} for a {head.task} task"
+        )
+    return clone(estimator)
+
+
+def _categories(
+    inputs: OwnInputs,
+) -> tuple[Float64[np.ndarray, "rows columns"], Sequence[int] | None]:
+    """Return inputs with each column of words as one, and which columns these are."""
+    groups = [group for group in inputs.words if len(group) <= _MOST_WORDS]
+    if not groups:
+        return inputs.values, None
+    of_words = {column for group in groups for column in group}
+    numbers = [i for i in range(inputs.values.shape[1]) if i not in of_words]
+    columns = [inputs.values[:, numbers]]
+    for group in groups:
+        marks = inputs.values[:, list(group)]
+        # A row without any of the words is of one more category.
+        columns.append(np.where(marks.any(axis=1), marks.argmax(axis=1), len(group))[:, None])
+    table = np.concatenate(columns, axis=1)
+    return table, list(range(len(numbers), table.shape[1]))
