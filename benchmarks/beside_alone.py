@@ -127,7 +127,7 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
             }
         )
     exact = tables.neighbours == 1
-    common = {
+    common: dict[str, Any] = {
         "federation": {"name": name, "task": tables.task, "seed": 0},
         "training": {
             "epochs": options.epochs,
@@ -143,7 +143,7 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
         },
         "party": parties,
     }
-    model = {"neighbours": tables.neighbours, "keys_as_features": not exact}
+    model: dict[str, Any] = {"neighbours": tables.neighbours, "keys_as_features": not exact}
     trained = {
         **common,
         # Ids that are equal tell no similarity, which fedsim reads.

@@ -45,7 +45,7 @@ def _run(store: Store, top: str, seed: int, epsilon: str) -> dict[str, float]:
     source: dict[str, Any] = federation_of("digits", tables, seed, epsilon)
     source["model"]["top"] = top
     source["base"] = {"estimator": "none"}
-    return store.get(top, source, lambda: joint(source, tables, solo=True))
+    return store.get(top, source, lambda: joint(source, tables, with_alone=True))
 
 
 def _cell(values: list[float]) -> str:

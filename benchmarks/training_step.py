@@ -31,7 +31,7 @@ import torch
 from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.launch.ports import free_port
+from securevfl.launch.ports import reserved_port
 from securevfl.runtime.party import run_party
 from securevfl.runtime.party_job import PartyJob
 from securevfl.runtime.simulation import simulate_federation
@@ -47,7 +47,7 @@ PRIMARY = "agency"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def write_federation(folder: Path, options: argparse.Namespace) -> Path:
+def write_federation(folder: Path, options: argparse.Namespace, *, port: int) -> Path:
     """Write tables and ``fed.toml``; one epoch has as many rounds as all turns have steps."""
     random = np.random.default_rng(0)
     # A few rows more go to validation and test, which are not measured.
@@ -64,7 +64,7 @@ def write_federation(folder: Path, options: argparse.Namespace) -> Path:
         party = {"name": name, "role": "secondary", "data": f"{name}.csv", "key": KEYS}
         if not number:
             frame["y"] = random.normal(size=count)
-            party |= {"role": "primary", "label": "y", "address": f"127.0.0.1:{free_port()}"}
+            party |= {"role": "primary", "label": "y", "address": f"127.0.0.1:{port}"}
         frame.to_csv(folder / f"{name}.csv", index=False)
         parties.append({**party, "identity": pinned[name]})
     source = {
@@ -225,8 +225,11 @@ def start_secondary(name: str, path: Path, threads: int) -> "subprocess.Popen[by
 
 def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
     """Run both sides in turns and return their figures."""
-    with tempfile.TemporaryDirectory(prefix="securevfl-step-") as temporary:
-        path = write_federation(Path(temporary), options)
+    with (
+        tempfile.TemporaryDirectory(prefix="securevfl-step-") as temporary,
+        reserved_port() as port,
+    ):
+        path = write_federation(Path(temporary), options, port=port)
         sides = {role: Measured(role, path, arguments) for role in ("federated", "simulated")}
         try:
             sides["federated"].helpers = {

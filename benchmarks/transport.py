@@ -38,7 +38,7 @@ from cryptography.x509.oid import NameOID
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.federation.messages import RoundKind
-from securevfl.launch.ports import free_port
+from securevfl.launch.ports import reserved_port
 from securevfl.linking.messages import LinkingKind
 from securevfl.transport.identity import Identity, public_text
 from securevfl.transport.message import Message, StarKind
@@ -275,7 +275,7 @@ def measure(count: int, *, turns: int, rounds: int) -> dict[str, dict[str, dict[
         parties = ["agency", *(f"party{rank}" for rank in range(1, count + 1))]
         pinned = provision(parties, folder, valid_days=1)
         make_p256_identities(folder, parties)
-        ports = [free_port() for _ in VARIANTS]
+        ports = [stack.enter_context(reserved_port()) for _ in VARIANTS]
         identity = Identity.load(folder / "agency", "agency")
         ranks = {party: rank for rank, party in enumerate(parties)}
         transport = stack.enter_context(

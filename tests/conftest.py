@@ -1,8 +1,35 @@
-"""What holds for every test: one thread in each process, set before anything imports torch."""
+"""What holds for every test: one thread in each process, and the same examples in every run."""
 
 import os
+from collections.abc import Iterator
 
-# Tests run side by side and start parties as processes of their own, which inherit this: with
-# several threads in each they would fight for the same cores.
+import pytest
+from hypothesis import settings
+
+# Hypothesis's examples follow from the test: a commit that passed passes again. New ones come with
+# --hypothesis-profile=default.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
+
+# Set before anything imports torch. Tests run side by side and start parties as processes of their
+# own, which inherit this: with several threads in each they would fight for the same cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+
+
+@pytest.fixture
+def fixed_noise() -> Iterator[None]:
+    """Noise and secret samples that are the same in every run of the test."""
+    from helpers.fixed_entropy import fixed_entropy
+
+    with fixed_entropy():
+        yield
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Yield a port of this machine that is kept for the test until its end."""
+    from securevfl.launch.ports import reserved_port
+
+    with reserved_port() as number:
+        yield number

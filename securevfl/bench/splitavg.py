@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any, Final
 from securevfl.core import checks
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError
 from securevfl.core.files import write_json
+from securevfl.launch.ports import reserved_port
 from securevfl.transport.provision import provision
 
 # Width of one row: L = 50 positions of H = 100, the cut of FeT.
@@ -70,12 +70,12 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
     names = ["primary", *(f"secondary{rank}" for rank in range(1, settings.parties + 1))]
     whole_rows = settings.elements % _ROW_WIDTH == 0
     width = _ROW_WIDTH if whole_rows else settings.elements
-    with tempfile.TemporaryDirectory(prefix="securevfl-bench-") as text:
+    with tempfile.TemporaryDirectory(prefix="securevfl-bench-") as text, reserved_port() as port:
         folder = Path(text)
         job = {
             "names": names,
             "pinned": provision(names, folder, valid_days=1),
-            "port": _free_port(),
+            "port": port,
             "keys": _pair_keys(settings.parties),
             "rows": settings.elements // width,
             "width": width,
@@ -123,11 +123,6 @@ def _pair_keys(parties: int) -> dict[str, dict[str, str]]:
     for low, high in itertools.combinations(range(1, parties + 1), 2):
         keys[str(low)][str(high)] = keys[str(high)][str(low)] = secrets.token_hex(32)
     return keys
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _run_processes(folder: Path, count: int, timeout_s: float) -> None:

@@ -15,6 +15,7 @@ from securevfl.core.task import Task
 from securevfl.starting.columns import Declared, checked_bounds, write_column_list
 from securevfl.starting.init import look_at, proposed
 from securevfl.starting.proposal import ColumnUse, Proposal, Wishes
+from securevfl.starting.rows_served import LIMITS
 
 _TASKS: dict[str, Task] = {
     "regression": "regression",
@@ -148,6 +149,10 @@ def _print(proposal: Proposal, out: Path) -> None:
     for reason in proposal.keys.reasons:
         _say(console, f"keys: {reason}")
     _say(console, f"task: {proposal.task} ({proposal.task_reason})")
+    for name, served in proposal.served.items():
+        _say(console, f"links: of {name}, {served.in_words()}")
+        if (warning := served.warning(name)) is not None:
+            _say(console, warning, style="yellow")
     _say(
         console,
         f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence",
@@ -204,4 +209,13 @@ def _as_json(proposal: Proposal, out: Path) -> dict[str, object]:
         "epsilon": proposal.epsilon,
         "delta": proposal.delta,
         "bounds_from_data": proposal.bounds_from_data,
+        "rows_served": {
+            name: {
+                "median": served.median,
+                "nine_in_ten": served.often,
+                "linked": dict(zip(map(str, LIMITS), served.linked, strict=True)),
+                "warning": served.warning(name),
+            }
+            for name, served in proposal.served.items()
+        },
     }

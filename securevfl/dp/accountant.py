@@ -10,9 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from dp_accounting import privacy_accountant
-from dp_accounting.pld import privacy_loss_distribution
-
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.events import (
@@ -177,6 +174,10 @@ def _pld_epsilon(releases: tuple[Release, ...], delta: float) -> float:
 
 
 def _single(release: Release, step: float) -> Any:
+    # A second of every process's start, which only sampled releases need.
+    from dp_accounting import privacy_accountant
+    from dp_accounting.pld import privacy_loss_distribution
+
     if isinstance(release, EntitySampledRelease):
         mixture = shift_mixture(release)
         # The library's Gaussian tails are cut where the mixture's weights vanish too.

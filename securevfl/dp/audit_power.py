@@ -16,8 +16,8 @@ from scipy import stats
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
-FALSE_FAILURE: Final = 1e-6
-"""Largest probability that one test fails a right mechanism (docs/audit.md, "What is tested")."""
+FALSE_FAILURE: Final = 5e-11
+"""Largest probability that one test fails a right mechanism; 20 of them are a report's 1e-9."""
 
 WORLDS: Final = 3
 """Kinds of rows in a round; see :mod:`dp.audit_statistics`."""
@@ -149,7 +149,7 @@ def mean_bound(size: AuditSize) -> float:
 
 
 def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.NDArray[np.float64]:
-    r"""Return what a sum of ``pairs`` products of fresh standard normals exceeds once in 1e6.
+    r"""Return what a sum of ``pairs`` products of fresh standard normals hardly ever exceeds.
 
     The sum is ``x^T A x`` with a matrix A of zero diagonal, each pair standing in it twice as 1/2,
     and each number in two pairs at most: ``||A||_F^2 = pairs / 2`` and ``||A|| <= 1``. Then

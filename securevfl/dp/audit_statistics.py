@@ -153,7 +153,7 @@ def distinguishability(
     A mu-Gaussian-DP mechanism keeps ``Phi^-1(1 - a) - Phi^-1(b) <= mu`` for the error
     probabilities a and b of any test between the worlds. Here the test is whether a score is over
     1/2, and both probabilities are replaced by upper confidence bounds, which together hold with
-    probability 1 - 1e-6.
+    probability 1 - ``FALSE_FAILURE``.
 
     References:
         [DRS19] section 2.2 (arXiv:1905.02383v3): the trade-off function

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
@@ -120,6 +119,8 @@ def rdp_epsilon(releases: Sequence[Release], *, delta: float) -> float:
         if divergence + math.log1p(-delta) > least:
             break
     low, high = edges[max(best - 1, 0)], edges[min(best + 1, len(edges) - 1)]
+    from scipy.optimize import minimize_scalar  # slow to import, and most runs never come here
+
     found = minimize_scalar(
         epsilon_at, bounds=(float(low), float(high)), method="bounded", options={"xatol": 1e-4}
     )

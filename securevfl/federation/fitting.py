@@ -22,6 +22,7 @@ from securevfl.linkage.sampling import PoissonSampler
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder
 from securevfl.models.directions import DirectionBottom, Projection, principal_projection
 from securevfl.models.initial import initialise
+from securevfl.models.optimisers import uncompiled
 
 # Gradients of an error of values in [-1, 1] are mostly longer: every record has one vote.
 _CLIP_NORM: Final = 0.1
@@ -190,7 +191,7 @@ def pretrain(
     noised = NoisedGradientSum(clip_norm=_CLIP_NORM, noise_multiplier=noise_multiplier)
     sampler = PoissonSampler(len(records), sampling_rate)
     weights = dict(model.named_parameters())
-    optimizer = torch.optim.Adam(weights.values(), lr=_LEARNING_RATE)
+    optimizer = uncompiled(torch.optim.Adam)(weights.values(), lr=_LEARNING_RATE)
     of_each = vmap(grad(_loss_of(model)), in_dims=(None, 0, None), chunk_size=_PIECE)
     sizes = [weight.numel() for weight in weights.values()]
     for _ in range(steps):

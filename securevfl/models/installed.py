@@ -11,10 +11,12 @@ that no installed package registers leads to no import.
 
 import dataclasses
 import inspect
+import sys
 import typing
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from securevfl.core.errors import ConfigError, in_one_line
@@ -29,10 +31,25 @@ _NEEDED: Final = sorted(name for name in vars(FamilySettings) if not name.starts
 
 def installed_families() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
     """Return what installed packages register, by name in alphabetical order; nothing is loaded."""
+    return _registered_in(tuple((path, _last_change(path)) for path in sys.path))
+
+
+@cache
+def _registered_in(
+    _places: tuple[tuple[str, int], ...],
+) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+    """Look through all installed packages, once for each state of the folders they lie in."""
     found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
+
+
+def _last_change(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def package_of(entry: metadata.EntryPoint) -> str:

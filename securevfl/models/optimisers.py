@@ -1,6 +1,8 @@
 """Optimizers by name; each party has its own, over its own parameters."""
 
 from collections.abc import Iterable
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,6 +12,8 @@ from securevfl.core.errors import ConfigError
 
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
 """The names that :func:`build_optimizer` knows."""
+
+_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
 
 
 def build_optimizer(
@@ -43,11 +47,27 @@ def build_optimizer(
         return _lamb(parameters, learning_rate, weight_decay)
     # One fused kernel for all tensors: these models have many small ones.
     if name == "sgd":
-        return torch.optim.SGD(
+        return uncompiled(torch.optim.SGD)(
             parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
+    return uncompiled(kind)(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
+
+
+@cache
+def uncompiled(kind: type[_Kind]) -> type[_Kind]:
+    """Return an optimizer whose methods do not load torch's compiler when they are first called.
+
+    The compiler takes each party's process more than a second to load, and no party uses it. The
+    methods are torch's own, without the wrappers that tell the compiler to leave them alone.
+    """
+    wrapped = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    methods = {
+        name: getattr(method := getattr(kind, name), "__wrapped__", method) for name in wrapped
+    }
+    # One of the wrappers also keeps a step out of the gradient.
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
 
 
 def _lamb(

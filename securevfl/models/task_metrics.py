@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 from scipy.special import expit, softmax
-from sklearn import metrics as sklearn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -18,6 +18,14 @@ Outputs = Float64[np.ndarray, "rows outputs"]
 
 Targets = Shaped[np.ndarray, " rows"]
 """Labels in the outputs' units, 0 or 1, or class numbers."""
+
+
+def _sklearn() -> ModuleType:
+    """Return scikit-learn's metrics."""
+    # Slow to import; secondaries measure nothing.
+    from sklearn import metrics
+
+    return metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +76,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true, _cut: sklearn.root_mean_squared_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: _sklearn().root_mean_squared_error(true, out[:, 0]),
     ),
     TaskMetric(
         name="mae",
@@ -76,7 +84,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true, _cut: sklearn.mean_absolute_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: _sklearn().mean_absolute_error(true, out[:, 0]),
     ),
     TaskMetric(
         name="r2",
@@ -84,7 +92,7 @@ _REGRESSION: Final = (
         values="up to 1",
         needs="labels that differ",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: sklearn.r2_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: _sklearn().r2_score(true, out[:, 0]),
     ),
 )
 _BINARY: Final = (
@@ -94,13 +102,13 @@ _BINARY: Final = (
         values="0 to 1",
         needs="rows of both classes",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: sklearn.roc_auc_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: _sklearn().roc_auc_score(true, out[:, 0]),
     ),
     TaskMetric(
         name="accuracy",
         meaning="share of the rows whose class is right; the second one above the threshold",
         values="0 to 1",
-        measure=lambda out, true, cut: sklearn.accuracy_score(true, out[:, 0] > cut),
+        measure=lambda out, true, cut: _sklearn().accuracy_score(true, out[:, 0] > cut),
     ),
     TaskMetric(
         name="f1",
@@ -108,7 +116,7 @@ _BINARY: Final = (
         values="0 to 1",
         needs="a row of the second class",
         defined=_has_second_class,
-        measure=lambda out, true, cut: sklearn.f1_score(true, out[:, 0] > cut),
+        measure=lambda out, true, cut: _sklearn().f1_score(true, out[:, 0] > cut),
     ),
     TaskMetric(
         name="log_loss",
@@ -116,7 +124,7 @@ _BINARY: Final = (
         unit="nats",
         values="0 to 36",
         higher_is_better=False,
-        measure=lambda out, true, _cut: sklearn.log_loss(true, expit(out[:, 0]), labels=[0, 1]),
+        measure=lambda out, true, _cut: _sklearn().log_loss(true, expit(out[:, 0]), labels=[0, 1]),
     ),
     TaskMetric(
         name="balanced_accuracy",
@@ -145,13 +153,15 @@ _MULTICLASS: Final = (
         name="accuracy",
         meaning="share of the rows whose most probable class is right (top 1)",
         values="0 to 1",
-        measure=lambda out, true, _cut: sklearn.accuracy_score(true, out.argmax(axis=1)),
+        measure=lambda out, true, _cut: _sklearn().accuracy_score(true, out.argmax(axis=1)),
     ),
     TaskMetric(
         name="macro_f1",
         meaning="mean F1 over the classes that are there or predicted",
         values="0 to 1",
-        measure=lambda out, true, _cut: sklearn.f1_score(true, out.argmax(axis=1), average="macro"),
+        measure=lambda out, true, _cut: _sklearn().f1_score(
+            true, out.argmax(axis=1), average="macro"
+        ),
     ),
     TaskMetric(
         name="macro_auc",
@@ -173,7 +183,7 @@ _MULTICLASS: Final = (
         unit="nats",
         values="0 to 36",
         higher_is_better=False,
-        measure=lambda out, true, _cut: sklearn.log_loss(
+        measure=lambda out, true, _cut: _sklearn().log_loss(
             true, softmax(out, axis=1), labels=range(out.shape[1])
         ),
     ),
@@ -244,7 +254,7 @@ def _one_against_the_rest(probabilities: Outputs, targets: Targets) -> float:
     return float(
         np.mean(
             [
-                sklearn.roc_auc_score(targets == number, column)
+                _sklearn().roc_auc_score(targets == number, column)
                 for number, column in enumerate(probabilities.T)
             ]
         )

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import CiphertextsMade, Observer, SpendingPlanned, Warned, event_of
 from securevfl.launch.keeping import KeptProcesses, keeping
 from securevfl.launch.outcome import PartyExit
-from securevfl.launch.ports import free_port
+from securevfl.launch.ports import reserved_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime.figures import RunFigures
@@ -182,15 +182,6 @@ def others_in_processes(
     """
     require_covered_channels(config)
     require_helpers(config)
-    here = _parties_here(config)
-    commands = here.commands(
-        run_folder,
-        data_root,
-        device=device,
-        of_all=["--serve"],
-        of_primary=[],
-        log_name="predictions.log",
-    )
 
     def on_event(_name: str, report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report.items() if key != "event"}
@@ -202,9 +193,18 @@ def others_in_processes(
         observe(Warned(text=f"{name}: {why}; it is started again"))
 
     primary = config.primary.name
-    others = [command for command in commands if command.name != primary]
-    with keeping(others, on_event=on_event, on_end=on_end) as kept:
-        yield here.config, here.identities[primary], kept
+    with _parties_here(config) as here:
+        commands = here.commands(
+            run_folder,
+            data_root,
+            device=device,
+            of_all=["--serve"],
+            of_primary=[],
+            log_name="predictions.log",
+        )
+        others = [command for command in commands if command.name != primary]
+        with keeping(others, on_event=on_event, on_end=on_end) as kept:
+            yield here.config, here.identities[primary], kept
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -252,10 +252,24 @@ class _PartiesHere:
         ]
 
 
-def _parties_here(config: FederationConfig) -> _PartiesHere:
+@contextmanager
+def _parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
+    """Give every party an identity, and the primary a port that is kept for it."""
     identities = fleeting([party.name for party in config.parties])
-    pinned = _pin(config, {name: own.public_text for name, own in identities.items()})
-    return _PartiesHere(config=pinned, identities=identities)
+    assert config.primary.address is not None, "checked with the federation file"
+    host, port = parse_address(config.primary.address)
+    with ExitStack() as kept:
+        if not port:
+            try:
+                port = kept.enter_context(reserved_port(host))
+            except OSError as error:
+                raise ConfigError(
+                    f"party.address: {host} is no address of this machine "
+                    f'({error.strerror or error}); use "127.0.0.1:0" for a run on one machine'
+                ) from None
+        pinned = {name: own.public_text for name, own in identities.items()}
+        here = _pin(config, pinned, address=f"{host}:{port}")
+        yield _PartiesHere(config=here, identities=identities)
 
 
 def _run_parties(
@@ -276,15 +290,6 @@ def _run_parties(
     files.require_writable_folder(run_folder)
     primary = config.primary.name
     outcome: dict[str, Any] = {}
-    here = _parties_here(config)
-    commands = here.commands(
-        run_folder,
-        data_root,
-        device=device,
-        of_all=[*(["--resume"] if resume else []), *of_all],
-        of_primary=more,
-        log_name=log_name,
-    )
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report.items() if key != "event"}
@@ -294,26 +299,25 @@ def _run_parties(
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             observe(event)
 
-    exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
+    with _parties_here(config) as here:
+        commands = here.commands(
+            run_folder,
+            data_root,
+            device=device,
+            of_all=[*(["--resume"] if resume else []), *of_all],
+            of_primary=more,
+            log_name=log_name,
+        )
+        exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
     return outcome, exits
 
 
-def _pin(config: FederationConfig, pinned: Mapping[str, str]) -> FederationConfig:
+def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -> FederationConfig:
     source = dict(config.source)
     source["party"] = [
         {**party, "identity": pinned[party["name"]]} for party in config.source["party"]
     ]
     for party in source["party"]:
         if party["role"] == "primary":
-            party["address"] = _with_port(*parse_address(party["address"]))
+            party["address"] = address
     return parse_federation(source, file="federation.toml of this run")
-
-
-def _with_port(host: str, port: int) -> str:
-    try:
-        return f"{host}:{port or free_port(host)}"
-    except OSError as error:
-        raise ConfigError(
-            f"party.address: {host} is no address of this machine ({error.strerror or error}); "
-            f'use "127.0.0.1:0" for a run on one machine'
-        ) from None

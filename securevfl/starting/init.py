@@ -2,8 +2,10 @@
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.sources.read import read_frame
@@ -15,6 +17,7 @@ from securevfl.starting.columns import (
     read_column_list,
 )
 from securevfl.starting.proposal import Proposal, Wishes, propose
+from securevfl.starting.rows_served import rows_served
 from securevfl.starting.writing import federation_text
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -65,7 +68,8 @@ def proposed(
 
     Reveals:
         To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
-        rounded ranges and the frequent words of the secondaries' records, too.
+        rounded ranges and the frequent words of the secondaries' records, and how many rows a
+        record serves, too.
     """
     if not secondaries and not lists:
         raise ConfigError("--secondary: at least one table, or one column list by --columns")
@@ -76,9 +80,18 @@ def proposed(
         for path in (primary, *secondaries, *lists)
     ]
     proposal = propose(_with_names_that_differ(tables), wishes)
+    config = _parsed(federation_text(proposal))
+    first, *others = proposal.tables
+    served = {table.name: rows_served(config, first, table) for table in others}
+    known = {name: found for name, found in served.items() if found is not None}
+    proposal = replace(proposal, served=known)
     text = federation_text(proposal)
-    parse_federation(tomllib.loads(text), file="the proposed file")
+    _parsed(text)
     return proposal, text
+
+
+def _parsed(text: str) -> FederationConfig:
+    return parse_federation(tomllib.loads(text), file="the proposed file")
 
 
 def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:

@@ -64,8 +64,9 @@ class ExpectedLinks:
             return None
         return (
             f"{name}: only {self.rows_with_links / self.rows:.0%} of the rows get a link, so the "
-            f"others gain nothing; where one record serves many rows, raise "
-            f"privacy.links_per_record, which takes more noise for the same epsilon"
+            f"others gain nothing; where one record serves many rows, a larger "
+            f"privacy.links_per_record links more of them, for more noise than that gains at the "
+            f"same epsilon"
         )
 
 

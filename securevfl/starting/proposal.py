@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from securevfl.data.cells import dates_of, numbers_of, texts_of
 from securevfl.starting.columns import Bounds, Column, Table
 from securevfl.starting.keys import KeyProposal, propose_keys
 from securevfl.starting.names import meaning_of
+from securevfl.starting.rows_served import RowsServed
 
 _MOST_CLASSES: Final = 20
 _TAKEN: Final = "taken from the records"
@@ -97,6 +98,8 @@ class Proposal:
     """Numbers that each secondary's encoder writes."""
 
     bounds_from_data: bool
+    served: Mapping[str, RowsServed] = field(default_factory=dict)
+    """How many rows a secondary's record serves, by party; of tables that are here."""
 
     @property
     def left_open(self) -> list[tuple[str, str]]:

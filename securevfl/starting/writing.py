@@ -10,6 +10,7 @@ from typing import Final
 from securevfl.dp.statement import bounded
 from securevfl.starting.columns import Bounds
 from securevfl.starting.proposal import ColumnUse, Proposal
+from securevfl.starting.rows_served import WHAT_MORE_COSTS
 
 _WIDTH: Final = 96
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -112,8 +113,20 @@ def _privacy(proposal: Proposal) -> str:
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
         'encoder = "frozen"' + _aside("made before training; each row is released once"),
         'unit = "secondary-record"',
+        *_served(proposal),
         "links_per_record = 1" + _aside("one record moves one row at most"),
     )
+
+
+def _served(proposal: Proposal) -> list[str]:
+    """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
+    if not proposal.bounds_from_data or not proposal.served:
+        return []
+    told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
+    if any(found.few for found in proposal.served.values()):
+        told.append(f"{WHAT_MORE_COSTS}.")
+    told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
+    return [_comment(" ".join(told))]
 
 
 def _linkage(proposal: Proposal) -> str:

@@ -88,13 +88,11 @@ def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
     assert "a factor of 2,981 (epsilon = 8), except with a probability of 1 in 100,000" in printed
 
 
-@pytest.mark.statistical
+@pytest.mark.usefixtures("fixed_noise")
 def test_the_simulation_gains_what_the_table_says(folder: Path, capfd: Capture) -> None:
     """Alone is 0.68, and the joint model lies between it and the run without noise.
 
-    Noise is fresh in every run. Over 20 runs the joint AUC had mean 0.775 and deviation 0.011; each
-    end lies more than five deviations away, so a false alarm comes less than once in a million
-    runs.
+    With fresh noise the joint AUC had mean 0.775 and deviation 0.011 over 20 runs.
     """
     ended = only("simulate", capfd)
 

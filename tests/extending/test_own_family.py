@@ -82,17 +82,20 @@ def securevfl(site: Path, *arguments: object) -> str:
     return done.stdout
 
 
-def test_it_is_simulated_by_its_name(tmp_path: Path, site: Path) -> None:
-    """The joint model learns what the primary alone cannot know."""
-    out = tmp_path / "out"
+@pytest.mark.multiprocess
+def test_it_is_simulated_and_trained_by_its_name(tmp_path: Path, site: Path) -> None:
+    """The joint model learns what the primary alone cannot know; every party's process finds it."""
     path = write_federation(
         tmp_path, secondaries=1, rows=600, model={**MODEL, "neighbours": 1}, training=TRAINING
     )
-    securevfl(site, "simulate", path, "--out", out)
-    metrics = json.loads((out / "metrics.json").read_text())
+    found = {}
+    for how in ("simulate", "train"):
+        securevfl(site, how, path, "--out", tmp_path / how)
+        found[how] = json.loads((tmp_path / how / "metrics.json").read_text())
 
-    assert metrics["family"] == "average"
-    assert metrics["test"] > metrics["alone_test"] + 0.1
+    assert found["simulate"]["family"] == found["train"]["family"] == "average"
+    assert found["simulate"]["test"] > found["simulate"]["alone_test"] + 0.1
+    assert found["train"]["test"] == pytest.approx(found["simulate"]["test"], abs=0.05)
 
 
 @pytest.mark.slow
@@ -112,18 +115,6 @@ def test_it_is_compared_with_another_family(tmp_path: Path, site: Path) -> None:
 
     assert set(answer["methods"]) == set(methods)
     assert wide["model"] == {"family": "average", "neighbours": 3, "hidden": 32}
-
-
-@pytest.mark.multiprocess
-def test_it_is_trained_between_processes(tmp_path: Path, site: Path) -> None:
-    """Every party's process finds it, and the losses are those of a simulation."""
-    path = write_federation(tmp_path, secondaries=1, rows=120, model=MODEL)
-    losses = {}
-    for how in ("train", "simulate"):
-        securevfl(site, how, path, "--out", tmp_path / how)
-        metrics = json.loads((tmp_path / how / "metrics.json").read_text())
-        losses[how] = metrics["test"]
-    assert losses["train"] == pytest.approx(losses["simulate"], abs=0.05)
 
 
 def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:

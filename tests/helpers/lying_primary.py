@@ -9,7 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -465,10 +465,12 @@ def _epsilon(events: Counter[Any]) -> float:
     return float(total.get_epsilon_for_delta(DELTA))
 
 
+@cache
 def _plain(z: float) -> Any:
     return pld.from_gaussian_mechanism(z, value_discretization_interval=_GRID)
 
 
+@cache
 def _sampled(kind: str, z: float) -> Any:
     if kind == "secondary-record":
         return pld.from_gaussian_mechanism(

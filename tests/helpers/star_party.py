@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from securevfl.core.errors import SecureVflError
-from securevfl.federation.messages import RoundKind
 from securevfl.launch import child
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, public_text
@@ -21,22 +20,23 @@ from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 RANKS = {"agency": 0, "rental": 1, "bank": 2}
-LIMITS = TransportLimits(silence_timeout_s=2.0, farewell_timeout_s=1.0)
+LIMITS = TransportLimits(silence_timeout_s=4.0, farewell_timeout_s=1.0)
 WAIT_S = 300.0
 COUNT = 200_000
+# The star hands on whatever it does not say itself; kinds of a round would bring torch along, which
+# takes every process seconds to load.
+WORDS = StarKind.SEALED
 
 
 def serve(transport: SecondaryTransport) -> None:
     while True:
-        message = transport.receive(
-            (RoundKind.PLAN, StarKind.DONE), round_number=None, deadline_s=WAIT_S
-        )
+        message = transport.receive((WORDS, StarKind.DONE), round_number=None, deadline_s=WAIT_S)
         if message.kind is StarKind.DONE:
             return
         share = np.full(COUNT, RANKS[transport.name], dtype=np.int64)
         transport.send(
             Message(
-                kind=RoundKind.SHARE,
+                kind=WORDS,
                 round_number=message.round_number,
                 tensors={"words": share},
             )
@@ -53,11 +53,9 @@ def lead(transport: PrimaryTransport) -> None:
     transport.listen()
     transport.wait_for_parties(WAIT_S)
     for number in itertools.count(1):
-        transport.broadcast(
-            transport.secondaries, Message(kind=RoundKind.PLAN, round_number=number)
-        )
+        transport.broadcast(transport.secondaries, Message(kind=WORDS, round_number=number))
         for _ in transport.receive_each(
-            transport.secondaries, RoundKind.SHARE, round_number=number, deadline_s=WAIT_S
+            transport.secondaries, WORDS, round_number=number, deadline_s=WAIT_S
         ):
             pass
         child.report("round", number=number)

@@ -10,7 +10,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.initial import initialise
 from securevfl.models.mlp import MLP
-from securevfl.models.optimisers import OPTIMIZERS, build_optimizer
+from securevfl.models.optimisers import OPTIMIZERS, build_optimizer, uncompiled
 from securevfl.models.registry import FAMILIES, family_named
 from securevfl.models.split import Bottom, Top
 from securevfl.models.tasks import TaskHead
@@ -62,6 +62,28 @@ def test_every_optimizer_lowers_a_loss(name: str) -> None:
         optimizer.step()
 
     assert weight.square().sum().item() < 0.7 * 4
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_optimizers_without_the_compiler_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
+    """To the last bit, through a state that was kept; and a step is in no gradient."""
+    start, found = torch.linspace(-1, 1, 5), []
+    for one in (kind, uncompiled(kind)):
+        weight = nn.Parameter(start.clone())
+        optimizer = one([weight], lr=0.1, weight_decay=0.01)
+        for number in range(4):
+            if number == 2:
+                kept = optimizer.state_dict()
+                optimizer = one([weight], lr=0.5)
+                optimizer.load_state_dict(kept)
+            optimizer.zero_grad()
+            weight.pow(4).sum().backward()
+            optimizer.step()
+        found.append(weight)
+    assert torch.equal(*found)
+    assert not torch.equal(found[1].detach(), start)
+    assert found[1].grad_fn is None
+    assert uncompiled(kind) is uncompiled(kind)
 
 
 @pytest.mark.parametrize(

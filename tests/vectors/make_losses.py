@@ -10,14 +10,10 @@ are equal to the last bit; elsewhere float32 sums may round differently.
 """
 
 import argparse
-import contextlib
-import hashlib
 import json
 import sys
 import tempfile
 import tomllib
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +22,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers.federations import save, write_federation
+from helpers.fixed_entropy import fixed_entropy
 
-import securevfl.dp.ring_noise
-import securevfl.linkage.sampling
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.runtime.launching import train_in_processes
@@ -119,28 +114,9 @@ def write_run(folder: Path, name: str) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def fixed_noise() -> Iterator[None]:
-    """Draw the noise and the secret samples of this process from fixed keys."""
-    modules = (securevfl.dp.ring_noise, securevfl.linkage.sampling)
-    real = [module.os for module in modules]
-    for module, system in zip(modules, real, strict=True):
-        drawn = iter(range(1_000_000))
-
-        def urandom(size: int, *, name: str = module.__name__, drawn: Any = drawn) -> bytes:
-            return hashlib.shake_256(f"{name} {next(drawn)}".encode()).digest(size)
-
-        module.os = types.SimpleNamespace(**{**vars(system), "urandom": urandom})
-    try:
-        yield
-    finally:
-        for module, system in zip(modules, real, strict=True):
-            module.os = system
-
-
 def simulated_losses(name: str) -> list[float]:
     """Return every round's loss of a simulated run, then its test metric."""
-    with tempfile.TemporaryDirectory() as temporary, fixed_noise():
+    with tempfile.TemporaryDirectory() as temporary, fixed_entropy():
         folder = Path(temporary)
         config = read_federation(write_run(folder, name))
         tables = read_tables(config, folder)

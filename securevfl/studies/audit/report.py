@@ -14,7 +14,7 @@ from securevfl.core import files
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
-from securevfl.launch.ports import free_port
+from securevfl.launch.ports import reserved_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release
@@ -112,12 +112,12 @@ def audit(
     settings = settings or AuditSettings()
     started = time.monotonic()
     stages = {release: AuditStage(settings, release) for release in RELEASES}
-    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text, reserved_port() as port:
         folder = Path(text)
         job = {
             "settings": asdict(settings),
             "pinned": provision(settings.names, folder, valid_days=SHORT_LIVED_DAYS),
-            "port": free_port(),
+            "port": port,
         }
         files.write_json(folder / "job.json", job)
         commands = [

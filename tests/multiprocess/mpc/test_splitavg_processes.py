@@ -1,7 +1,6 @@
 """SplitAvg between real processes: the sum is exact, and carries the noise that was promised."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.launch.ports import reserved_port
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.provision import provision
 
@@ -35,34 +35,33 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Run one primary and three secondaries to their end; return the sums of all rounds."""
     folder = tmp_path_factory.mktemp("splitavg")
     names = ["primary", "one", "two", "three"]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    keys = random_pair_keys((1, 2, 3))
-    job = {
-        "names": names,
-        "pinned": provision(names, folder, valid_days=1),
-        "port": port,
-        "keys": {r: {p: key.hex() for p, key in peers.items()} for r, peers in keys.items()},
-        "elements": ELEMENTS,
-        "noise_share_std": ROUNDS,
-    }
-    (folder / "job.json").write_text(json.dumps(job))
-    parties = [
-        subprocess.Popen(
-            [sys.executable, "-m", "helpers.splitavg_party", str(folder), str(rank)],
-            cwd=TESTS,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(len(names))
-    ]
-    try:
-        for party in parties:
-            _, errors = party.communicate(timeout=PATIENCE_S)
-            assert party.returncode == 0, errors.decode()[-2000:]
-    finally:
-        for party in parties:
-            party.kill()
-            party.wait()
+    with reserved_port() as port:
+        keys = random_pair_keys((1, 2, 3))
+        job = {
+            "names": names,
+            "pinned": provision(names, folder, valid_days=1),
+            "port": port,
+            "keys": {r: {p: key.hex() for p, key in peers.items()} for r, peers in keys.items()},
+            "elements": ELEMENTS,
+            "noise_share_std": ROUNDS,
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        parties = [
+            subprocess.Popen(
+                [sys.executable, "-m", "helpers.splitavg_party", str(folder), str(rank)],
+                cwd=TESTS,
+                stderr=subprocess.PIPE,
+            )
+            for rank in range(len(names))
+        ]
+        try:
+            for party in parties:
+                _, errors = party.communicate(timeout=PATIENCE_S)
+                assert party.returncode == 0, errors.decode()[-2000:]
+        finally:
+            for party in parties:
+                party.kill()
+                party.wait()
     return np.load(folder / "sums.npy")
 
 

@@ -115,4 +115,9 @@ def test_noised_gradients_change_rounds_after_the_first(tmp_path: Path) -> None:
     losses = [event.loss for event in events if isinstance(event, RoundDone)]
     assert len(losses) == len(whole.losses) == 3
     assert losses[0] == pytest.approx(whole.losses[0], abs=1e-5)
-    assert losses[1] != pytest.approx(whole.losses[1], abs=1e-4)
+    # A loss could come out alike; all the weights that a secondary learned from noise could not.
+    one, other = (
+        torch.load(folder / "run/parties/bank-1/epoch-1.pt", weights_only=True)["state"]["bottom"]
+        for folder in (silent, noised)
+    )
+    assert max(float((other[name] - weights).abs().max()) for name, weights in one.items()) > 1e-3

@@ -17,7 +17,6 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.federation.state_files import read_state
-from securevfl.launch.ports import free_port
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.transport.provision import provision
@@ -30,7 +29,7 @@ NOISY = {**FROZEN, "links_per_record": 1}
 PLAIN = {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}
 
 
-def federation(folder: Path, privacy: Mapping[str, Any]) -> Path:
+def federation(folder: Path, privacy: Mapping[str, Any], port: int) -> Path:
     path = write_federation(
         folder,
         rows=ROWS,
@@ -41,7 +40,7 @@ def federation(folder: Path, privacy: Mapping[str, Any]) -> Path:
     )
     source = tomllib.loads(path.read_text())
     pinned = provision(NAMES, folder / "ids")
-    source["party"][0]["address"] = f"127.0.0.1:{free_port()}"
+    source["party"][0]["address"] = f"127.0.0.1:{port}"
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
     for party in source["party"][1:]:
@@ -125,10 +124,10 @@ POINTS = {
         for point in sorted(POINTS)
     ],
 )
-def test_a_killed_party_costs_no_second_release(point: str, tmp_path: Path) -> None:
+def test_a_killed_party_costs_no_second_release(point: str, tmp_path: Path, port: int) -> None:
     """Without noise the resumed run is the uncut one, bit for bit."""
     killed, place = POINTS[point]
-    path = federation(tmp_path, PLAIN)
+    path = federation(tmp_path, PLAIN, port)
     outs = dict.fromkeys(NAMES, tmp_path / "run")
     found = ended(path, outs, altered={killed: f"kill:{place}"})
     assert codes(found) == {name: -9 if name == killed else 3 for name in NAMES}
@@ -144,9 +143,9 @@ def test_a_killed_party_costs_no_second_release(point: str, tmp_path: Path) -> N
         assert metrics[figure] == whole.metrics[figure]
 
 
-def test_a_killed_primary_spends_no_more_than_an_uncut_run(tmp_path: Path) -> None:
+def test_a_killed_primary_spends_no_more_than_an_uncut_run(tmp_path: Path, port: int) -> None:
     """With noise: every row is booked once by everybody, and epsilon is that of one release."""
-    path = federation(tmp_path, NOISY)
+    path = federation(tmp_path, NOISY, port)
     outs = dict.fromkeys(NAMES, tmp_path / "run")
     ended(path, outs, altered={"agency": "kill:KeptRows.keep:3:before"})
     found = ended(path, outs, resume=NAMES)
@@ -165,12 +164,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_parties_of_two_runs_do_not_go_on_together(tmp_path: Path) -> None:
+def test_parties_of_two_runs_do_not_go_on_together(tmp_path: Path, port: int) -> None:
     """Fresh with resumed, either way: one line at each that names the party and what to do.
 
     Nothing that was kept is touched, and afterwards the run goes on.
     """
-    path = federation(tmp_path, PLAIN)
+    path = federation(tmp_path, PLAIN, port)
     outs = {name: tmp_path / name for name in NAMES}
     ended(path, outs, altered={"agency": "kill:KeptRows.keep:2:after"})
     before = contents(tmp_path)

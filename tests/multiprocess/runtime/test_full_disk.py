@@ -36,7 +36,9 @@ def run(arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", ["train", "simulate"])
 def test_a_checkpoint_that_does_not_fit(tmp_path, command):
     """One line, exit code 2, no traceback anywhere, whole ledgers, and no path to the others."""
-    path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
+    path = write_federation(
+        tmp_path, secondaries=1, rows=60, training={"epochs": 1, "batch_size": 32}
+    )
     out = tmp_path / "run"
     ended = run([command, path, "--out", out])
     assert ended.returncode == 2

@@ -10,18 +10,15 @@ from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 from helpers.patience import PATIENCE_S
 
-from securevfl.launch.ports import free_port
-
 pytestmark = pytest.mark.multiprocess
 
 NAMES = ("agency", "bank-1")
 
 
-def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd):
+def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, port):
     """Provision and trust at each, pin both lines, run both: the primary has the metrics."""
     path = write_federation(tmp_path, secondaries=1)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    port = free_port()
     source["party"][0]["address"] = f"localhost:{port}"
     save(tmp_path, source)
     homes = {name: tmp_path / f"home-{name}" for name in NAMES}

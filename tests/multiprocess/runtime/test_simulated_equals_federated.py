@@ -142,6 +142,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
     alone = simulated(path, tmp_path / "simulated")
 
     assert len(losses) == len(alone.losses) == 12
+    # Over six runs the deviation of a loss was 2e-4 at most: 0.02 is a hundred of them.
     assert losses == pytest.approx(alone.losses, abs=0.02)
     assert {"metrics.json", "history.csv", "federation.toml", "parties"} <= {
         item.name for item in out.iterdir()

@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from helpers.alarms import FALSE_ALARM, require_noise
+from scipy.stats import chi2
 
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.moments import (
@@ -57,30 +60,29 @@ def test_without_noise_they_are_the_moments() -> None:
     assert moments.spread == 0
 
 
+@pytest.mark.statistical
 def test_noise_has_the_deviations_that_the_accounting_assumes() -> None:
-    """All entries of 30 matrices of 40 x 40: chi-square tests, each failing by chance at 1e-6.
-
-    A sum of n squared normals has mean n and deviation sqrt(2 n); 4.9 deviations are 1e-6.
-    """
+    """All entries of 30 matrices of 40 x 40: each comparison fails by chance once in 1e9."""
     matrices = [symmetric_noise(40, std=1000.0) for _ in range(30)]
     diagonal = np.concatenate([np.diag(matrix) for matrix in matrices])
     upper = np.concatenate([matrix[np.triu_indices(40, 1)] for matrix in matrices])
 
     assert all(np.array_equal(matrix, matrix.T) for matrix in matrices)
     for values, std in ((diagonal, 1000.0), (upper, 1000.0 / math.sqrt(2))):
-        chi_square = float((values**2).sum()) / std**2
-        assert abs(chi_square - len(values)) < 4.9 * math.sqrt(2 * len(values))
+        require_noise(torch.from_numpy(values), std)
 
 
+@pytest.mark.statistical
 def test_noise_is_scaled_to_the_bound() -> None:
-    """The noised count of an empty table spreads as z times the bound says: 400 draws."""
+    """The noised count of an empty table spreads as z times the bound says: 400 draws, 1e-9."""
     empty = np.zeros((1000, 3), np.float32)
     counts = [
         noised_moments(empty, radius=2.0, noise_multiplier=5.0).count - 1000 for _ in range(400)
     ]
     # S_00 counts (R/2)^2 a record; the bound is 5/4 R^2: 5 a record's worth at z = 1.
     chi_square = float(np.square(counts).sum()) / 25.0**2
-    assert abs(chi_square - 400) < 4.9 * math.sqrt(800) + 8  # rounding of R/2 and of the sum
+    least, most = chi2.ppf(FALSE_ALARM / 2, 400), chi2.isf(FALSE_ALARM / 2, 400)
+    assert least - 8 < chi_square < most + 8  # rounding of R/2 and of the sum
 
 
 def test_noise_that_drowns_every_record_is_refused() -> None:

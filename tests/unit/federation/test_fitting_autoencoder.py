@@ -1,6 +1,7 @@
 """Pretraining by noised steps: it learns, alone from records, and from no more than its sample."""
 
 import numpy as np
+import pytest
 import torch
 
 from securevfl.federation import fitting
@@ -40,6 +41,7 @@ def train(model: ChannelAutoencoder, records: torch.Tensor, **changes) -> float:
         return float(model(records, torch.zeros(1, 2)).mean())
 
 
+@pytest.mark.usefixtures("fixed_noise")
 def test_it_learns_behind_noise_that_would_drown_one_record() -> None:
     """The error falls below half of a constant answer's."""
     records = records_of()

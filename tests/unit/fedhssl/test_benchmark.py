@@ -2,15 +2,11 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.patience import PATIENCE_S
-
-SCRIPTS = Path(__file__).parents[3] / "benchmarks"
+from helpers.scripts import SCRIPTS, run_script
 
 
 def tables() -> Any:
@@ -64,7 +60,9 @@ def test_the_plot_is_drawn_from_the_same_results(tmp_path: Path) -> None:
     assert b"fedhssl" in (tmp_path / "one.svg").read_bytes()
 
 
-def test_forms_are_held_against_the_defaults_by_seed(tmp_path: Path) -> None:
+def test_forms_are_held_against_the_defaults_by_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Gains of 4, 5 and 6 points on one set, of 2, 3 and 4 on the other: 4 in the mean."""
     results = tmp_path / "forms.jsonl"
     found = []
@@ -74,14 +72,8 @@ def test_forms_are_held_against_the_defaults_by_seed(tmp_path: Path) -> None:
         found += lines("fedhssl", 0.5, 0.6, 0.7, form="defaults", **of_set)
         found += lines("fedhssl", *better, form="views = apart", **of_set)
     results.write_text("".join(json.dumps(line) + "\n" for line in found))
-    command = [sys.executable, str(SCRIPTS / "fedhssl_forms.py"), "tables", "--results"]
-    shown = subprocess.run(
-        [*command, str(results), "--mean"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    ).stdout.splitlines()
+    run_script("fedhssl_forms.py", "tables", "--results", results, "--mean")
+    shown = capsys.readouterr().out.splitlines()
     assert shown[2:] == [
         "| views = apart | defaults | fedhssl, simsiam | digits and mfeat | +4.0 ± 2.5 |  |  |"
     ]
@@ -90,11 +82,9 @@ def test_forms_are_held_against_the_defaults_by_seed(tmp_path: Path) -> None:
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     """Accuracy, F1 and AUC of the test rows, once a cell."""
     results = tmp_path / "results.jsonl"
-    command = [sys.executable, str(SCRIPTS / "fedhssl.py"), "run", "--set", "digits"]
-    command += ["--seeds", "1", "--labelled", "20", "--results", str(results)]
-    command += ["--method", "fedsplitnn", "boosting"]
+    command = ["run", "--set", "digits", "--seeds", 1, "--labelled", 20, "--results", results]
     for _ in range(2):
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        run_script("fedhssl.py", *command, "--method", "fedsplitnn", "boosting")
     found = {line["method"]: line for line in map(json.loads, results.read_text().splitlines())}
     assert found.keys() == {"fedsplitnn", "boosting"}
     assert len(results.read_text().splitlines()) == 2

@@ -146,7 +146,9 @@ def test_gradients_are_noised_and_no_more(tmp_path: Path) -> None:
     had, sent = off.sent["gradients"], on.sent["gradients"]
     require_noise(sent - had, deviation(had))
     assert noised.losses[0] == plain.losses[0]
-    assert noised.losses[1] != plain.losses[1]
+    # In float32 one loss is the same by chance once in a million times.
+    assert len(plain.losses) >= 3
+    assert noised.losses[1:] != plain.losses[1:]
 
 
 def test_gradients_alone_leave_pretraining_as_it_is(tmp_path: Path) -> None:

@@ -140,6 +140,64 @@ def test_a_range_from_the_records_shows_no_single_one(tmp_path: Path, capfd: Cap
     assert "Epsilon does not cover what they tell" in " ".join(comments(out))
 
 
+def of_places(folder: Path) -> list[object]:
+    """Twenty places, with five rows of the primary and one record each."""
+    random = np.random.default_rng(4)
+    places = random.uniform(0, 1, (20, 2))
+    for name, each in (("agency", 5), ("rental", 1)):
+        keys = np.repeat(places, each, axis=0) + random.normal(scale=1e-5, size=(20 * each, 2))
+        values = random.normal(size=20 * each)
+        column = "price" if each > 1 else "rent"
+        frame = pd.DataFrame({"lon": keys[:, 0], "lat": keys[:, 1], column: values})
+        frame.assign(rooms=random.normal(size=len(frame))).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+    return ["--primary", folder / "agency.csv", "--label", "price"]
+
+
+def test_it_says_how_many_rows_a_record_serves(tmp_path: Path, capfd: Capture) -> None:
+    """Of every place one, two and four rows of five are linked; the limit stays, with a warning.
+
+    What it found stands in the file, which goes to others, only where figures of the records may.
+    """
+    tables = [*of_places(tmp_path), "--secondary", tmp_path / "rental.csv"]
+    declared = ("--bounds", "rent=-4,4", "--bounds", "rooms=-4,4")
+    for more, shown in ((declared, False), (("--bounds-from-data",), True)):
+        ended, out = init(capfd, tmp_path, *tables, *more, "--overwrite", "--json")
+        assert ended.code == 0, ended.err
+        found = json.loads(ended.out)["rows_served"]["rental"]
+        assert (found["median"], found["nine_in_ten"]) == (5, 5)
+        assert found["linked"] == {"1": 0.2, "2": 0.4, "4": 0.8}
+        assert "only 20% of the rows get a link" in found["warning"]
+        assert "stay at 1 under a promise" in found["warning"]
+        assert read_federation(out).privacy.links_per_record == 1
+        written = " ".join(comments(out))
+        assert (
+            "20% of the rows get a link at links_per_record = 1, 40% at 2, 80% at 4" in written
+        ) == shown
+        assert ("1.4 times the noise" in written) == shown
+    spoken, _ = init(capfd, tmp_path, *tables, *declared, "--overwrite")
+    said = " ".join(spoken.out.split())
+    assert "nearest to 5 rows in the median, nine in ten to at most 5" in said
+    assert "two rows a record take 1.4 times the noise" in said.lower()
+
+
+def test_a_column_list_serves_no_rows(tmp_path: Path, capfd: Capture) -> None:
+    """Of a table that is elsewhere nothing is said; and nobody is warned without need."""
+    tables = of_places(tmp_path)
+    out = tmp_path / "rental.json"
+    listed = securevfl(capfd, "columns", tmp_path / "rental.csv", "--out", out)
+    assert listed.code == 0, listed.err
+    ended, _ = init(capfd, tmp_path, *tables, "--columns", out, "--json")
+    assert json.loads(ended.out)["rows_served"] == {}
+    housing = of_housing(tmp_path)
+    ended, _ = init(capfd, tmp_path, *housing, *BOUNDS, "--overwrite", "--json")
+    for found in json.loads(ended.out)["rows_served"].values():
+        assert found["median"] == 1
+        assert found["linked"]["1"] > 0.95
+        assert found["warning"] is None
+
+
 def test_equal_ids_are_linked_exactly(tmp_path: Path, capfd: Capture) -> None:
     """Sixteen digits in all tables: equal or not, whatever else the tables have in common."""
     random = np.random.default_rng(3)

@@ -324,22 +324,18 @@ def test_a_party_that_never_comes_is_named(star):
     together([primary.close, rental.close])
 
 
-def test_a_primary_that_never_listens_is_named(star):
+def test_a_primary_that_never_listens_is_named(star, port):
     """A secondary gives up at its deadline with the address and the system's reason."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-    rental = star.secondary("rental", address)
+    rental = star.secondary("rental", ("127.0.0.1", port))
     with pytest.raises(PartyTimeoutError, match=r"agency \(127.0.0.1:\d+\): did not answer within"):
         rental.connect(0.3)
     rental.close()
 
 
-def test_a_secondary_may_come_first(star):
+def test_a_secondary_may_come_first(star, port):
     """Secondaries dial until the primary listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-    ends = {name: star.secondary(name, address) for name in ("rental", "bank")}
-    primary = star.primary(port=address[1])
+    ends = {name: star.secondary(name, ("127.0.0.1", port)) for name in ("rental", "bank")}
+    primary = star.primary(port=port)
 
     def serve():
         primary.listen()
@@ -477,7 +473,7 @@ def test_a_caller_without_certificate_or_tls_1_3_is_refused(star):
         with pytest.raises((ssl.SSLError, ConnectionError)):
             read_one_byte(address, context)
     with pytest.raises(PartyTimeoutError) as caught:
-        primary.wait_for_parties(0.2)
+        primary.wait_for_parties(1.0)
     assert "no certificate was shown" in str(caught.value)
     assert "TLS 1.3 is required" in str(caught.value)
     primary.close()
@@ -498,16 +494,16 @@ def test_a_silent_caller_is_sent_away(star):
 
 def test_idle_parties_stay(star):
     """Heartbeats keep a federation alive in which nobody has anything to say."""
-    limits = TransportLimits(silence_timeout_s=1.5)
+    limits = TransportLimits(silence_timeout_s=3.0)
     # Longer than the tolerated silence: the wait itself is what is tested.
-    vain = pytest.raises(PartyTimeoutError, match="sent no SHARE within 3 s")
+    vain = pytest.raises(PartyTimeoutError, match="sent no SHARE within 4 s")
     with star.joined(limits=limits) as (primary, _ends), vain:
-        take(primary, "rental", deadline_s=3.0)
+        take(primary, "rental", deadline_s=4.0)
 
 
 def test_a_party_that_takes_nothing_in_is_noticed(star):
     """Heartbeats alone are not enough: who never reads what it is sent counts as lost."""
-    limits = TransportLimits(silence_timeout_s=1.5, farewell_timeout_s=0.2)
+    limits = TransportLimits(silence_timeout_s=3.0, farewell_timeout_s=0.2)
     session = bytes(range(16))
     primary = star.primary(session=session, limits=limits)
     address = primary.listen()
@@ -529,7 +525,7 @@ def test_a_party_that_takes_nothing_in_is_noticed(star):
         heart.start()
         primary.wait_for_parties(WAIT_S)
         large = Message(kind=RoundKind.MEAN, tensors={"x": np.zeros(8_000_000)})
-        with pytest.raises(PartyTimeoutError, match=r"^rental: took in nothing .* for 1\.5 s$"):
+        with pytest.raises(PartyTimeoutError, match=r"^rental: took in nothing .* for 3 s$"):
             primary.send("rental", large)
         ended.set()
         heart.join(WAIT_S)
