@@ -187,7 +187,7 @@ def simulated(**more: Any) -> tuple[sv.RunResult, list[sv.data.PartyTable]]:
         privacy=sv.dp.Privacy(mechanism="none", encoder="frozen"),
         linkage=sv.LinkageSettings(metric="exact", protection="none"),
         training=sv.TrainingSettings(validation_fraction=0.25),
-        with_solo=False,
+        with_alone=False,
         **more,
     )
     return run, parties
