@@ -1,7 +1,7 @@
 """Joint models beside what the primary has alone, on a dozen tables: results, gains, plot.
 
     SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET ...] [--out DIR] [--methods A,B,...]
-        [--seeds 5] [--rows N] [--jobs N] [--plot FILE.svg]
+        [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg]
 
 Without noise. Each set gets a folder in DIR with its tables and two federation files, one for
 encoders that are trained and one for frozen ones, and ``securevfl compare`` runs on both; what is
@@ -24,6 +24,7 @@ from fedsim_tables import Tables, fate, letter, places, synthetic
 from matplotlib.figure import Figure
 
 from securevfl.cli.compare import run_compare
+from securevfl.config.base import BaseSettings
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
@@ -32,7 +33,7 @@ MADE_SEED = 0
 """Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""
 
 TRAINED = (
-    "alone", "boosting", "linear", "solo", "top1sim", "fedsim", "fet", "assist",
+    "alone", "boosting", "solo", "top1sim", "fedsim", "fet", "assist",
     "boosting-links", "combine", "boosting-combine",
 )  # fmt: skip
 FROZEN = ("releases",)
@@ -141,6 +142,7 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
             **({"truth": "entity"} if tables.truth else {}),
             **({"metric": "exact"} if exact else {}),
         },
+        "base": {"estimator": options.base},
         "party": parties,
     }
     model: dict[str, Any] = {"neighbours": tables.neighbours, "keys_as_features": not exact}
@@ -248,6 +250,7 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(","), help="default: all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=20_000, help="0 takes all")
+    parser.add_argument("--base", default=BaseSettings().estimator, help="base.estimator")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")

@@ -29,15 +29,15 @@ def main() -> None:
     store, seeds = Store(asked.store), range(1, asked.seeds + 1)
     print("| top | " + " | ".join(f"epsilon {one}" for one in EPSILONS) + " |")
     print("| --- |" + " --- |" * len(EPSILONS))
-    solo: dict[int, float] = {}
+    alone: dict[int, float] = {}
     for top in TOPS:
         cells = []
         for epsilon in EPSILONS:
             found = [_run(store, top, seed, epsilon) for seed in seeds]
-            solo |= dict(zip(seeds, (one["solo"] for one in found), strict=True))
+            alone |= dict(zip(seeds, (one["alone"] for one in found), strict=True))
             cells.append(_cell([one["joint"] for one in found]))
         print(f"| `{top}` | " + " | ".join(cells) + " |", flush=True)
-    print(f"| the primary alone, a perceptron | {_cell(list(solo.values()))} | |")
+    print(f"| the primary alone | {_cell(list(alone.values()))} | |")
 
 
 def _run(store: Store, top: str, seed: int, epsilon: str) -> dict[str, float]:
