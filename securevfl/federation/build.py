@@ -18,6 +18,9 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.allowance import Allowance, SessionLimits
+from securevfl.federation.assist_allowance import AssistAllowance
+from securevfl.federation.assist_primary import AssistPrimary
+from securevfl.federation.assist_secondary import AssistSecondary
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.kept_model import KeptModel
@@ -140,18 +143,33 @@ def build_secondary(
         kept = KeptRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
+    data = SecondaryData(
+        name=party.name,
+        features=records["features"].to(device),
+        keys=records["keys"].to(device),
+        links=kept or linked.source,
+        primary_rows=linked.primary_rows,
+    )
+    contribution = Contribution(
+        plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger
+    )
+    limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
+    dropout = DropoutStream(config.federation.seed, party.name, device=device)
+    if plan.assisted:
+        return AssistSecondary(
+            data,
+            bottom,
+            contribution,
+            allowance=AssistAllowance(limits),
+            dropout=dropout,
+            seed=config.federation.seed,
+        )
     return Secondary(
-        SecondaryData(
-            name=party.name,
-            features=records["features"].to(device),
-            keys=records["keys"].to(device),
-            links=kept or linked.source,
-            primary_rows=linked.primary_rows,
-        ),
+        data,
         bottom,
-        Contribution(plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger),
-        allowance=Allowance(SessionLimits.of(plan, party=party.name, after_round=after_round)),
-        dropout=DropoutStream(config.federation.seed, party.name, device=device),
+        contribution,
+        allowance=Allowance(limits),
+        dropout=dropout,
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=_gradient_noise(plan) if plan.learns else None,
         kept=kept,
@@ -325,7 +343,8 @@ def build_primary(
     """
     device = data.features.device
     top = build_top(plan.config, table, outputs=data.head.outputs).to(device)
-    return Primary(
+    kind = AssistPrimary if plan.assisted else Primary
+    return kind(
         plan,
         data,
         top,

@@ -200,7 +200,7 @@ class Primary(TopModel):
     def finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
         stale = self.epoch - self.best_epoch >= self.training.patience
-        return self.epoch >= self.training.epochs or (self.best_metric is not None and stale)
+        return self.epoch >= self.plan.config.epochs or (self.best_metric is not None and stale)
 
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
@@ -239,7 +239,7 @@ class Primary(TopModel):
         self.observe(
             EpochDone(
                 epoch=epoch,
-                epochs=self.training.epochs,
+                epochs=self.plan.config.epochs,
                 loss=loss,
                 train=train,
                 validation=validation,

@@ -61,10 +61,10 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     per_row = 8 * plan.cut.words(1024) / 1024
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps = config.training.epochs * -(-plan.facts.train_rows // config.training.batch_size)
+    steps = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
     if not plan.frozen:
         positions, width = config.family.cut_shape(config.model)
-        trained = config.training.epochs * plan.facts.train_rows
+        trained = config.epochs * plan.facts.train_rows
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
