@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 
 from securevfl.config.federation import FederationConfig
@@ -11,6 +12,8 @@ from securevfl.core.memory import peak_memory_bytes
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
+from securevfl.models.assist.assist_config import AssistConfig
+from securevfl.models.assist.local import cross_fit
 from securevfl.models.baselines.baseline_config import BaselineConfig
 
 _STEPS: Final = 8
@@ -21,6 +24,7 @@ _ROUND_BYTES: Final = 600
 _SOLO_STEP: Final = 0.6
 # The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
 _UPDATE: Final = 0.3
+_FITTED_ROWS: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +39,8 @@ class Costs:
     where they are shown."""
 
     step_seconds: float
-    """One training step of the primary's model, timed on this machine."""
+    """One training step of the primary's model, timed on this machine; with assisted boosting one
+    round of all secondaries' models, as if their tables were as wide as the primary's."""
 
     seconds: float
     """All epochs in one process, without linking, and the primary alone beside it: at most."""
@@ -68,10 +73,14 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
-    step = _step_seconds(config, table, plan)
+    if isinstance(config.model, AssistConfig):
+        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
+    else:
+        step = _step_seconds(config, table, plan)
     solo = BaselineConfig()
     solo_steps = solo.epochs * -(-plan.facts.train_rows // solo.batch_size)
-    parties = 1 if plan.frozen else 1 + secondaries
+    # Fits of assisted boosting are those of all secondaries already.
+    parties = 1 if plan.frozen or plan.assisted else 1 + secondaries
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
@@ -89,6 +98,17 @@ def _key_bytes(keys: KeyTable) -> int:
         else:
             total += 8 * len(column)
     return total
+
+
+def _fit_seconds(settings: AssistConfig, table: PartyTable, plan: RunPlan) -> float:
+    """Time the fit of one local model to some made-up rows, and scale it to all of them."""
+    rows = min(_FITTED_ROWS, plan.facts.train_rows)
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(rows, settings.neighbours * max(1, table.num_features)))
+    residuals = random.normal(size=(rows, settings.outputs)).astype(np.float32)
+    started = time.perf_counter()
+    cross_fit(settings, inputs, residuals, seed=0)
+    return (time.perf_counter() - started) * plan.facts.train_rows / rows
 
 
 def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:
