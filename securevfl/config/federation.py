@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from securevfl.config.base import BaseSettings
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.parties import PartySettings
@@ -27,6 +28,7 @@ class FederationConfig:
 
     federation: FederationSettings
     training: TrainingSettings
+    base: BaseSettings
     privacy: Privacy
     linkage: LinkageSettings
     prediction: PredictionSettings

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from securevfl.config.presets import (
+    base_of,
     methods_with_presets,
     preset_named,
     pretraining_of,
@@ -139,6 +140,8 @@ def method_source(
         training = training | {k: v for k, v in one.training.items() if k not in _COMMON}
         wider = {**wider, **pretraining_of(one, {**wider, **pretraining})}
         result["privacy"] = privacy_of(one, source["privacy"])
+        # What a file chooses as a base for its own family is not meant for a paper's protocol.
+        result["base"] = base_of(one, {})
     result["model"] = {
         **inherited,
         **{key: value for key, value in own.items() if key not in training_fields},

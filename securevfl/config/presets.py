@@ -1,8 +1,9 @@
 """Presets of ``[model]``: the settings by which a family is what its paper writes.
 
-A preset fills in what a file leaves out, in ``[model]``, ``[training]`` and ``[pretraining]``, and
-without noise ``privacy.clip_norm``. Comparisons know each as a method of its own, ``fedsim-paper``,
-and of families that pretrain one for every algorithm, ``fedhssl-paper-byol``.
+A preset fills in what a file leaves out, in ``[model]``, ``[training]``, ``[base]`` and
+``[pretraining]``, and without noise ``privacy.clip_norm``. Comparisons know each as a method of its
+own, ``fedsim-paper``, and of families that pretrain one for every algorithm,
+``fedhssl-paper-byol``.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,9 @@ class PresetSettings:
     pretraining: PretrainingSettings
     privacy: Privacy
     """Without noise, and without a clip that shortens anything."""
+
+    base: str
+    """``base.estimator``; papers have none."""
 
 
 def preset(
@@ -62,6 +66,7 @@ def preset(
         training=read_settings(TrainingSettings, source["training"], where="training"),
         pretraining=read_settings(PretrainingSettings, source["pretraining"], where="pretraining"),
         privacy=read_settings(Privacy, source["privacy"], where="privacy"),
+        base=source["base"]["estimator"],
     )
 
 
@@ -108,6 +113,11 @@ def pretraining_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**one.pretraining, **one.algorithms.get(algorithm, {})}
 
 
+def base_of(one: Preset, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's ``[base]`` table, with the preset's estimator where it names none."""
+    return {"estimator": one.base, **source.get("base", {})}
+
+
 def privacy_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``[privacy]`` table, with the preset's clip norm where nothing is promised."""
     free = given.get("mechanism") == "none"
@@ -121,6 +131,7 @@ def _filled(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
         **source,
         "model": {**one.model, **own},
         "training": {**one.training, **source.get("training", {})},
+        "base": base_of(one, source),
         "pretraining": {**pretraining_of(one, given), **given},
         "privacy": privacy_of(one, source["privacy"]),
     }

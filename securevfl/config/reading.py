@@ -8,6 +8,7 @@ from typing import Any
 
 from securevfl.config import rules
 from securevfl.config.adapting import adapted, require_own_fields
+from securevfl.config.base import BaseSettings
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
@@ -65,6 +66,7 @@ def parse_federation(
         "model",
         "encoder",
         "training",
+        "base",
         "privacy",
         "linkage",
         "prediction",
@@ -168,6 +170,7 @@ def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
     return FederationConfig(
         federation=read_settings(FederationSettings, filled["federation"], where="federation"),
         training=read_settings(TrainingSettings, filled.get("training", {}), where="training"),
+        base=read_settings(BaseSettings, filled.get("base", {}), where="base"),
         privacy=read_settings(Privacy, filled["privacy"], where="privacy"),
         linkage=parse_linkage(filled["linkage"]),
         prediction=read_settings(

@@ -45,6 +45,7 @@ from securevfl.models.directions import DirectionBottom
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import is_built_in
+from securevfl.models.zero_start import Inputs, starting_at_zero, trial_inputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -247,10 +248,12 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Opti
 def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> nn.Module:
     """Return the primary's top model with its initial weights, for so many outputs a row.
 
+    With a base its outputs start at zero.
+
     Raises:
         ConfigError: If the family fails to build it, or builds another.
     """
-    return _initialised(
+    top = _initialised(
         config,
         config.primary.name,
         lambda: top_of(
@@ -262,6 +265,21 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
             outputs=outputs,
             classes=config.federation.task != "regression",
         ),
+    )
+    if not config.base.corrects:
+        return top
+    # A pretrained top model of another package may bring a head of its own.
+    loaded = bool(config.family.pretraining) and not is_built_in(config.family)
+    return starting_at_zero(top, _trial_rows(config, table), gated=loaded)
+
+
+def _trial_rows(config: FederationConfig, table: PartyTable) -> Inputs:
+    links = (len(config.secondaries), config.model.neighbours)
+    return trial_inputs(
+        num_features=table.num_features,
+        key_dim=table.key_dim,
+        cut_shape=config.family.cut_shape(config.model),
+        similarities=links if config.family.needs_similarities(config.model) else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,32 +13,21 @@ from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer, RoundDone
 from securevfl.core.seeds import stream
-from securevfl.data.rows import RowSplit, consecutive_batches, training_batches
+from securevfl.data.rows import RowSplit, training_batches
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import require_finite
-from securevfl.federation.rounds import EpochMark, Exchange, Purpose, RoundPlan
+from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
+from securevfl.federation.top_model import PrimaryInputs, TopModel
+from securevfl.models.alone.rule import Decision, decide, scaled
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import HALF
 
 VALIDATION: Final = "validation_"
 """Stands before a metric's name in an epoch's line of the history."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrimaryInputs:
-    """What the top model reads of the primary's rows, as tensors."""
-
-    features: Float[Tensor, "rows features"]
-    keys: Float[Tensor, "rows dimension"]
-    similarities: Float[Tensor, "rows secondaries links"] | None = None
-    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
-    families that read them."""
-    first_row: int = 0
-    """Id of the first row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,62 +48,6 @@ class PrimaryData(PrimaryInputs):
         """Rows of training rounds, labelled all of them."""
         rows = self.split.train
         return rows if self.aligned is None else rows[self.aligned[rows]]
-
-
-class TopModel:
-    """The primary's half of the network at work on rows, over any exchange."""
-
-    def __init__(
-        self, top: nn.Module, inputs: PrimaryInputs, exchange: Exchange, *, batch_size: int
-    ) -> None:
-        """Make it.
-
-        Args:
-            top: The module.
-            inputs: What it reads of the primary's rows.
-            exchange: Where the secondaries are.
-            batch_size: Most rows of a round.
-        """
-        self.top = top
-        self.inputs = inputs
-        self.exchange = exchange
-        self.batch_size = batch_size
-        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
-
-    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
-        """Return the top model's outputs for ``rows``, shape (rows, outputs).
-
-        Reveals:
-            To the primary: one average a row. To the secondaries: the rows' ids.
-        """
-        self.top.eval()
-        outputs = []
-        with torch.no_grad():
-            for batch in consecutive_batches(rows, batch_size=self.batch_size):
-                plan = self._plan(batch, purpose, self.exchange.ranks)
-                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
-        return torch.cat(outputs)
-
-    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
-        data = self.inputs
-        index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
-        similarities = None
-        if data.similarities is not None:
-            # Ranks count from 1; a party that is left out of the round is left out here too.
-            active = torch.as_tensor(plan.active, device=index.device) - 1
-            similarities = data.similarities[index[:, None], active]
-        inputs = (data.features[index], data.keys[index], aggregate, similarities)
-        if plan.purpose == "test":
-            self._last_test = inputs
-        output: Tensor = self.top(*inputs)
-        return output
-
-    def _plan(
-        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
-    ) -> RoundPlan:
-        return RoundPlan(
-            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
-        )
 
 
 class Primary(TopModel):
@@ -155,10 +88,14 @@ class Primary(TopModel):
         """Asked before every epoch: whether the budget still covers it."""
         self.epoch = 0
         self.best_epoch = 0
+        """0 is the base, where there is one."""
         self.best_metric: float | None = None
         self.best_weights: dict[str, Tensor] = {}
+        self.best_outputs: Tensor | None = None
+        """Of the validation rows, at the best epoch; None where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
+        self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Loss of every training round of this session, in order."""
@@ -169,18 +106,46 @@ class Primary(TopModel):
         Args:
             after_epoch: Called with every finished epoch: the place to save checkpoints.
         """
+        if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
+            self._begin_at(self.data.base)
         while not self.finished and (self.epoch == 0 or self.may_go_on()):
             self._run_epoch(after_epoch)
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch."""
-        line = self.history[self.best_epoch - 1]
+        """Metrics of the validation rows at the best epoch, with as much correction as counts."""
+        if self._validated is not None:
+            return self._validated
         return {
             name.removeprefix(VALIDATION): value
-            for name, value in line.items()
+            for name, value in self.best_line.items()
             if name.startswith(VALIDATION)
         }
+
+    @property
+    def best_line(self) -> Mapping[str, Any]:
+        """The best epoch's line of the history."""
+        return next(line for line in self.history if line["epoch"] == self.best_epoch)
+
+    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
+        """Add outputs to margins of the primary alone from now on.
+
+        Args:
+            margins: Of all rows; see :attr:`PrimaryInputs.base`.
+        """
+        self.inputs = self.data = replace(self.data, base=margins)
+
+    def _begin_at(self, base: Tensor) -> None:
+        """Make the base, without a correction, the best epoch so far; nobody is asked."""
+        split, start = self.data.split, time.monotonic()
+        train, validation = (
+            (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
+            for rows in (self.data.training_rows, split.validation)
+        )
+        threshold = self.head.choose_threshold(*validation)
+        loss = float(self.head.loss(*train))
+        line = self._remember(0, loss, train, validation, threshold, start)
+        self._take_if_best(0, line["validation"], threshold, validation[0])
 
     def require_measurable(self) -> None:
         """Refuse rows for which the metric that training goes by is not defined.
@@ -210,29 +175,11 @@ class Primary(TopModel):
         if every and epoch % every == 0:
             self._average_positions()
         rows = self.data.split.validation
-        outputs, targets = self.predict(rows, "validation"), self._targets(rows)
-        threshold = self.head.choose_threshold(outputs, targets)
-        metrics = self.head.metrics(outputs, targets, threshold=threshold)
-        validation = self.head.headline(metrics)
-        train = self.head.metric(*trained, threshold=threshold)
+        validated = self.predict(rows, "validation"), self._targets(rows)
+        threshold = self.head.choose_threshold(*validated)
+        line = self._remember(epoch, loss, trained, validated, threshold, start)
         self.epoch = epoch
-        best = self.best_metric is None or self.head.is_better(validation, self.best_metric)
-        if best:
-            self.best_metric, self.best_epoch, self.threshold = validation, epoch, threshold
-            self.best_weights = {
-                name: value.detach().clone() for name, value in self.top.state_dict().items()
-            }
-        seconds = round(time.monotonic() - start, 3)
-        self.history.append(
-            {
-                "epoch": epoch,
-                "loss": loss,
-                "train": train,
-                "validation": validation,
-                **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
-                "seconds": seconds,
-            }
-        )
+        best = self._take_if_best(epoch, line["validation"], threshold, validated[0])
         mark = EpochMark(epoch=epoch, best=best)
         self.exchange.end_epoch(mark)
         after_epoch(mark)
@@ -241,20 +188,84 @@ class Primary(TopModel):
                 epoch=epoch,
                 epochs=self.plan.config.epochs,
                 loss=loss,
-                train=train,
-                validation=validation,
-                seconds=seconds,
+                train=line["train"],
+                validation=line["validation"],
+                seconds=line["seconds"],
             )
         )
 
+    def _remember(
+        self,
+        epoch: int,
+        loss: float,
+        trained: tuple[Tensor, Tensor],
+        validated: tuple[Tensor, Tensor],
+        threshold: float,
+        start: float,
+    ) -> dict[str, Any]:
+        """Write an epoch's line of the history, of outputs and targets, and return it."""
+        metrics = self.head.metrics(*validated, threshold=threshold)
+        line = {
+            "epoch": epoch,
+            "loss": loss,
+            "train": self.head.metric(*trained, threshold=threshold),
+            "validation": self.head.headline(metrics),
+            **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        self.history.append(line)
+        return line
+
+    def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
+        """Keep an epoch if none before it validates as well; return whether it was kept."""
+        if self.best_metric is not None and not self.head.is_better(metric, self.best_metric):
+            return False
+        self.best_metric, self.best_epoch, self.threshold = metric, epoch, threshold
+        self.best_outputs = None if self.data.base is None else outputs
+        self.best_weights = {
+            name: value.detach().clone() for name, value in self.top.state_dict().items()
+        }
+        return True
+
     def restore_best(self) -> None:
         """Go back to the best epoch's weights, here and at every secondary.
+
+        Where no epoch beat the base, secondaries have none to go back to, and are told nothing.
 
         Reveals:
             To every secondary: which epoch was the best.
         """
         self.top.load_state_dict(self.best_weights)
-        self.exchange.end_epoch(EpochMark(epoch=self.best_epoch, best=False, restore_best=True))
+        if self.best_epoch:
+            mark = EpochMark(epoch=self.best_epoch, best=False, restore_best=True)
+            self.exchange.end_epoch(mark)
+
+    def decide(self, alone: Float[Tensor, "rows outputs"]) -> Decision:
+        """Choose how much of the correction counts, and whether the joint model is used.
+
+        Asks nobody: what the validation rows got at the best epoch decides. Outputs, and the
+        threshold of a binary task, are those of the choice from now on.
+
+        Args:
+            alone: Margins of the best model of the primary alone, of all rows.
+        """
+        base, outputs = self.data.base, self.best_outputs
+        assert base is not None, "there is a base"
+        assert outputs is not None, "the base was the first best epoch"
+        rows = torch.as_tensor(self.data.split.validation, device=base.device)
+        decision = decide(
+            self.head,
+            base=base[rows],
+            correction=outputs - base[rows],
+            alone=alone[rows],
+            targets=self.data.targets[rows],
+        )
+        self.scale = decision.scale
+        joint = scaled(base[rows], outputs - base[rows], decision.scale)
+        validated = joint, self.data.targets[rows]
+        self.threshold = self.head.choose_threshold(*validated)
+        self._validated = self.head.metrics(*validated, threshold=self.threshold)
+        return decision
 
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
         """Return the mean loss, and every row's outputs and targets."""
@@ -325,6 +336,7 @@ class Primary(TopModel):
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
             "best_weights": self.best_weights,
+            "best_outputs": self.best_outputs,
             "threshold": self.threshold,
             "history": self.history,
         }
@@ -338,5 +350,6 @@ class Primary(TopModel):
         self.best_epoch = state["best_epoch"]
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]
+        self.best_outputs = state["best_outputs"]
         self.threshold = state["threshold"]
         self.history = state["history"]

@@ -24,6 +24,9 @@ class Preset:
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """More fields of ``[pretraining]``, by its ``algorithm``."""
 
+    base: str = "boosting"
+    """``base.estimator``: papers have none."""
+
     clip_norm: float = 1000.0
     """``privacy.clip_norm`` where ``privacy.mechanism`` is ``none``: the papers clip nothing then,
     and so large a norm shortens no row."""

@@ -89,6 +89,18 @@ class TaskHead:
             return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets)
         return functional.cross_entropy(outputs, targets)
 
+    def row_losses(
+        self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
+    ) -> Float[Tensor, " rows"]:
+        """Return the loss of each row, in float64; what :meth:`loss` is the mean of."""
+        exact = outputs.double()
+        if self.task == "multiclass":
+            return functional.cross_entropy(exact, targets, reduction="none")
+        wanted = targets.double()
+        if self.task == "regression":
+            return functional.mse_loss(exact[:, 0], wanted, reduction="none")
+        return functional.binary_cross_entropy_with_logits(exact[:, 0], wanted, reduction="none")
+
     def choose_threshold(
         self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
     ) -> float:

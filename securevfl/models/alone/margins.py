@@ -90,7 +90,7 @@ def fit_margins(
     *,
     seed: int,
 ) -> MarginModel:
-    """Fit an estimator to rows.
+    """Fit an estimator to rows; without a column, or a label that differs, it is a constant.
 
     Args:
         estimator: Its name, or one of scikit-learn, which is cloned; a classifier needs
@@ -105,9 +105,10 @@ def fit_margins(
         DataError: If it can't be fitted to these rows.
     """
     labels = targets if head.task == "regression" else targets.astype(np.int64)
-    if head.task != "regression" and len(np.unique(labels)) < 2:
+    blind = not inputs.values.shape[1]
+    if head.task != "regression" and (blind or len(np.unique(labels)) < 2):
         model: Any = DummyClassifier(strategy="prior")
-    elif head.task == "regression" and len(labels) < 2:
+    elif head.task == "regression" and (blind or len(labels) < 2):
         model = DummyRegressor()
     else:
         model = _unfitted(estimator, inputs, head, rows=len(labels), seed=seed)
@@ -214,7 +215,13 @@ def _unfitted(
         raise ConfigError(
             f"base.estimator: {type(estimator).__name__} needs {needs} for a {head.task} task"
         )
-    return clone(estimator)
+    own = clone(estimator)
+    # What draws at random draws the same when a run is fitted again.
+    drawn = [name for name in own.get_params() if name.endswith("random_state")]
+    state = derive_seed(seed, "estimator") % 2**32
+    return own.set_params(
+        **{name: state for name in drawn if own.get_params()[name] is None},
+    )
 
 
 def _categories(

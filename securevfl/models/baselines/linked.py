@@ -77,7 +77,11 @@ class _LinkedFamily(PairFamily[L]):
     """A baseline that links, on the mean over a row's links."""
 
     presets = MappingProxyType(
-        {"paper": Preset(model=_PAPER_MODEL, training={**PAPER_TRAINING, "batch_size": 4096})}
+        {
+            "paper": Preset(
+                base="none", model=_PAPER_MODEL, training={**PAPER_TRAINING, "batch_size": 4096}
+            )
+        }
     )
     """Without gates, [FedSim] takes batches of 4096 rows."""
 
@@ -126,6 +130,7 @@ class AvgSimFamily(_LinkedFamily[AvgSimConfig]):
     presets = MappingProxyType(
         {
             "paper": Preset(
+                base="none",
                 model={**_PAPER_MODEL, "neighbours": 50},
                 training={**PAPER_TRAINING, "batch_size": 128},
             )

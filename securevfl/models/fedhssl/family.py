@@ -35,6 +35,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     presets = MappingProxyType(
         {
             "paper": Preset(
+                base="none",
                 model={
                     "encoder_hidden": 512,
                     "hidden": 512,

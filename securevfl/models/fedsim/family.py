@@ -20,6 +20,7 @@ class FedSimFamily(PairFamily[FedSimConfig]):
     presets = MappingProxyType(
         {
             "paper": Preset(
+                base="none",
                 model={
                     "weight": "learned",
                     "merge": "convolution",

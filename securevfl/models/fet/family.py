@@ -22,6 +22,7 @@ class FeTFamily(Family[FeTConfig]):
     presets = MappingProxyType(
         {
             "paper": Preset(
+                base="none",
                 model={
                     "norm": "post",
                     "activation": "relu",

@@ -1,0 +1,57 @@
+"""The ``[base]`` table: what corrections by the secondaries are added to."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from securevfl.core.errors import ConfigError
+
+OWN = "python"
+"""What stands in a federation file for an estimator that only Python can hand over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseSettings:
+    """The ``[base]`` table: the model of the primary alone that corrections are added to."""
+
+    estimator: Literal["boosting", "linear", "none", "python"] = "boosting"
+    """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
+    histogram boosting; ``linear``, a ridge or logistic regression; ``none``, as in the papers:
+    outputs are those of the family alone, and nothing decides whether they are used. With a base,
+    the joint model answers only where it beats the best model of the primary alone on validation
+    rows. ``python`` stands in the file of a run for an estimator that :func:`securevfl.simulate`
+    was handed."""
+
+    described: str | None = None
+    """Of ``python``: the estimator's class and parameters."""
+
+    def __post_init__(self) -> None:
+        if (self.estimator == OWN) != (self.described is not None):
+            raise ConfigError(
+                'described: goes with estimator = "python", which securevfl.simulate(base=...) '
+                "writes; a federation file that trains names another estimator"
+            )
+
+    @property
+    def corrects(self) -> bool:
+        """Whether there is a base."""
+        return self.estimator != "none"
+
+
+def base_source(base: Any) -> dict[str, str]:
+    """Return the ``[base]`` table for what Python was handed: a name, or an estimator.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if isinstance(base, str):
+        return {"estimator": base}
+    if not hasattr(base, "fit") or not hasattr(base, "get_params"):
+        raise ConfigError(
+            f'base: must be "boosting", "linear", "none" or an estimator of scikit-learn, got '
+            f"{base!r:.60}"
+        )
+    kind = type(base)
+    # Every parameter, not those alone that are printed: the digest of the model knows it by this.
+    params = json.dumps(base.get_params(), sort_keys=True, default=repr)
+    return {"estimator": OWN, "described": f"{kind.__module__}.{kind.__qualname__} {params}"}

@@ -1,0 +1,98 @@
+"""The primary's half of the network at work on rows, over any exchange."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from securevfl.data.rows import consecutive_batches
+from securevfl.federation.rounds import Exchange, Purpose, RoundPlan
+from securevfl.federation.splitavg import split_average
+from securevfl.models.alone.rule import scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryInputs:
+    """What the top model reads of the primary's rows, as tensors."""
+
+    features: Float[Tensor, "rows features"]
+    keys: Float[Tensor, "rows dimension"]
+    similarities: Float[Tensor, "rows secondaries links"] | None = None
+    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
+    families that read them."""
+    base: Float[Tensor, "rows outputs"] | None = None
+    """Margins of the primary alone, which outputs are added to: out of fold where the model that
+    gave them was fitted to the row; None where there is no base."""
+    first_row: int = 0
+    """Id of the first row."""
+
+
+class TopModel:
+    """The primary's half of the network at work on rows, over any exchange."""
+
+    def __init__(
+        self,
+        top: nn.Module,
+        inputs: PrimaryInputs,
+        exchange: Exchange,
+        *,
+        batch_size: int,
+        scale: float = 1.0,
+    ) -> None:
+        """Make it.
+
+        Args:
+            top: The module.
+            inputs: What it reads of the primary's rows.
+            exchange: Where the secondaries are.
+            batch_size: Most rows of a round.
+            scale: See :attr:`scale`.
+        """
+        self.top = top
+        self.inputs = inputs
+        self.exchange = exchange
+        self.batch_size = batch_size
+        self.scale = scale
+        """lambda: what the top model's outputs are multiplied by before they are added to a
+        base."""
+        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
+
+    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
+        """Return the outputs for ``rows``, the base among them; shape (rows, outputs).
+
+        Reveals:
+            To the primary: one average a row. To the secondaries: the rows' ids.
+        """
+        self.top.eval()
+        outputs = []
+        with torch.no_grad():
+            for batch in consecutive_batches(rows, batch_size=self.batch_size):
+                plan = self._plan(batch, purpose, self.exchange.ranks)
+                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
+        return torch.cat(outputs)
+
+    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
+        data = self.inputs
+        index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
+        similarities = None
+        if data.similarities is not None:
+            # Ranks count from 1; a party that is left out of the round is left out here too.
+            active = torch.as_tensor(plan.active, device=index.device) - 1
+            similarities = data.similarities[index[:, None], active]
+        inputs = (data.features[index], data.keys[index], aggregate, similarities)
+        if plan.purpose == "test":
+            self._last_test = inputs
+        output: Tensor = self.top(*inputs)
+        if data.base is None:
+            return output
+        return scaled(data.base[index], output, self.scale)
+
+    def _plan(
+        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
+    ) -> RoundPlan:
+        return RoundPlan(
+            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
+        )

@@ -1,0 +1,116 @@
+"""Models of the primary alone as bytes: estimators by skops, the perceptron by safetensors.
+
+Neither runs code when it is read. A file of skops names the types that it holds, and none is
+loaded that is not of a list.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import safetensors.torch
+import skops.io
+import torch
+from skops.io.exceptions import UntrustedTypesFoundException
+
+from securevfl.core.errors import ConfigError
+from securevfl.models.alone.choice import Model
+from securevfl.models.alone.margins import MarginModel
+from securevfl.models.alone.network import NetworkModel
+from securevfl.models.mlp import MLP
+from securevfl.models.tasks import TaskHead
+
+_TREES: Final = (
+    "functools.partial",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.utils.validation.check_array",
+)
+"""What histogram boosting holds, beside what skops trusts by itself."""
+
+
+def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
+    """Return a model as bytes, and what :func:`model_of` must know of it beside them.
+
+    Raises:
+        ConfigError: If an estimator can't be kept.
+    """
+    if isinstance(model, NetworkModel):
+        tensors = {
+            "mean": torch.from_numpy(model.mean),
+            "deviation": torch.from_numpy(model.deviation),
+            **{f"network.{name}": value for name, value in model.network.state_dict().items()},
+        }
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        about = {"kind": "network", "hidden": list(model.hidden), "epochs": model.epochs}
+        return safetensors.torch.save(whole), about
+    about = {"kind": "estimator", "words_as_one": model.words_as_one}
+    try:
+        return skops.io.dumps(model.estimator), about
+    except Exception as error:
+        raise ConfigError(
+            f"base.estimator: {type(model.estimator).__name__} can't be kept: {error}"
+        ) from error
+
+
+def require_keepable(model: MarginModel) -> None:
+    """Refuse an estimator that no program would load again.
+
+    Raises:
+        ConfigError: Naming the types that are not scikit-learn's.
+    """
+    foreign = [name for name in types_of(model_bytes(model)[0]) if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"base.estimator: {type(model.estimator).__name__} can't be kept: of what it holds, "
+            f"{', '.join(foreign[:5])} is not scikit-learn's own; take an estimator of scikit-learn"
+        )
+
+
+def types_of(content: bytes) -> list[str]:
+    """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
+    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TREES]
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a type is loaded that a model's description names."""
+    return name.startswith("sklearn.")
+
+
+def model_of(
+    content: bytes, about: Mapping[str, Any], head: TaskHead, *, trusted: tuple[str, ...] = ()
+) -> Model:
+    """Return the model that :func:`model_bytes` has made bytes of.
+
+    Args:
+        content: These; whoever reads them has compared their hash.
+        about: What was returned beside them.
+        head: The task.
+        trusted: Types of an estimator's own that are loaded too, by their full names.
+
+    Raises:
+        ConfigError: If an estimator holds types that nobody trusts.
+        KeyError: Like ValueError and TypeError, if something is missing or damaged.
+    """
+    if about["kind"] == "network":
+        tensors = safetensors.torch.load(content)
+        mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
+        hidden = tuple(int(width) for width in about["hidden"])
+        network = MLP(len(mean), hidden, head.outputs).double()
+        try:
+            network.load_state_dict(
+                {name.removeprefix("network."): value for name, value in tensors.items()}
+            )
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        return NetworkModel(
+            network=network.eval(),
+            hidden=hidden,
+            mean=mean.numpy(),
+            deviation=deviation.numpy(),
+            head=head,
+            epochs=int(about["epochs"]),
+        )
+    try:
+        estimator = skops.io.loads(content, trusted=[*_TREES, *trusted])
+    except UntrustedTypesFoundException as error:
+        raise ConfigError(f"model: {error}") from None
+    return MarginModel(estimator=estimator, head=head, words_as_one=bool(about["words_as_one"]))

@@ -1,0 +1,97 @@
+"""Whether a joint model is used, or the best model of the primary alone answers.
+
+A joint model is a base plus lambda times a correction. Both choices are made on rows that none of
+the models was fitted to, by the task's loss, paired by rows: what makes a row hard for both models
+cancels.
+
+It is a rule of selection, not a guarantee: on rows of a kind that was not there, or by bad luck,
+the joint model may still be the worse one.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from securevfl.models.tasks import TaskHead
+
+Used = Literal["joint", "alone"]
+"""Which model answers."""
+
+_STEPS: Final = 20
+"""Of lambda, from 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What was decided, and by how much."""
+
+    used: Used
+    scale: float
+    """lambda: what corrections are multiplied by, in [0, 1]."""
+    gain: float
+    """Mean loss of the primary alone less that of the joint model, a row."""
+    error: float
+    """One standard error of ``gain``; 0 for a single row."""
+    rows: int
+    """So many decided."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it by name, the scale as ``lambda``."""
+        fields = asdict(self)
+        return {"lambda" if name == "scale" else name: value for name, value in fields.items()}
+
+
+def decide(
+    head: TaskHead,
+    *,
+    base: Float[Tensor, "rows outputs"],
+    correction: Float[Tensor, "rows outputs"],
+    alone: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+) -> Decision:
+    """Choose lambda, and who answers.
+
+    lambda is the one of 0, 0.05, ..., 1 with the least mean loss, and the least of equals. The
+    joint model is used if lambda is not 0 and the mean of loss(alone) - loss(joint) over the rows
+    is more than one standard error of that mean.
+
+    Args:
+        head: The task.
+        base: Margins of the base, of rows that it was not fitted to.
+        correction: What the joint model adds to them.
+        alone: Margins of the best model of the primary alone.
+        targets: The rows' labels, as the head takes them.
+
+    References:
+        Measured in this project (docs/base.md): choosing lambda alone still lost to the primary
+        alone on small tables, and with one standard error it did not.
+    """
+    losses = {
+        step: head.row_losses(scaled(base, correction, step / _STEPS), targets)
+        for step in range(_STEPS + 1)
+    }
+    means = {step: float(one.mean()) for step, one in losses.items()}
+    # A correction that is not finite has no mean, and is none.
+    finite = {step: mean for step, mean in means.items() if mean < float("inf")}
+    best = min(finite, key=lambda step: finite[step], default=0)
+    differences = head.row_losses(alone, targets) - losses[best]
+    rows = len(differences)
+    gain = float(differences.mean())
+    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    return Decision(
+        used="joint" if best > 0 and gain > error else "alone",
+        scale=best / _STEPS,
+        gain=gain,
+        error=error,
+        rows=rows,
+    )
+
+
+def scaled(
+    base: Float[Tensor, "rows outputs"], correction: Float[Tensor, "rows outputs"], scale: float
+) -> Float[Tensor, "rows outputs"]:
+    """Return base + lambda * correction; a correction that counts for nothing may be anything."""
+    return base + scale * correction if scale else torch.clone(base)

@@ -1,0 +1,145 @@
+"""The best model of the primary alone: who is chosen, by which rows, and what is kept."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from securevfl.core.errors import ConfigError
+from securevfl.models.alone.choice import Alone, fit_alone
+from securevfl.models.alone.keeping import model_bytes, model_of
+from securevfl.models.alone.margins import OwnInputs, fit_margins
+from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.models.tasks import TaskHead
+
+BINARY = TaskHead(task="binary", chosen="accuracy")
+NUMBER = TaskHead(task="regression", label_deviation=10.0)
+THREE = TaskHead(task="multiclass", num_classes=3)
+SMALL = BaselineConfig(hidden=(8,), epochs=3, batch_size=32)
+TRAIN, VALIDATION, TEST = np.arange(100), np.arange(100, 140), np.arange(140, 180)
+
+
+def table(width: int = 3) -> OwnInputs:
+    return OwnInputs(values=np.random.default_rng(2).normal(size=(180, width)))
+
+
+def chosen_among(inputs: OwnInputs, targets: np.ndarray, head: TaskHead, **more: object) -> Alone:
+    return fit_alone(
+        inputs,
+        targets,
+        head,
+        train=TRAIN,
+        validation=VALIDATION,
+        seed=1,
+        **{"network": SMALL, **more},
+    )
+
+
+def test_each_kind_of_table_has_its_model() -> None:
+    """A line is drawn by the linear model, a step by trees, and a smooth curve by the network."""
+    inputs = table(2)
+    first, second = inputs.values.T
+    line = (first + second).astype(np.float32)
+    assert chosen_among(inputs, line, NUMBER).chosen == "linear"
+    step = ((first > 0) ^ (first > 0.8)).astype(np.float32)
+    assert chosen_among(inputs, step, BINARY).chosen == "boosting"
+    curve = np.sin(2 * (first + second)).astype(np.float32)
+    patient = BaselineConfig(hidden=(32,), epochs=150, batch_size=20, learning_rate=1e-2, dropout=0)
+    found = chosen_among(inputs, curve, NUMBER, network=patient)
+    assert found.chosen == "network"
+    assert np.abs(found.margins(inputs.take(TEST))[:, 0] - curve[TEST]).mean() < 0.3
+
+
+def test_test_rows_never_matter() -> None:
+    """Other labels and numbers of test rows leave choice, margins and figures as they were."""
+    inputs, rows = table(), np.concatenate([TRAIN, VALIDATION])
+    labels = np.digitize(inputs.values[:, 0] + inputs.values[:, 1] ** 2, [0.0, 1.0])
+    found = chosen_among(inputs, labels, THREE)
+    values, others = inputs.values.copy(), labels.copy()
+    values[TEST], others[TEST] = 1e6, 0
+    again = chosen_among(OwnInputs(values=values), others, THREE)
+    assert again.chosen == found.chosen
+    for name, one in found.candidates.items():
+        assert again.candidates[name].validation == one.validation
+        first, second = (each.candidates[name].model.margins(inputs) for each in (found, again))
+        assert np.array_equal(first[rows], second[rows])
+
+
+def test_measured_are_the_rows_that_are_asked_for() -> None:
+    """Errors are in units of the label, thresholds are those of validation rows."""
+    inputs = table()
+    labels = inputs.values[:, 0].astype(np.float32)
+    found = chosen_among(inputs, labels, NUMBER)
+    measured = found.measured(inputs.take(TEST), labels[TEST])
+    assert list(measured) == list(found.candidates) == ["linear", "boosting", "network"]
+    error = found.candidates["boosting"].model.margins(inputs.take(TEST))[:, 0] - labels[TEST]
+    assert measured["boosting"]["rmse"] == pytest.approx(10 * np.sqrt(np.mean(error**2)), rel=1e-5)
+    validated = found.measured(inputs.take(VALIDATION), labels[VALIDATION])
+    assert validated == {name: one.validation for name, one in found.candidates.items()}
+
+
+def test_of_equals_the_simplest() -> None:
+    """Constant inputs: three models of the same accuracy, and the linear one is chosen."""
+    labels = np.tile(np.array([1, 0, 1, 1], dtype=np.float32), 45)
+    found = chosen_among(OwnInputs(values=np.ones((180, 1))), labels, BINARY)
+    assert len({one.validation["accuracy"] for one in found.candidates.values()}) == 1
+    assert found.chosen == "linear"
+
+
+@pytest.mark.parametrize("head", [BINARY, NUMBER, THREE], ids=lambda head: head.task)
+def test_without_columns_a_constant(head: TaskHead) -> None:
+    """A primary that has but texts to link by predicts the mean, or the classes' shares."""
+    labels = np.arange(180) % 3
+    targets = {"binary": labels > 0, "regression": labels, "multiclass": labels}[head.task]
+    kind = np.int64 if head.task == "multiclass" else np.float32
+    inputs = OwnInputs(values=np.zeros((180, 0)))
+    found = chosen_among(inputs, targets.astype(kind), head)
+    assert found.chosen == "constant"
+    margins = found.margins(inputs)
+    assert margins.shape == (180, head.outputs)
+    assert (margins == margins[0]).all()
+
+
+def test_what_was_fitted_is_not_fitted_again() -> None:
+    """The base is handed in, and used as it is."""
+    inputs = table()
+    labels = inputs.values[:, 0].astype(np.float32)
+    base = fit_margins("boosting", inputs.take(TRAIN), labels[TRAIN], NUMBER, seed=1)
+    found = chosen_among(inputs, labels, NUMBER, fitted={"boosting": base})
+    assert found.candidates["boosting"].model is base
+
+
+@pytest.mark.parametrize("head", [BINARY, NUMBER, THREE], ids=lambda head: head.task)
+def test_kept_models_predict_as_before(head: TaskHead) -> None:
+    """Every candidate, as bytes and back, to the last bit."""
+    marks = np.eye(3)[np.arange(180) % 4 % 3]
+    inputs = OwnInputs(values=np.hstack([table().values, marks]), words=((3, 4, 5),))
+    number = inputs.values[:, 0]
+    labels = {
+        "binary": (number > 0).astype(np.float32),
+        "regression": number.astype(np.float32),
+        "multiclass": np.digitize(number, [-0.5, 0.5]),
+    }[head.task]
+    blind = chosen_among(OwnInputs(values=np.zeros((180, 0))), labels, head)
+    for rows, found in (
+        (inputs, chosen_among(inputs, labels, head)),
+        (OwnInputs(values=np.zeros((180, 0))), blind),
+    ):
+        for one in found.candidates.values():
+            content, about = model_bytes(one.model)
+            again = model_of(content, about, head)
+            assert np.array_equal(again.margins(rows), one.model.margins(rows))
+
+
+class Anything:
+    """What an estimator's file must not bring along."""
+
+
+def test_types_that_nobody_trusts_are_not_loaded() -> None:
+    """A file that holds another type than histogram boosting has is refused in one line."""
+    inputs, labels = table(), np.arange(180, dtype=np.float32)
+    model = fit_margins("linear", inputs, labels, NUMBER, seed=0)
+    model.estimator.memory = Anything()
+    content, about = model_bytes(dataclasses.replace(model))
+    with pytest.raises(ConfigError, match="Anything"):
+        model_of(content, about, NUMBER)
