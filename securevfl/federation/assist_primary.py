@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.core.progress import RoundDone
@@ -39,7 +40,7 @@ class AssistPrimary(Primary):
         """Return the mean loss after the step, and every row's margins and targets."""
         rows = self.data.training_rows
         targets = self._targets(rows)
-        margins = self._begin(targets) if self._margins is None else self._margins
+        margins = self._begin(rows) if self._margins is None else self._margins
         residuals = residuals_of(margins, targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
@@ -70,8 +71,11 @@ class AssistPrimary(Primary):
         self._margins = margins + step * unit * found
         return float(self.head.loss(self._margins, targets)), (self._margins, targets)
 
-    def _begin(self, targets: Tensor) -> Tensor:
-        """Return the margins before the first round: what the training labels say by themselves."""
+    def _begin(self, rows: Int64[np.ndarray, " train"]) -> Tensor:
+        """Return margins before the first round: the base's, or what labels say by themselves."""
+        if self.data.base is not None:
+            return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
+        targets = self._targets(rows)
         top = self.top
         assert isinstance(top, AssistTop), "the family builds it"
         top.start.copy_(constant_margin(targets, self.head))

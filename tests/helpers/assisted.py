@@ -19,7 +19,7 @@ TREES: Final[dict[str, Any]] = {**LINEAR, "estimator": "boosting", "trees": 3, "
 
 def write_assisted(folder: Path, *, rows: int = 120, **sections: dict[str, Any]) -> Path:
     """Write tables, and a file whose secondaries fit models of their own, linear by default."""
-    given: dict[str, dict[str, Any]] = {
+    given: dict[str, Any] = {
         "model": LINEAR,
         "training": {"batch_size": 32},
         **sections,

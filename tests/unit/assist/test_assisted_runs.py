@@ -134,7 +134,7 @@ class PowerCutError(Exception):
 
 def test_a_run_that_was_cut_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     """Margins, steps and models of the rounds before come back."""
-    path = write_assisted(tmp_path, model={**TREES, "rounds": 3})
+    path = write_assisted(tmp_path, rows=240, model={**TREES, "rounds": 3})
     once = run(path, tmp_path / "once")
 
     def cut(event: ProgressEvent) -> None:
@@ -184,3 +184,15 @@ def test_the_channel_says_that_labels_are_shown(tmp_path: Path) -> None:
     assert "labels can be read" in told["residuals"]["reveals"]
     assert told["residuals"]["guarantee"] == "not covered"
     assert told["gradients"]["guarantee"] == "nothing is sent"
+
+
+def test_rounds_go_on_from_the_base(tmp_path: Path) -> None:
+    """The base's margins are where residuals begin, and part of every prediction."""
+    path = write_assisted(tmp_path, rows=240, base={"estimator": "linear"})
+    found = run(path, tmp_path / "run")
+    assert [line["epoch"] for line in found.history] == [0, 1, 2]
+    base, first, _ = found.history
+    assert found.losses[0] == pytest.approx(base["loss"])
+    assert first["loss"] < 0.8 * base["loss"]
+    assert first["validation"] > base["validation"]
+    assert found.metrics["base"]["used"] == "joint"
