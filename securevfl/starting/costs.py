@@ -66,7 +66,7 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     per_row = 8 * plan.cut.words(1024) / 1024
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
+    steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
     if not plan.frozen:
         positions, width = config.family.cut_shape(config.model)
         trained = config.epochs * plan.facts.train_rows
@@ -74,18 +74,21 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
     if isinstance(config.model, AssistConfig):
-        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
+        step = secondaries * _fit_seconds(config.model, table, plan)
     else:
         step = _step_seconds(config, table, plan)
     solo = BaselineConfig()
     solo_steps = solo.epochs * -(-plan.facts.train_rows // solo.batch_size)
-    # Fits of assisted boosting are those of all secondaries already.
-    parties = 1 if plan.frozen or plan.assisted else 1 + secondaries
+    parties = 1 if plan.frozen else 1 + secondaries
+    steps = steps * parties + _SOLO_STEP * solo_steps
+    if plan.assisted:
+        # A fit is no step of a network, beside which solo's would be known.
+        steps = config.epochs
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
         step_seconds=step,
-        seconds=step * (steps * parties + _SOLO_STEP * solo_steps),
+        seconds=step * steps,
         memory_bytes=peak_memory_bytes(),
     )
 
