@@ -130,6 +130,7 @@ def main() -> None:
     names = {"digits": 10, "mfeat": 10}
     task = {"exact": "binary", "house_kc": "regression"}.get(options.table, "multiclass")
     common: dict[str, Any] = {"privacy": sv.dp.Privacy(mechanism="none"), "task": task}
+    run: Any = None
     found: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
 
@@ -140,7 +141,6 @@ def main() -> None:
 
     for seed in range(options.seeds):
         settings = {**common, "seed": seed, "with_solo": False}
-        run: Any = None
         for estimator in options.estimators.split(","):
             model = sv.models.Assist(
                 outputs=names.get(options.table, 1),
