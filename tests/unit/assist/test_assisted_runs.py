@@ -72,7 +72,7 @@ def test_training_scores_know_nothing_of_random_labels(tmp_path: Path) -> None:
 def test_the_primary_sees_a_sum_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a round returns is one average; no other way leads from scores to the primary."""
+    """Every round returns one average over secondaries, within the ball that bounds each."""
     path = write_assisted(tmp_path)
     seen: list[tuple[str, torch.Tensor]] = []
     release = SimulatedExchange.release

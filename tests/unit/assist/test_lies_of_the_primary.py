@@ -63,6 +63,9 @@ def test_an_honest_primary_is_answered(world: Built) -> None:
     assert one.hear(told(first)) is None
     answer = one.hear(told(rest))
     assert isinstance(answer, Fitted)
+    # Beside the words of the sum this is all that a secondary says, and it says nothing.
+    assert not answer.to_message().meta
+    assert not answer.to_message().tensors
     one.answer(world.round(1, world.split.train, "train"))
     one.hear(step())
     one.answer(world.round(2, world.split.validation, "validation"))
