@@ -10,6 +10,8 @@ from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.runtime.figures import (
+    alone_in_words,
+    candidates_in_words,
     interval_heading,
     interval_in_words,
     models_measured,
@@ -36,7 +38,12 @@ def write_report(run: Path) -> Path:
     epsilon = _spending(run / metrics["ledger"], metrics["run"])
     privacy, evaluation = metrics["privacy"], metrics["evaluation"]
     figures = [
-        plots.metric_plot(history, metric=metrics["metric"], solo=metrics["solo_test"]),
+        plots.metric_plot(
+            history,
+            metric=metrics["metric"],
+            alone=metrics["alone_test"],
+            name=f"{alone_in_words(metrics)}, test",
+        ),
         plots.loss_plot(history),
     ]
     if epsilon and privacy["epsilon"] is not None:
@@ -50,6 +57,7 @@ def write_report(run: Path) -> Path:
         metrics=metrics,
         models=models_measured(metrics),
         intervals=_intervals(metrics),
+        against=_against(metrics),
         threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
@@ -70,6 +78,25 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",
         "cells": [interval_in_words(one) for one in intervals],
+    }
+
+
+def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what stands above the figures: the verdict on the primary alone, and its plot."""
+    alone, gain, name = metrics["alone"], metrics["gain"], metrics["metric"]
+    if alone is None:
+        return None
+    of_joint = metrics["test"], metrics["evaluation"]["intervals"][name]
+    measured = {f"{metrics['family']} (joint)": of_joint}
+    for model, one in alone["candidates"].items():
+        chosen = ", chosen" if model == alone["chosen"] else ""
+        measured[f"{model} (alone{chosen})"] = one["test"], one["interval"]
+    better = "higher" if metrics["higher_is_better"] else "lower"
+    return {
+        "verdict": gain["verdict"],
+        "clear": gain["outcome"] == "better",
+        "candidates": candidates_in_words(metrics),
+        "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 
 

@@ -100,6 +100,7 @@ class TrainedRun:
         model = self.model(self.config.primary.name)
         here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
         if here or answers_alone(model):
+            asker: AlonePredictor | Predictor
             asker = AlonePredictor(self.config, model) if answers_alone(model) else self._predictor
             with asker.session() as session:
                 predictions = session.ask(

@@ -21,7 +21,7 @@ _WARM_UP: Final = 2
 # Of a round: headers of frames, a plan, a signature of the ledger's head.
 _ROUND_BYTES: Final = 600
 # A perceptron's step beside one of the top model, which holds about such a perceptron.
-_SOLO_STEP: Final = 0.6
+_NETWORK_STEP: Final = 0.6
 # The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
 _UPDATE: Final = 0.3
 _FITTED_ROWS: Final = 200
@@ -73,17 +73,16 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
+    # Of the primary alone, the network: trees take a few seconds where it takes a minute.
+    network = BaselineConfig()
+    network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
+    parties = 1 if plan.frozen else 1 + secondaries
     if isinstance(config.model, AssistConfig):
-        step = secondaries * _fit_seconds(config.model, table, plan)
+        # Beside a fit it is not known what a step of a network takes, which is little.
+        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
     else:
         step = _step_seconds(config, table, plan)
-    solo = BaselineConfig()
-    solo_steps = solo.epochs * -(-plan.facts.train_rows // solo.batch_size)
-    parties = 1 if plan.frozen else 1 + secondaries
-    steps = steps * parties + _SOLO_STEP * solo_steps
-    if plan.assisted:
-        # A fit is no step of a network, beside which solo's would be known.
-        steps = config.epochs
+        steps = steps * parties + _NETWORK_STEP * network_steps
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
