@@ -140,7 +140,7 @@ def main() -> None:
         print(name, round(value, 4), flush=True)
 
     for seed in range(options.seeds):
-        settings = {**common, "seed": seed, "with_solo": False}
+        settings = {**common, "seed": seed, "with_alone": False}
         for estimator in options.estimators.split(","):
             model = sv.models.Assist(
                 outputs=names.get(options.table, 1),

@@ -68,7 +68,7 @@ def require_keepable(model: MarginModel) -> None:
 
 def types_of(content: bytes) -> list[str]:
     """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
-    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TREES]
+    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
 
 
 def is_trusted(name: str) -> bool:

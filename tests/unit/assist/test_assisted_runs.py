@@ -27,7 +27,7 @@ def run(path: Path, out: Path, **settings: Any) -> RunResult:
         read_tables(config, path.parent),
         out,
         device=torch.device("cpu"),
-        with_solo=False,
+        with_alone=False,
         **settings,
     )
 
