@@ -52,11 +52,26 @@ def gradients(config: FederationConfig) -> Channel:
     """Describe what rounds return."""
     if config.privacy.encoder == "frozen":
         return Channel("gradients", "no one: bottom models are frozen", _NOTHING)
+    if config.family.assisted:
+        return Channel("gradients", "no one: secondaries learn from residuals", _NOTHING)
     reveals = "every active secondary: the gradient of the aggregate, from which labels can be "
     if config.training.iso_gradients:
         reveals += "inferred, behind ISO noise, and the length of the longest in the batch"
         return Channel("gradients", reveals, f"{_ISO} how badly the worst row is predicted")
     return Channel("gradients", f"{reveals}inferred", _NOT_COVERED)
+
+
+def residuals(config: FederationConfig) -> Channel | None:
+    """Describe what assisted boosting sends."""
+    if not config.family.assisted:
+        return None
+    return Channel(
+        "residuals",
+        f"every secondary: what is left to explain of every training row's label, up to "
+        f"{config.epochs} times, from which labels can be read; each round's step, and which round "
+        f"was the best",
+        _NOT_COVERED,
+    )
 
 
 def positions(config: FederationConfig) -> Channel:
@@ -199,6 +214,7 @@ def fitting(config: FederationConfig) -> Channel | None:
 CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
     aggregates,
     gradients,
+    residuals,
     positions,
     linkage,
     aligned_rows,

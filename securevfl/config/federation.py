@@ -93,6 +93,11 @@ class FederationConfig:
         raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
 
     @property
+    def epochs(self) -> int:
+        """The most epochs of a run: what ``[training]`` says, unless the family has its own."""
+        return self.family.epochs(self.model, asked=self.training.epochs)
+
+    @property
     def features_are_declared(self) -> bool:
         """Whether a promise rests on it that nothing of secondaries' features is taken from data.
 

@@ -93,6 +93,23 @@ def require_helpers(config: FederationConfig) -> None:
         )
 
 
+def _require_assistable(config: FederationConfig) -> None:
+    """Refuse settings that assisted boosting has no use for."""
+    if not config.family.assisted:
+        return
+    name = config.family.name
+    if config.privacy.encoder != "trained":
+        raise ConfigError(
+            f"privacy.encoder: {name!r} fits models in rounds, and none is "
+            f'{config.privacy.encoder}; write encoder = "trained"'
+        )
+    if config.training.iso_gradients:
+        raise ConfigError(
+            f"training.iso_gradients: {name!r} returns no gradients that noise could be added to; "
+            f"leave it out"
+        )
+
+
 def require_trainable(config: FederationConfig) -> None:
     """Check that the model can be trained on what linkage gives.
 
@@ -102,6 +119,7 @@ def require_trainable(config: FederationConfig) -> None:
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
     metrics_of(config.federation.task, config.training.metric)
+    _require_assistable(config)
     if config.federation.task == "regression" and config.training.split == "stratified":
         raise ConfigError(
             'training.split: "stratified" needs classes, and the task is regression; leave it out'
@@ -228,7 +246,16 @@ def require_covered_channels(config: FederationConfig) -> None:
     Raises:
         PrivacyError: Saying which channel, and what would make the promise hold.
     """
-    if config.privacy.mechanism == "none" or config.privacy.accounting == "as-published":
+    if config.privacy.mechanism == "none":
+        return
+    if config.family.assisted:
+        raise PrivacyError(
+            f"model.family: {config.family.name!r} releases scores of models that are fitted to "
+            f"private records without noise, so no epsilon would cover them; set "
+            f'privacy.mechanism = "none", or take frozen encoders (family = "fet", '
+            f'privacy.encoder = "frozen")'
+        )
+    if config.privacy.accounting == "as-published":
         return
     _require_covered_pretraining(config)
     if config.training.rows == "aligned":

@@ -87,6 +87,11 @@ def export_run(
     """
     checks.one_of(FORMATS, kind=kind)
     form = FORMATS[kind]
+    if config.family.assisted:
+        raise ConfigError(
+            f"model.family: the halves of {config.family.name!r} hold models of scikit-learn, "
+            f"which go into none of the formats; use securevfl predict, or serve"
+        )
     form.require_installed()
     exported = []
     for name in _parties(config, run_folder, party):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
+from jaxtyping import Int64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
@@ -71,7 +72,7 @@ class SessionLimits:
                 "test": facts.test_rows,
             },
             batch_size=training.batch_size,
-            epochs=training.epochs,
+            epochs=plan.config.epochs,
             rank=plan.ranks[party],
             ranks=tuple(sorted(plan.secondaries)),
             active=plan.active,
@@ -161,6 +162,18 @@ class Allowance:
         self._used[rows] = True
         self._rounds[plan.purpose] = self._rounds.get(plan.purpose, 0) + 1
         self._seen[plan.purpose] = self._seen.get(plan.purpose, 0) + len(rows)
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The epoch that is under way, or comes next; None where training is over."""
+        if self._testing or self._epoch >= self.limits.epochs:
+            return None
+        return self._epoch + 1
+
+    def used_for_another(self, part: Part, rows: Int64[np.ndarray, " some"]) -> bool:
+        """Return whether some of the rows belong to another part of the table."""
+        known = self._part_of_row[rows]
+        return bool(((known != _NOBODY) & (known != _PARTS.index(part))).any())
 
     def admit_average(self, round_number: int) -> None:
         """Take an average of positional encodings into account, or refuse it.
@@ -267,7 +280,7 @@ class Allowance:
         self._require_pass(part, plan, of=self.limits.part_rows[part], where=where)
         own = _PARTS.index(part)
         known = self._part_of_row[plan.rows]
-        if ((known != _NOBODY) & (known != own)).any():
+        if self.used_for_another(part, plan.rows):
             raise ProtocolError(
                 f"{where}: the primary asks for rows for {part} that it used for another purpose"
             )

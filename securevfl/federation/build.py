@@ -19,6 +19,9 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.allowance import Allowance, SessionLimits
+from securevfl.federation.assist_allowance import AssistAllowance
+from securevfl.federation.assist_primary import AssistPrimary
+from securevfl.federation.assist_secondary import AssistSecondary
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitted_primary import FittedPrimary
 from securevfl.federation.fitted_top import build_fitted_top, read_by_top
@@ -148,18 +151,33 @@ def build_secondary(
         kept = KeptRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
+    data = SecondaryData(
+        name=party.name,
+        features=records["features"].to(device),
+        keys=records["keys"].to(device),
+        links=kept or linked.source,
+        primary_rows=linked.primary_rows,
+    )
+    contribution = Contribution(
+        plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger
+    )
+    limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
+    dropout = DropoutStream(config.federation.seed, party.name, device=device)
+    if plan.assisted:
+        return AssistSecondary(
+            data,
+            bottom,
+            contribution,
+            allowance=AssistAllowance(limits),
+            dropout=dropout,
+            seed=config.federation.seed,
+        )
     return Secondary(
-        SecondaryData(
-            name=party.name,
-            features=records["features"].to(device),
-            keys=records["keys"].to(device),
-            links=kept or linked.source,
-            primary_rows=linked.primary_rows,
-        ),
+        data,
         bottom,
-        Contribution(plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger),
-        allowance=Allowance(SessionLimits.of(plan, party=party.name, after_round=after_round)),
-        dropout=DropoutStream(config.federation.seed, party.name, device=device),
+        contribution,
+        allowance=Allowance(limits),
+        dropout=dropout,
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=_gradient_noise(plan) if plan.learns else None,
         kept=kept,
@@ -374,6 +392,8 @@ def build_primary(
             estimator=plan.config.top.name if estimator is None else estimator,
             observe=observe,
         )
+    if plan.assisted:
+        return AssistPrimary(plan, data, top, exchange, observe=observe)
     return NetworkPrimary(
         plan,
         data,

@@ -10,6 +10,7 @@ from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import InProcessSum
+from securevfl.transport.message import MessageKind, TypedMessage
 
 
 class SimulatedExchange:
@@ -66,6 +67,16 @@ class SimulatedExchange:
         for party in self.secondaries.values():
             party.load_position_weights(mean)
         return mean
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        """Let every secondary hear it as it would come over a wire.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.tell` reveals.
+        """
+        for party in self.secondaries.values():
+            answered = party.hear(message.to_message())
+            assert (answered and answered.KIND) is answer, "both know when an answer is due"
 
     def end_epoch(self, mark: EpochMark) -> None:
         """Let every secondary keep what the mark says.

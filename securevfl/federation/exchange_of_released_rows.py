@@ -10,6 +10,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
 from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
+from securevfl.transport.message import MessageKind, TypedMessage
 
 
 class ReleasedRows:
@@ -56,6 +57,14 @@ class ReleasedRows:
             Nothing.
         """
         raise ProtocolError("a frozen encoder has no positional encoding to average")
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:  # noqa: ARG002
+        """Refuse: a frozen encoder learns nothing.
+
+        Reveals:
+            Nothing.
+        """
+        raise ProtocolError("a frozen encoder learns nothing that it could be told")
 
     def end_epoch(self, mark: EpochMark) -> None:
         """Do nothing: no secondary trains.

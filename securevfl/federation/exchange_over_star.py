@@ -22,7 +22,7 @@ from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
-from securevfl.transport.message import TypedMessage
+from securevfl.transport.message import MessageKind, TypedMessage
 from securevfl.transport.star import PrimaryTransport
 
 
@@ -89,6 +89,7 @@ class FederatedExchange:
         *,
         deadline_s: float,
         device: torch.device,
+        work_s: float | None = None,
         rounds: RoundCounter | None = None,
     ) -> None:
         """Make it.
@@ -99,11 +100,13 @@ class FederatedExchange:
             cut: The format of what crosses the cut.
             deadline_s: How long a secondary may take to answer, in seconds.
             device: Where the primary computes.
+            work_s: How long it may work on what it was told, in seconds; None: ``deadline_s``.
             rounds: Goes on with a session's round numbers; None begins them.
         """
         self.transport = transport
         self.names = dict(names)
         self.cut = cut
+        self._work_s = deadline_s if work_s is None else work_s
         self.device = device
         self.rounds = RoundCounter() if rounds is None else rounds
         self.sum_to = sum_to_primary(transport, self.names, deadline_s=deadline_s)
@@ -152,6 +155,20 @@ class FederatedExchange:
         values = {name: value.cpu().numpy() for name, value in mean.items()}
         self._tell(self.ranks, Mean(round_number=round_number, values=values))
         return mean
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        """Send it to every secondary, and wait as long as it takes to work on it.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.tell` reveals.
+        """
+        self._tell(self.ranks, message)
+        if answer is None:
+            return
+        for _ in self.transport.receive_each(
+            list(self.names.values()), answer, round_number=0, deadline_s=self._work_s
+        ):
+            pass
 
     def end_epoch(self, mark: EpochMark) -> None:
         """Tell every secondary what to keep.

@@ -72,7 +72,7 @@ class Primary(TopModel, ABC):
         self.data = data
         self.observe = observe
         self.training = plan.config.training
-        self.epochs = self.training.epochs
+        self.epochs = plan.config.epochs
         """At most."""
         self.seed = plan.config.federation.seed
         self.head = data.head

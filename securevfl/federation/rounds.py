@@ -9,6 +9,8 @@ import numpy.typing as npt
 from jaxtyping import Float
 from torch import Tensor
 
+from securevfl.transport.message import MessageKind, TypedMessage
+
 Purpose = Literal["release", "train", "validation", "test", "predict"]
 
 
@@ -97,6 +99,18 @@ class Exchange(Protocol):
 
         Reveals:
             To every party: the mean. To the relaying primary: nothing more than the mean.
+        """
+        ...
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        """Tell every secondary what the family's own protocol has to say, and wait for answers.
+
+        Args:
+            message: What all are told.
+            answer: The kind that every secondary answers with; None: nobody answers.
+
+        Reveals:
+            To every secondary: what the message's type says.
         """
         ...
 

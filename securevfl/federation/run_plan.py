@@ -89,6 +89,8 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
     except DataError as error:
         raise DataError(f"table of {table.name!r}: {error}") from None
     _require_classes(config, table, split)
+    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
+    config.family.require_outputs(config.model, classes)
     facts = RunFacts(
         rows=table.num_rows,
         train_rows=len(split.train),
@@ -162,7 +164,12 @@ class RunPlan:
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        return not (self.frozen or self.facts.predicts)
+        return not (self.frozen or self.assisted or self.facts.predicts)
+
+    @property
+    def assisted(self) -> bool:
+        """Whether secondaries fit models of their own to residuals, in this run or before it."""
+        return self.config.family.assisted
 
     @property
     def single_pass(self) -> Purpose | None:
@@ -295,10 +302,10 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         active = secondaries
     else:
         parts = (facts.train_rows, facts.validation_rows)
-        rounds = training.epochs * sum(math.ceil(rows / batch) for rows in parts)
+        rounds = config.epochs * sum(math.ceil(rows / batch) for rows in parts)
         rounds += math.ceil(facts.test_rows / batch)
-        row_releases = training.epochs * sum(parts) + facts.test_rows
-        per_row = training.epochs
+        row_releases = config.epochs * sum(parts) + facts.test_rows
+        per_row = config.epochs
         active = active_parties(config.secondaries, config.model.party_dropout)
     return ReleasePlan(
         privacy=privacy,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from securevfl.federation.updates import (
 from securevfl.linkage.sources import LinkSource
 from securevfl.models.row_by_row import Forward
 from securevfl.models.row_by_row import row_by_row as each_row
+from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +51,9 @@ class Secondary:
 
     The simulator and a party's own process run this same class, so that they cannot differ.
     """
+
+    hears: ClassVar[tuple[MessageKind, ...]] = ()
+    """Kinds of messages beyond those of rounds that it takes."""
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class Secondary:
                 private.append(self._private_lesson(plan.rows, self.gradient_noise))
                 return self._represent_in_pieces(private[0])
             with self.dropout.active(), torch.set_grad_enabled(training):
-                return self._represent(plan.rows)
+                return self._of_round(plan)
 
         released = self.contribution.release(
             plan, represent, learns=training and self.gradient_noise is None
@@ -170,6 +174,14 @@ class Secondary:
         lesson.gradients_from(gradient / len(plan.active))
         if self._may_step(plan.round_number):
             self.optimizer.step()
+
+    def hear(self, message: Message) -> TypedMessage | None:
+        """Take one of the messages that it hears, and return its answer, if one is due.
+
+        Raises:
+            ProtocolError: If the message is not due, or not what its type says.
+        """
+        raise ProtocolError(f"{message!r} is not for {self.name!r}")
 
     def _may_step(self, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
@@ -214,6 +226,10 @@ class Secondary:
             empty = ~present.unsqueeze(-1)
             features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
         return LinkedRecords(features=features, keys=keys, present=present)
+
+    def _of_round(self, plan: RoundPlan) -> Tensor:
+        """Return the representation that a round asks for."""
+        return self._represent(plan.rows)
 
     def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
         if self.bottom.recordwise:

@@ -99,7 +99,7 @@ class SecondaryServer:
         self._ranks = tuple(plan.secondaries)
         # With a ledger to countersign, DONE is due after the end's heads and at no other time.
         last = StarKind.DONE if countersigning is None else LedgerKind.COUNTERSIGN
-        self._next = (*_NEXT, last)
+        self._next = (*_NEXT, *secondary.hears, last)
 
     def serve(self) -> None:
         """Answer until the primary says that the run is done.
@@ -124,6 +124,10 @@ class SecondaryServer:
                 mark = EpochEnd.from_message(message).mark
                 self.secondary.allowance.admit_epoch(mark)
                 self.end_epoch(mark)
+            elif message.kind in self.secondary.hears:
+                answer = self.secondary.hear(message)
+                if answer is not None:
+                    self.transport.send(answer.to_message())
             elif self._ends(message):
                 return
 
@@ -175,7 +179,7 @@ class SecondaryServer:
             epsilon=self.secondary.epsilon_spent,
             not_finite=self.secondary.not_finite,
         )
-        if plan.wants_gradient:
+        if plan.wants_gradient and self.plan.learns:
             message = self.transport.receive(
                 RoundKind.GRADIENT,
                 round_number=plan.round_number,

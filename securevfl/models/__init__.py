@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from securevfl.models.assist.assist_config import AssistConfig as Assist
     from securevfl.models.baselines.linked_config import AvgSimConfig as AvgSim
     from securevfl.models.baselines.linked_config import ExactConfig as Exact
     from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from securevfl.models.split import Bottom, Top
 
 __all__ = [
+    "Assist",
     "AvgSim",
     "Bottom",
     "Exact",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Assist": ("securevfl.models.assist.assist_config", "AssistConfig"),
     "AvgSim": ("securevfl.models.baselines.linked_config", "AvgSimConfig"),
     "Bottom": ("securevfl.models.split", "Bottom"),
     "Exact": ("securevfl.models.baselines.linked_config", "ExactConfig"),

@@ -81,6 +81,10 @@ class Family(ABC, Generic[S]):
     """Steps of self-supervised pretraining before training; none for most families. Whoever names
     some offers :meth:`build_learner` and :meth:`load_pretrained`."""
 
+    assisted: ClassVar[bool] = False
+    """Whether secondaries fit models of their own to residuals, a round an epoch, rather than learn
+    from gradients. Only ``assist`` does."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -146,6 +150,21 @@ class Family(ABC, Generic[S]):
     def cut_shape(self, settings: S) -> tuple[int, int]:
         """Return (L, H) of the aggregate of one row."""
         return settings.cut_shape
+
+    def epochs(self, settings: S, *, asked: int) -> int:  # noqa: ARG002
+        """Return the most epochs of a run; ``asked`` is what ``training.epochs`` says."""
+        return asked
+
+    def require_outputs(self, settings: S, outputs: int) -> None:
+        """Refuse settings that do not fit the numbers that the task asks of a model.
+
+        Args:
+            settings: The family's settings.
+            outputs: Classes of a multiclass task, otherwise 1.
+
+        Raises:
+            ConfigError: Naming the setting, and what to write.
+        """
 
     def pooled(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
         """Return whether the release code clips K record-wise vectors and averages them to one.

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.assist.family import AssistFamily
 from securevfl.models.baselines.linked import (
     AvgSimFamily,
     ExactFamily,
@@ -35,6 +36,7 @@ F = TypeVar("F", bound=Family[Any])
 _OWN: tuple[AnyFamily, ...] = (
     FeTFamily(),
     FedSimFamily(),
+    AssistFamily(),
     ExactFamily(),
     Top1SimFamily(),
     AvgSimFamily(),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.transport.message import MessageKind, TypedMessage
 
 
 class ChargedExchange:
@@ -61,6 +62,14 @@ class ChargedExchange:
             What the inner exchange reveals.
         """
         return self.inner.average_positions(own)
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        """Pass the message on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.tell(message, answer=answer)
 
     def end_epoch(self, mark: EpochMark) -> None:
         """Pass the mark on.

@@ -87,6 +87,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
                 plan.secondaries,
                 plan.cut,
                 deadline_s=config.runtime.round_timeout_s,
+                work_s=config.runtime.idle_timeout_s,
                 device=job.device,
             ),
             life.files,

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 
 from securevfl.config.federation import FederationConfig
@@ -11,6 +12,8 @@ from securevfl.core.memory import peak_memory_bytes
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
+from securevfl.models.assist.assist_config import AssistConfig
+from securevfl.models.assist.local import cross_fit
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
@@ -22,6 +25,7 @@ _ROUND_BYTES: Final = 600
 _NETWORK_STEP: Final = 0.6
 # The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
 _UPDATE: Final = 0.3
+_FITTED_ROWS: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +40,8 @@ class Costs:
     where they are shown."""
 
     step_seconds: float
-    """One training step of the primary's model, timed on this machine."""
+    """One training step of the primary's model, timed on this machine; with assisted boosting one
+    round of all secondaries' models, as if their tables were as wide as the primary's."""
 
     seconds: float
     """All epochs in one process, without linking, and the primary alone beside it: at most."""
@@ -62,23 +67,28 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     per_row = 8 * plan.cut.words(1024) / 1024
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps = config.training.epochs * -(-plan.facts.train_rows // config.training.batch_size)
+    steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
     if not plan.frozen:
         positions, width = config.family.cut_shape(config.model)
-        trained = config.training.epochs * plan.facts.train_rows
+        trained = config.epochs * plan.facts.train_rows
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
-    step = _step_seconds(config, table, plan)
     # Of the primary alone, the network: trees take a few seconds where it takes a minute.
     network = BaselineConfig()
     network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
     parties = 1 if plan.frozen else 1 + secondaries
+    if isinstance(config.model, AssistConfig):
+        # Beside a fit it is not known what a step of a network takes, which is little.
+        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
+    else:
+        step = _step_seconds(config, table, plan)
+        steps = steps * parties + _NETWORK_STEP * network_steps
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
         step_seconds=step,
-        seconds=step * (steps * parties + _NETWORK_STEP * network_steps),
+        seconds=step * steps,
         memory_bytes=peak_memory_bytes(),
     )
 
@@ -91,6 +101,17 @@ def _key_bytes(keys: KeyTable) -> int:
         else:
             total += 8 * len(column)
     return total
+
+
+def _fit_seconds(settings: AssistConfig, table: PartyTable, plan: RunPlan) -> float:
+    """Time the fit of one local model to some made-up rows, and scale it to all of them."""
+    rows = min(_FITTED_ROWS, plan.facts.train_rows)
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(rows, settings.neighbours * max(1, table.num_features)))
+    residuals = random.normal(size=(rows, settings.outputs)).astype(np.float32)
+    started = time.perf_counter()
+    cross_fit(settings, inputs, residuals, seed=0)
+    return (time.perf_counter() - started) * plan.facts.train_rows / rows
 
 
 def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import ProgressEvent
 from securevfl.data.tables import PartyTable
-from securevfl.models.registry import require_installed
+from securevfl.models.registry import family_named, require_installed
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
 from securevfl.studies.compare.pooled_methods import require_fitting
@@ -123,9 +123,10 @@ def compare_methods(
         Everything is on one machine: a comparison protects nobody's table.
     """
     checks.at_least(1, jobs=jobs)
-    config = comparison.config
     device_named(comparison.device)
-    tables = tables_for(config, comparison.methods, comparison.data_root)
+    tables = tables_for(comparison.config, comparison.methods, comparison.data_root)
+    config = _with_outputs(comparison, tables)
+    comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
     for method in comparison.methods:
         reason = _misfit(config, method, tables)
@@ -193,6 +194,20 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
         if name not in without
     }
     return {name: notes for name, notes in found.items() if notes}
+
+
+def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> FederationConfig:
+    """Return the file with the classes of the label written out for methods that plan by them."""
+    config = comparison.config
+    if config.federation.task != "multiclass":
+        return config
+    outputs = len(tables[config.primary.name].classes or ())
+    methods = dict(config.source.get("methods", {}))
+    for name in comparison.methods:
+        family = method_family(config.source, name)
+        if family not in IN_ONE_PLACE and family_named(family).assisted:
+            methods[name] = {"outputs": outputs, **methods.get(name, {})}
+    return replace(config, source={**config.source, "methods": methods})
 
 
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:

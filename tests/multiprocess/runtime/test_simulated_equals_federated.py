@@ -4,8 +4,10 @@ import json
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from helpers.assisted import TREES, write_assisted
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
@@ -159,3 +161,16 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
         assert (folder / "log.jsonl").read_text().count('"event": "done"') == 1
     assert set(metrics["bytes"]) == {"agency", "bank-1", "bank-2"}
     assert all(row["sent"] > 0 and row["received"] > 0 for row in metrics["bytes"].values())
+
+
+def test_assisted_boosting_is_the_same_between_processes(tmp_path: Path) -> None:
+    """Residuals, scores and steps over wires: equal losses, and equal predictions at the end."""
+    path = write_assisted(tmp_path, model=TREES)
+    losses, metrics = federated_losses(path, tmp_path / "federated")
+    alone = simulated(path, tmp_path / "simulated")
+    assert losses == pytest.approx(alone.losses, abs=2**-14)
+    assert len(losses) == 2 * 3  # two rounds of 84 rows, 32 at a time
+    assert metrics["test"] == pytest.approx(alone.metrics["test"])
+    files = [tmp_path / one / "predictions.csv" for one in ("federated", "simulated")]
+    first, second = (pd.read_csv(file) for file in files)
+    pd.testing.assert_frame_equal(first, second, atol=1e-4)

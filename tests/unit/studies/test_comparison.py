@@ -383,3 +383,13 @@ def test_one_seed_has_no_deviation() -> None:
     figures = summary([made_up("fet", 0, 3.0)], federation="made-up", task="regression")
     assert figures["methods"]["fet"]["std"] is None
     assert "±" not in markdown_table(figures)
+
+
+def test_assisted_boosting_is_told_how_many_classes_there_are(tmp_path: Path) -> None:
+    """A file of another family says nothing of them, and need not."""
+    plan = comparison(
+        tmp_path, "assist", seeds=1, methods={"assist": {"estimator": "linear", "rounds": 1}}
+    )
+    (result,) = compare_methods(plan)
+    assert result["best_epoch"] <= 1
+    assert result["family"] == "assist"

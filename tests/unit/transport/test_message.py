@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.assist_messages import AssistKind
 from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.messages import RoundKind
 from securevfl.linking.messages import LinkingKind
@@ -16,7 +17,7 @@ SHARE = Message(
     sender="rental",
 )
 
-KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind)
+KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -76,6 +77,7 @@ def test_kind_codes_never_change():
             "LINK_CELLS": 29, "LINK_BLOCK": 30, "LINKED_ROWS": 31,
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37, "TRAINING_ROWS": 38, "PREDICT": 39,
+        "RESIDUALS": 40, "FITTED": 41, "STEP": 42,
     }  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""Settings of assisted boosting."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from securevfl.core import checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssistConfig:
+    """The ``[model]`` table of ``family = "assist"``."""
+
+    outputs: int = 1
+    """Numbers of a score: the classes of a multiclass task, otherwise 1. Every party plans by it,
+    and the primary refuses one that its labels do not have."""
+
+    rounds: int = 4
+    """T, how often the primary sends residuals and every secondary fits a model to them, at most.
+    It takes the place of ``training.epochs``."""
+
+    neighbours: int = 1
+    """K, links of a row at every secondary."""
+
+    estimator: Literal["boosting", "forest", "linear"] = "boosting"
+    """What a secondary fits: ``boosting``, histogram boosting, trees for each output by itself;
+    ``forest``, a random forest of trees for all outputs together, much faster with many classes;
+    ``linear``, ridge regression whose penalty is chosen by generalised cross-validation."""
+
+    trees: int = 50
+    """Trees of a round's model, for each output where they are boosted."""
+
+    leaves: int = 15
+    """Leaves of a tree, at most."""
+
+    keys_as_features: bool = False
+    """Whether a record's keys are inputs beside its features; they must be numbers then."""
+
+    party_dropout: ClassVar[float] = 0.0
+    """All secondaries take part in every round."""
+
+    average_positions_every: ClassVar[int] = 0
+    """There are no positional encodings to average."""
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """One score a row."""
+        return 1, self.outputs
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "outputs": self.outputs,
+            "rounds": self.rounds,
+            "neighbours": self.neighbours,
+            "trees": self.trees,
+        }
+        checks.whole(**sizes, leaves=self.leaves)
+        checks.at_least(1, **sizes)
+        checks.at_least(2, leaves=self.leaves)
+        checks.one_of(("boosting", "forest", "linear"), estimator=self.estimator)

@@ -1,0 +1,161 @@
+"""A secondary believes nothing of what the primary says in a round of assisted boosting."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.assisted import LINEAR, write_assisted
+from helpers.built import Built, built
+
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.assist_messages import AssistKind, Fitted, Residuals, Step
+from securevfl.federation.rounds import EpochMark
+from securevfl.federation.secondary import Secondary
+from securevfl.transport.message import Message
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_assisted(
+        tmp_path_factory.mktemp("lies"),
+        rows=60,
+        model={**LINEAR, "rounds": 1},
+        training={"batch_size": 64},
+    )
+
+
+@pytest.fixture
+def world(tables: Path, tmp_path: Path) -> Iterator[Built]:
+    with built(tables, tmp_path) as parties:
+        yield parties
+
+
+def told(rows: np.ndarray, *, epoch: int = 1, value: float = 0.1) -> Message:
+    residuals = np.full((len(rows), 3), value, dtype=np.float32)
+    return Residuals(epoch=epoch, rows=rows, residuals=residuals).to_message()
+
+
+def step(value: float = 1.0, *, epoch: int = 1) -> Message:
+    return Step(epoch=epoch, step=value).to_message()
+
+
+def play(world: Built, one: Secondary, until: str) -> None:
+    """Go through a round of boosting as an honest primary does, up to what is named."""
+    split = world.split
+    acts: dict[str, Callable[[], object]] = {
+        "residuals": lambda: one.hear(told(split.train)),
+        "scores": lambda: one.answer(world.round(1, split.train, "train")),
+        "step": lambda: one.hear(step()),
+        "validation": lambda: one.answer(world.round(2, split.validation, "validation")),
+        "mark": lambda: one.allowance.admit_epoch(EpochMark(epoch=1, best=True)),
+        "end": lambda: one.allowance.admit_epoch(EpochMark(epoch=1, best=False, restore_best=True)),
+    }
+    for name, act in acts.items():
+        act()
+        if name == until:
+            return
+
+
+def test_an_honest_primary_is_answered(world: Built) -> None:
+    one = world.secondaries[1]
+    first, rest = np.split(world.split.train, [5])
+    assert one.hear(told(first)) is None
+    answer = one.hear(told(rest))
+    assert isinstance(answer, Fitted)
+    # Beside the words of the sum this is all that a secondary says, and it says nothing.
+    assert not answer.to_message().meta
+    assert not answer.to_message().tensors
+    one.answer(world.round(1, world.split.train, "train"))
+    one.hear(step())
+    one.answer(world.round(2, world.split.validation, "validation"))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (lambda rows: told(rows, value=np.nan), "NaN or infinite"),
+        (lambda rows: told(rows, value=np.inf), "NaN or infinite"),
+        (lambda rows: told(rows, value=1.0), "norm 1.732; 1 is the most"),
+        (lambda rows: told(rows[:0]), "no rows"),
+        (lambda rows: told(rows + 60), "no such rows among 60"),
+        (lambda rows: told(rows - 60), "no such rows among 60"),
+        (lambda rows: told(np.r_[rows[:3], rows[:1]]), "of a row twice"),
+        (lambda _: told(np.arange(60)), "more than the 42 training rows"),
+        (lambda rows: told(rows, epoch=2), "round 1 is under way"),
+        (lambda rows: told(rows, epoch=0), "round 1 is under way"),
+        (lambda _: step(), "is not due"),
+        (lambda _: step(-1.0), "at least 0"),
+        (lambda _: step(float("inf")), "at least 0"),
+        (
+            lambda rows: Message(
+                kind=AssistKind.RESIDUALS,
+                meta={"epoch": 1},
+                tensors={"rows": rows, "residuals": np.zeros((len(rows), 2), np.float32)},
+            ),
+            "must have shape",
+        ),
+    ],
+)
+def test_lies_are_refused(
+    message: Callable[[np.ndarray], Message], says: str, world: Built
+) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        world.secondaries[1].hear(message(world.split.train))
+
+
+def test_residuals_come_once(world: Built) -> None:
+    one = world.secondaries[1]
+    one.hear(told(world.split.train[:5]))
+    with pytest.raises(ProtocolError, match="of a row twice"):
+        one.hear(told(world.split.train[4:]))
+
+
+@pytest.mark.parametrize("until", ["residuals", "scores", "step", "validation"])
+def test_a_round_has_its_residuals_once(until: str, world: Built) -> None:
+    one = world.secondaries[1]
+    play(world, one, until)
+    with pytest.raises(ProtocolError, match="not due"):
+        one.hear(told(world.split.train))
+
+
+@pytest.mark.parametrize("until", ["mark", "end"])
+def test_there_are_no_more_rounds_than_the_file_says(until: str, world: Built) -> None:
+    one = world.secondaries[1]
+    play(world, one, until)
+    for epoch in (1, 2):
+        with pytest.raises(ProtocolError, match="training is over"):
+            one.hear(told(world.split.train, epoch=epoch))
+
+
+def test_nothing_is_scored_out_of_turn(world: Built) -> None:
+    """No scores before residuals, none of other rows, no validation before the step."""
+    one, split = world.secondaries[1], world.split
+    with pytest.raises(ProtocolError, match="follow their residuals"):
+        one.answer(world.round(1, split.train, "train"))
+    play(world, one, "residuals")
+    with pytest.raises(ProtocolError, match="follow their residuals"):
+        one.answer(world.round(1, split.validation, "train"))
+    with pytest.raises(ProtocolError, match="follow the step"):
+        one.answer(world.round(1, split.validation, "validation"))
+    with pytest.raises(ProtocolError, match="is not due"):
+        one.hear(step())
+    with pytest.raises(ProtocolError, match="not due"):
+        one.allowance.admit_epoch(EpochMark(epoch=1, best=True))
+
+
+def test_another_round_is_of_the_same_rows(tables: Path, tmp_path: Path) -> None:
+    """Rows of validation never become rows that are learned from."""
+    path = write_assisted(tmp_path, rows=60, training={"batch_size": 64})
+    with built(path, tmp_path / "run") as world:
+        one, split = world.secondaries[1], world.split
+        play(world, one, "mark")
+        for others in (split.validation, split.test):
+            with pytest.raises(ProtocolError, match="rows that do not train"):
+                one.hear(told(others[:2], epoch=2))
+
+
+def test_other_families_hear_none_of_it(tmp_path: Path) -> None:
+    path = write_assisted(tmp_path, rows=60, model={"family": "exact"})
+    with built(path, tmp_path / "run") as world, pytest.raises(ProtocolError, match="is not for"):
+        world.secondaries[1].hear(told(world.split.train))
