@@ -152,9 +152,12 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
         "model": {"family": "top1sim" if exact else "fedsim", **model},
         "privacy": {"mechanism": "none", "encoder": "trained"},
     }
+    # As many numbers from each secondary as the narrowest of them has, 16 at most.
+    width = min(16, *(table.num_features for table in tables.parties[1:]))
+    released = {"release": "pooled", "top": "boosting", "hidden": width * len(parties[1:])}
     frozen = {
         **common,
-        "model": {"family": "fet", "release": "pooled", "top": "boosting", **model},
+        "model": {"family": "fet", **released, "heads": 1, **model},
         "encoder": {"method": "principal", "layout": "blocks"},
         "privacy": {"mechanism": "none", "encoder": "frozen"},
         "methods": {"releases": {"family": "fet"}},

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 from torch import nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
-from securevfl.core.errors import DataError
 from securevfl.core.progress import Observer
 from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
@@ -31,6 +30,7 @@ from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.own_numbers import (
+    aligned_rows,
     features_of,
     require_declared_features,
     targets_of,
@@ -334,26 +334,11 @@ def primary_data(
         targets=targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=_aligned(config, linked, split),
+        aligned=aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
     )
-
-
-def _aligned(
-    config: FederationConfig, linked: LinkedPrimary, split: RowSplit
-) -> Bool[np.ndarray, " rows"] | None:
-    """Return which rows training rounds may have; None for all."""
-    if config.training.rows == "all" or linked.alignment is None:
-        return None
-    aligned = linked.alignment.everywhere
-    if not aligned[split.train].any():
-        raise DataError(
-            f"training.rows: none of the {len(split.train)} labelled training rows is linked at "
-            f'every secondary; set it to "all", or look at linkage.max_distance'
-        )
-    return aligned
 
 
 def build_primary(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
@@ -12,6 +12,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
+from securevfl.linkage.linked import LinkedPrimary
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import TaskHead
 
@@ -115,3 +116,22 @@ def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tens
         labels = LabelScaler.fit(labels[split.train]).apply(labels)
     targets = torch.from_numpy(labels)
     return targets if head.task == "multiclass" else targets.to(torch.float32)
+
+
+def aligned_rows(
+    config: FederationConfig, linked: LinkedPrimary, split: RowSplit
+) -> Bool[np.ndarray, " rows"] | None:
+    """Return which of the primary's rows training rounds may have; None for all.
+
+    Raises:
+        DataError: If none of the labelled training rows is aligned where only such rows may train.
+    """
+    if config.training.rows == "all" or linked.alignment is None:
+        return None
+    aligned = linked.alignment.everywhere
+    if not aligned[split.train].any():
+        raise DataError(
+            f"training.rows: none of the {len(split.train)} labelled training rows is linked at "
+            f'every secondary; set it to "all", or look at linkage.max_distance'
+        )
+    return aligned

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import safetensors.torch
-import skops.io
 import torch
-from skops.io.exceptions import UntrustedTypesFoundException
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone.choice import Model
@@ -43,6 +41,8 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         whole = {name: value.contiguous() for name, value in tensors.items()}
         about = {"kind": "network", "hidden": list(model.hidden), "epochs": model.epochs}
         return safetensors.torch.save(whole), about
+    import skops.io  # It brings scikit-learn, which secondaries never use.
+
     about = {"kind": "estimator", "words_as_one": model.words_as_one}
     try:
         return skops.io.dumps(model.estimator), about
@@ -72,6 +72,8 @@ def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> No
 
 def types_of(content: bytes) -> list[str]:
     """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
+    import skops.io
+
     return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
 
 
@@ -114,6 +116,9 @@ def model_of(
             head=head,
             epochs=int(about["epochs"]),
         )
+    import skops.io
+    from skops.io.exceptions import UntrustedTypesFoundException
+
     try:
         estimator = skops.io.loads(content, trusted=[*_TRUSTED, *trusted])
     except UntrustedTypesFoundException as error:

@@ -13,15 +13,6 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
-from sklearn.base import clone
-from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.model_selection import KFold, StratifiedKFold
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import derive_seed
@@ -116,6 +107,10 @@ def fit_margins(
         ConfigError: If it is no estimator for the task.
         DataError: If it can't be fitted to these rows.
     """
+    # scikit-learn takes a second to load, and secondaries never use it.
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.exceptions import ConvergenceWarning
+
     labels = targets if head.task == "regression" else targets.astype(np.int64)
     blind = not inputs.values.shape[1]
     if head.task != "regression" and (blind or len(np.unique(labels)) < 2):
@@ -214,6 +209,8 @@ def out_of_fold(
 def _folds(
     labels: Shaped[np.ndarray, " train"], head: TaskHead, *, seed: int
 ) -> Iterator[tuple[Int64[np.ndarray, " rest"], Int64[np.ndarray, " held_out"]]]:
+    from sklearn.model_selection import KFold, StratifiedKFold
+
     number = min(FOLDS, len(labels))
     if number < 2:
         return iter(())
@@ -237,6 +234,13 @@ def _unfitted(
     seed: int,
     where: str,
 ) -> Any:
+    from sklearn.base import clone
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     numbers = head.task == "regression"
     if estimator == "boosting":
         kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier

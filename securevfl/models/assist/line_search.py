@@ -4,7 +4,6 @@ from typing import Final
 
 import torch
 from jaxtyping import Float, Shaped
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from securevfl.models.tasks import TaskHead
@@ -64,6 +63,8 @@ def best_step(
         head: The task.
         unit: Norm of the longest residual.
     """
+    from scipy.optimize import minimize_scalar  # slow to load, and only a primary's
+
     wide, add = margins.double(), scores.double()
     labels = targets.double() if targets.is_floating_point() else targets
 

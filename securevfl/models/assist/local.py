@@ -8,15 +8,7 @@ import zipfile
 from typing import Any, Final
 
 import numpy as np
-import skops.io
 from jaxtyping import Bool, Float, Float32, Float64
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
-from sklearn.impute import SimpleImputer
-from sklearn.linear_model import RidgeCV
-from sklearn.model_selection import KFold
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from securevfl.models.assist.assist_config import AssistConfig
 
@@ -81,6 +73,8 @@ def cross_fit(
         drawn = model.oob_prediction_.reshape(residuals.shape)
         # A row that every tree drew, as happens with few trees, has no score.
         return model, np.nan_to_num(drawn).astype(np.float32)
+    from sklearn.model_selection import KFold
+
     folds = KFold(FOLDS, shuffle=True, random_state=seed)
     for rest, held_out in folds.split(inputs):
         part = _fitted(settings, inputs[rest], residuals[rest], seed=seed)
@@ -108,6 +102,8 @@ def within_ball(
 
 def packed(models: list[Any]) -> bytes:
     """Return models as bytes that hold no code; see :func:`unpacked`."""
+    import skops.io  # It brings scikit-learn, which other families never use.
+
     return bytes(skops.io.dumps(models, compression=zipfile.ZIP_DEFLATED))
 
 
@@ -117,6 +113,8 @@ def unpacked(data: bytes) -> list[Any]:
     Raises:
         ValueError: If they are something else.
     """
+    import skops.io
+
     try:
         models = skops.io.loads(data, trusted=list(_TRUSTED))
     except Exception as error:
@@ -141,6 +139,13 @@ def _fitted(
 
 
 def _unfitted(settings: AssistConfig, *, rows: int, seed: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import RidgeCV
+    from sklearn.multioutput import MultiOutputRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     if settings.estimator == "linear":
         # RidgeCV's folds are rows left out one by one, which is free for a ridge.
         return make_pipeline(
