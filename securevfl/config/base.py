@@ -14,11 +14,11 @@ OWN = "python"
 class BaseSettings:
     """The ``[base]`` table: the model of the primary alone that corrections are added to."""
 
-    estimator: Literal["boosting", "linear", "best", "none", "python"] = "boosting"
+    estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
     """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
     histogram boosting; ``linear``, a ridge or logistic regression; ``best``, of these and a
-    perceptron the one that is best on the validation rows, which takes longest; ``none``, as in
-    the papers: outputs are those of the family alone, and nothing decides whether they are used.
+    perceptron the one that is best on the validation rows; ``none``, as in the papers: outputs are
+    those of the family alone, and nothing decides whether they are used.
     With a base, the joint model answers only where it beats the best model of the primary alone on
     validation rows. ``python`` stands in the file of a run for an estimator that
     :func:`securevfl.simulate` was handed."""
@@ -58,7 +58,7 @@ def base_source(base: Any) -> dict[str, str]:
         return {"estimator": base}
     if not hasattr(base, "fit") or not hasattr(base, "get_params"):
         raise ConfigError(
-            'base: must be "boosting", "linear", "best", "none" or an estimator of scikit-learn, '
+            'base: must be "best", "boosting", "linear", "none" or an estimator of scikit-learn, '
             f"got {base!r:.60}"
         )
     return {"estimator": OWN, "described": described(base)}

@@ -1,7 +1,7 @@
 """The base of a run: margins of the primary alone, which the joint model corrects."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ def fit_base(
         # Now, rather than when everything is trained.
         require_keepable(fitted.model)
         return Base(model=fitted.model, margins=torch.from_numpy(fitted.margins).to(device))
-    alone = _fit_alone(config, table, data, {})
+    alone, own = _fit_alone(config, table, data, {}), BaselineConfig()
     best = alone.best.model
 
     def again(rows: Int64[np.ndarray, " some"]) -> Model:
@@ -96,7 +96,8 @@ def fit_base(
                 train=rows,
                 validation=split.validation,
                 seed=seed,
-                config=BaselineConfig(),
+                # Until it was best and no longer: what comes behind that is waiting in vain.
+                config=replace(own, epochs=max(1, best.epochs - own.patience)),
             )
         return fit_margins(alone.chosen, inputs.take(rows), targets[rows], data.head, seed=seed)
 

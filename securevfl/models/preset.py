@@ -24,7 +24,7 @@ class Preset:
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """More fields of ``[pretraining]``, by its ``algorithm``."""
 
-    base: str = "boosting"
+    base: str = "best"
     """``base.estimator``: papers have none."""
 
     clip_norm: float = 1000.0

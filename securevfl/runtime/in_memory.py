@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from securevfl.callbacks import Callback, Hearing
-from securevfl.config.base import base_source
+from securevfl.config.base import BaseSettings, base_source
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
@@ -99,8 +99,8 @@ def simulate(
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
-        base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
-            ``"linear"``, ``"best"`` of these and a perceptron, any estimator of scikit-learn (a
+        base: What corrections by the secondaries are added to: ``"boosting"``, ``"linear"``,
+            ``"best"`` of these and a perceptron (the default), any estimator of scikit-learn (a
             classifier needs ``predict_proba``), or ``"none"``, as in the papers.
         top: With frozen encoders, an estimator in place of the family's top network, fitted to own
             columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn.
@@ -255,7 +255,7 @@ def _source(
         "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),
         "prediction": _given(prediction or PredictionSettings()),
-        "base": base_source("boosting" if base is None else base),
+        "base": base_source(BaseSettings().estimator if base is None else base),
         "linkage": _given(linkage or LinkageSettings(protection="none")),
         "party": tables,
     }
