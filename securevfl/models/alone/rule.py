@@ -77,17 +77,33 @@ def decide(
     # A correction that is not finite has no mean, and is none.
     finite = {step: mean for step, mean in means.items() if mean < float("inf")}
     best = min(finite, key=lambda step: finite[step], default=0)
-    differences = head.row_losses(alone, targets) - losses[best]
-    rows = len(differences)
-    gain = float(differences.mean())
-    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    gain, error = _gain(head.row_losses(alone, targets) - losses[best])
     return Decision(
         used="joint" if best > 0 and gain > error else "alone",
         scale=best / _STEPS,
         gain=gain,
         error=error,
-        rows=rows,
+        rows=len(targets),
     )
+
+
+def who_answers(
+    head: TaskHead,
+    *,
+    joint: Float[Tensor, "rows outputs"],
+    alone: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+) -> Used:
+    """Return who answers where lambda was chosen before; by the rule of :func:`decide`."""
+    gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
+    return "joint" if gain > error else "alone"
+
+
+def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
+    """Return the mean of rows' differences, and one standard error of it; 0 for a single row."""
+    rows = len(differences)
+    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    return float(differences.mean()), error
 
 
 def scaled(

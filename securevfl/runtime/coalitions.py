@@ -1,0 +1,269 @@
+"""What a run's model is worth with some of its partners: by the kept model, and trained again.
+
+Neither asks anybody. A frozen run whose secondaries write into coordinates of their own has
+released each one's numbers by themselves, and a simulation holds all tables.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.data.rows import consecutive_batches
+from securevfl.data.tables import PartyTable
+from securevfl.federation.base import fit_base
+from securevfl.federation.build import (
+    bottom_at_work,
+    build_primary,
+    build_secondary,
+    primary_data,
+)
+from securevfl.federation.exchange_of_released_rows import ReleasedRows
+from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.own_numbers import own_inputs
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_prediction, plan_run, run_facts
+from securevfl.federation.top_model import TopModel
+from securevfl.linkage.linked import LinkedPrimary
+from securevfl.linking.in_process import Linker
+from securevfl.linking.keys import key_scaler, keys_of, model_keys
+from securevfl.models.alone.choice import fit_alone
+from securevfl.models.alone.rule import Used, who_answers
+from securevfl.models.contribution import Coalition, Valued
+from securevfl.models.tasks import on_cpu
+from securevfl.mpc.sum_to import InProcessSum
+from securevfl.runtime.predicting import kept_top, prediction_spec
+from securevfl.version import __version__
+
+CACHE: Final = "contribution"
+"""The primary's folder with what was trained again, so that a measurement that is cut goes on."""
+
+
+class Partners(Protocol):
+    """A run's outputs with some of its partners."""
+
+    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the outputs of the kept top model for rows, with these partners alone."""
+        ...
+
+
+class Alone:
+    """The primary alone beside a kept model, on the rows of training."""
+
+    def __init__(
+        self, config: FederationConfig, table: PartyTable, model: KeptModel, data: PrimaryData
+    ) -> None:
+        assert model.primary is not None, "the primary's"
+        self.part, self.data = model.primary, data
+        self.head, device = data.head, data.features.device
+        inputs, split = own_inputs(table), data.split
+        alone = self.part.alone
+        if alone is None:
+            alone = fit_alone(
+                inputs,
+                data.targets.cpu().numpy(),
+                self.head,
+                train=split.train,
+                validation=split.validation,
+                seed=config.federation.seed,
+            ).best.model
+        self.margins = torch.from_numpy(alone.margins(inputs)).to(device)
+        """Of the primary alone, of all rows."""
+        self.base = None
+        """Margins of the base, of all rows; None where there is none."""
+        if self.part.base is not None:
+            self.base = torch.from_numpy(self.part.base.margins(inputs)).to(device)
+        self.threshold = self.head.choose_threshold(
+            self.margins[split.validation], self.targets(split.validation)
+        )
+
+    def targets(self, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the labels of rows."""
+        return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
+
+    @property
+    def test(self) -> Valued:
+        """The primary alone on the test rows."""
+        return self.valued(self.margins[self.data.split.test], self.threshold, "alone")
+
+    def valued(self, outputs: Tensor, threshold: float, used: Used) -> Valued:
+        """Return outputs for the test rows as they are compared."""
+        out, _ = on_cpu(outputs, outputs)
+        return Valued(outputs=out, threshold=threshold, used=used)
+
+
+class Gone:
+    """Values of coalitions by the model that was kept: the others are gone tomorrow."""
+
+    def __init__(self, alone: Alone, partners: Partners, *, everybody: Coalition) -> None:
+        self._alone = alone
+        self._partners = partners
+        self._everybody = everybody
+
+    def __call__(self, coalition: Coalition) -> Valued:
+        """Return what answers with these partners alone, and what it says of the test rows.
+
+        With a base, the primary alone answers where the joint model does not beat it on the
+        validation rows by the rule of the run.
+        """
+        alone, part = self._alone, self._alone.part
+        if not coalition or part.used == "alone":
+            return alone.test
+        split = alone.data.split
+        # The run has decided for all of its partners.
+        if alone.base is not None and coalition != self._everybody:
+            used = who_answers(
+                alone.head,
+                joint=self._joint(coalition, split.validation),
+                alone=alone.margins[split.validation],
+                targets=alone.targets(split.validation),
+            )
+            if used == "alone":
+                return alone.test
+        return alone.valued(self._joint(coalition, split.test), part.threshold, "joint")
+
+    def _joint(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        outputs = self._partners.corrections(coalition, rows)
+        if self._alone.base is None:
+            return outputs
+        return self._alone.base[rows] + self._alone.part.scale * outputs
+
+
+class Releases:
+    """A frozen run whose every released number is one secondary's."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        table: PartyTable,
+        model: KeptModel,
+        released: Float[Tensor, "rows positions width"],
+        *,
+        device: torch.device,
+    ) -> None:
+        """Make it.
+
+        Args:
+            config: The federation file.
+            table: The primary's table, as in training.
+            model: The primary's.
+            released: What was released, of all rows.
+            device: Where top models compute.
+        """
+        self._config, self._table, self._model = config, table, model
+        self._released, self._device = released, device
+        split, facts = run_facts(config, table)
+        self._plan = plan_run(config, facts)
+        spec = prediction_spec(config, model)
+        keys = keys_of(spec.keys, table)
+        linked = LinkedPrimary(keys=model_keys(key_scaler(spec, keys), keys))
+        self.data = primary_data(config, table, split, linked, device=device)
+        self.alone = Alone(config, table, model, self.data)
+        self._top = kept_top(config, model, table, device=device)
+
+    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the outputs of the kept top model with zeros for the partners that are gone."""
+        top = TopModel(
+            self._top,
+            self.data,
+            self._exchange(coalition),
+            batch_size=self._config.training.batch_size,
+        )
+        return top.predict(rows, "test")
+
+    def gone(self) -> Gone:
+        """Return the values of coalitions by the kept model."""
+        return Gone(self.alone, self, everybody=self.everybody)
+
+    @property
+    def everybody(self) -> Coalition:
+        """All secondaries."""
+        return frozenset(party.name for party in self._config.secondaries)
+
+    def again(self, folder: Path) -> Callable[[Coalition], Valued]:
+        """Return the values of coalitions by top models that are trained again, on their numbers.
+
+        All else is as in the run: its seed, rows, settings, base, and the rule of who answers. With
+        all partners that is the run itself.
+
+        Args:
+            folder: The primary's own, of the run. What is trained is kept there.
+        """
+        margins = None
+        part = self.alone.part
+        if part.base is not None:
+            fitted = fit_base(self._config, self._table, self.data, part.base.estimator)
+            margins = torch.from_numpy(fitted.margins).to(self._device)
+        kept = _KeptOutputs(folder / CACHE, self._model)
+        gone = self.gone()
+
+        def value(coalition: Coalition) -> Valued:
+            if not coalition or coalition == self.everybody:
+                return gone(coalition)
+            found = kept.read(coalition)
+            if found is None:
+                found = self._trained(coalition, margins)
+                kept.write(coalition, found)
+            return found
+
+        return value
+
+    def _trained(self, coalition: Coalition, base: Tensor | None) -> Valued:
+        exchange = self._exchange(coalition)
+        primary = build_primary(
+            self._plan, self._table, self.data, exchange, observe=lambda _event: None
+        )
+        if base is not None:
+            primary.take_base(base)
+        primary.train(after_epoch=_nothing)
+        primary.restore_best()
+        if base is not None and primary.decide(self.alone.margins).used == "alone":
+            return self.alone.test
+        outputs = primary.predict(self.data.split.test, "test")
+        return self.alone.valued(outputs, primary.threshold, "joint")
+
+    def _exchange(self, coalition: Coalition) -> ReleasedRows:
+        ranks = self._config.ranks
+        masked = without_blocks(
+            self._released,
+            [ranks[one] - 1 for one in self.everybody - coalition],
+            blocks=len(ranks_of(self._plan)),
+        )
+        return ReleasedRows(
+            masked, ranks=ranks_of(self._plan), rounds=RoundCounter(), device=self._device
+        )
+
+
+def without_blocks(
+    aggregate: Float[Tensor, "rows positions width"], absent: list[int], *, blocks: int
+) -> Float[Tensor, "rows positions width"]:
+    """Return averages with zeros in the coordinates of some secondaries.
+
+    Args:
+        aggregate: Whose last axis is one block after the other.
+        absent: Numbers of the blocks that become zero, from 0.
+        blocks: How many there are.
+    """
+    masked = aggregate.clone()
+    each = aggregate.shape[-1] // blocks
+    for block in absent:
+        masked[..., each * block : each * (block + 1)] = 0
+    return masked
+
+
+def ranks_of(plan: RunPlan) -> tuple[int, ...]:
+    """Return the ranks of all secondaries."""
+    return tuple(sorted(plan.secondaries))
