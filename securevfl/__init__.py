@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from securevfl.models.fedhssl.settings import PretrainingSettings
     from securevfl.runtime.entry import train
     from securevfl.runtime.in_memory import simulate
-    from securevfl.runtime.prediction_entry import predict
+    from securevfl.runtime.prediction_entry import features, predict
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.studies.audit.report import audit
@@ -44,6 +44,7 @@ __all__ = [
     "compare",
     "data",
     "dp",
+    "features",
     "link",
     "linkage",
     "models",
@@ -68,6 +69,7 @@ _HOME = {
     "TrainingSettings": "securevfl.config.sections",
     "audit": "securevfl.studies.audit.report",
     "compare": "securevfl.studies.entry",
+    "features": "securevfl.runtime.prediction_entry",
     "link": "securevfl.studies.entry",
     "predict": "securevfl.runtime.prediction_entry",
     "preset": "securevfl.config.presets",

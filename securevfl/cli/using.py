@@ -69,3 +69,29 @@ def predict(
         device=device,
         as_json=as_json,
     )
+
+
+@app.command()
+def features(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The primary's folder of a run with frozen encoders."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Where the table goes: .parquet, or .csv with a .csv.json."),
+    ] = Path("features.parquet"),
+    own: Annotated[
+        bool, typer.Option("--own", help="With the primary's own encoded columns and its label.")
+    ] = False,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", help="Federation file, if it is not RUN/federation.toml."),
+    ] = None,
+    data_root: _DataRoot = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Write what a frozen run has released as a table for tools of your own; it costs nothing."""
+    from securevfl.cli.features import run_features
+
+    run_features(run, out=out, own=own, federation=federation, data_root=data_root, as_json=as_json)

@@ -21,18 +21,26 @@ from securevfl.federation.state_files import DamagedError, StateFolder
 class KeptRows:
     """The rounds of one release pass in the primary's folder, a file each."""
 
-    def __init__(self, files: StateFolder, parts: Sequence[npt.NDArray[np.int64]]) -> None:
+    def __init__(
+        self,
+        files: StateFolder,
+        parts: Sequence[npt.NDArray[np.int64]],
+        *,
+        shape: tuple[int, ...],
+    ) -> None:
         """Find out what is kept.
 
         Args:
             files: The primary's; they name the run.
             parts: Row ids of every round of the pass, in order.
+            shape: Of one row of the cut, (L, H); a round of any other counts as damaged.
 
         Raises:
             ConfigError: If what is kept is of other rows, as if the table had changed.
         """
         self._files = files
         self.parts = parts
+        self._shape = shape
         self._kept: dict[int, Tensor] = {}
         for number, part in enumerate(parts):
             aggregate = self._read(number, part)
@@ -77,6 +85,26 @@ class KeptRows:
             )
         return self.parts[lost[0]]
 
+    def require_all(self) -> None:
+        """Refuse a pass that is not whole; nothing is asked for.
+
+        Raises:
+            ConfigError: Naming the file that is damaged, or how many rows there are so far.
+        """
+        missing = self.missing()
+        for number in missing:
+            if self._files.holds(_name(number)):
+                raise ConfigError(
+                    f"{self._files.path / _name(number)}: is damaged; restore it from a copy"
+                )
+        if missing:
+            there = sum(len(self.parts[number]) for number in self._kept)
+            raise ConfigError(
+                f"{self._files.path / 'released'}: holds {there} of the "
+                f"{sum(map(len, self.parts))} rows; go on with the run (--resume) until all are "
+                f"released"
+            )
+
     def all(self) -> Float[Tensor, "rows positions width"]:
         """Return the aggregates of all rows, once every round is kept."""
         return torch.cat([self._kept[number] for number in range(len(self.parts))])
@@ -86,11 +114,14 @@ class KeptRows:
             state = self._files.read(_name(number))
         except (FileNotFoundError, DamagedError):
             return None
-        rows, aggregate = state["rows"], state["aggregate"]
+        rows, aggregate = state.get("rows"), state.get("aggregate")
+        if not isinstance(rows, Tensor) or not isinstance(aggregate, Tensor):
+            return None
         if not torch.equal(rows, torch.from_numpy(part)):
             raise self._other_table()
-        kept: Tensor = aggregate
-        return kept
+        if aggregate.shape != (len(part), *self._shape) or not aggregate.isfinite().all():
+            return None
+        return aggregate
 
     def _other_table(self) -> ConfigError:
         rows = sum(map(len, self.parts))

@@ -1,8 +1,10 @@
-"""Where predictions start, from Python and from the command line alike."""
+"""Where a trained run is used, from Python and from the command line alike."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
@@ -70,6 +72,41 @@ def predict(
     return trained.predict(
         rows, id_column=id_column, out=None if out is None else Path(out), observe=observe
     )
+
+
+def features(
+    run: str | Path,
+    *,
+    own: bool = False,
+    federation: FederationSource | None = None,
+    parties: Iterable[PartyTable] | None = None,
+    data_root: Path | None = None,
+) -> pd.DataFrame:
+    """Return what a frozen run has released, as a table for models of the primary's own.
+
+    It costs nothing, however often it is asked for: see
+    :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
+    ``attrs["securevfl"]`` are.
+
+    Args:
+        run: The run folder.
+        own: Whether the primary's own encoded columns and its label come too.
+        federation: The federation file; default: that of the run.
+        parties: The primary's table, of a run that was simulated on tables in memory; others are
+            read again.
+        data_root: Where relative data paths start; default: the current folder.
+
+    Raises:
+        ConfigError: If the run's encoders are not frozen, the folder is not the primary's, a file
+            is damaged, or not all rows are released yet.
+        DataError: If the primary's table does not fit.
+        PrivacyError: If the primary's ledger was altered.
+
+    Reveals:
+        Nothing: it is made of what was released before.
+    """
+    trained = trained_run(run, federation=federation, parties=parties, data_root=data_root)
+    return trained.features(own=own)
 
 
 def trained_run(

@@ -138,7 +138,7 @@ class PrimaryRun:
     def _train_on_one_release(self) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
-        kept = KeptRows(self.checkpoints.files, parts)
+        kept = KeptRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
         self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
         released = bool(kept.missing())
         if released:

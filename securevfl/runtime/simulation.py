@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from securevfl.config.federation import FederationConfig
@@ -95,6 +96,27 @@ class RunResult:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
         path = None if out is None else Path(out)
         return self.trained.predict(rows, id_column=id_column, out=path, observe=observe)
+
+    def features(self, *, own: bool = False) -> pd.DataFrame:
+        """Return what a frozen run has released, for models of the primary's own.
+
+        It costs nothing, however often it is asked for: see
+        :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
+        ``attrs["securevfl"]`` are.
+
+        Args:
+            own: Whether the primary's own encoded columns and its label come too.
+
+        Raises:
+            ConfigError: If the run's encoders are not frozen, or its folder is gone or damaged.
+            PrivacyError: If the primary's ledger was altered.
+
+        Reveals:
+            Nothing: it is made of what was released before.
+        """
+        if self.trained is None:
+            raise ConfigError("the run has pretrained encoders and released no row")
+        return self.trained.features(own=own)
 
 
 def simulate_federation(

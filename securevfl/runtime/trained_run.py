@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
@@ -23,6 +25,7 @@ from securevfl.runtime.new_rows import NamedRows, read_new_rows, rows_of_frame, 
 from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predictions import FILE, Predictions, read_predictions
 from securevfl.runtime.predictor import Predictor
+from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.tables import read_party
 
@@ -175,6 +178,14 @@ class TrainedRun:
             return read_new_rows(self.config, model, Path(rows), id_column=id_column)
         frame = as_pandas(rows, where="new rows")
         return rows_of_frame(self.config, model, frame, id_column=id_column, where="new rows")
+
+    def features(self, *, own: bool = False) -> pd.DataFrame:
+        """Return the releases of a frozen run; see :meth:`RunResult.features`."""
+        name = self.config.primary.name
+        table = (self.tables or {}).get(name)
+        if table is None:
+            table = read_party(self.config, self.config.primary, self.data_root)
+        return released_table(self.config, self.folder, table, own=own)
 
     def model(self, party: str) -> KeptModel:
         """Read a party's model.

@@ -8,6 +8,22 @@ from securevfl.core.errors import PrivacyError
 from securevfl.federation.ledger_book import LedgerBook, epsilon_of_sessions
 
 
+def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
+    """Return a ledger's lines up to a run's last; later runs on the table are not in its figures.
+
+    Args:
+        entries: All lines.
+        run: The run's id.
+    """
+    current, end = "", 0
+    for number, entry in enumerate(entries, 1):
+        if entry["kind"] == "open":
+            current = entry["run"]
+        if current == run:
+            end = number
+    return entries[:end]
+
+
 def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
     """Return a run's privacy figures by name, as its ledger's lines give them.
 

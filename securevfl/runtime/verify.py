@@ -27,7 +27,7 @@ from securevfl.federation.countersign import (
 )
 from securevfl.federation.state_files import DamagedError, StateFolder, read_state
 from securevfl.runtime.countersigning import read_identities
-from securevfl.runtime.verified_figures import recomputed
+from securevfl.runtime.verified_figures import recomputed, until_end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,7 +271,7 @@ def _check_figures(evidence: _Evidence) -> None:
         return
     told = metrics["privacy"]
     try:
-        found = recomputed(_until_end(files[0], metrics["run"]), metrics["run"])
+        found = recomputed(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:
         evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
         return
@@ -283,17 +283,6 @@ def _check_figures(evidence: _Evidence) -> None:
     epsilon = "no bound" if found["epsilon"] is None else f"{found['epsilon']:.4f}"
     text = f"epsilon ({epsilon}) and {found['releases']} releases follow from the ledger's lines"
     evidence.say("figures", primary, True, text)
-
-
-def _until_end(file: _File, run: str) -> list[dict[str, Any]]:
-    """Return the lines up to the run's last; later runs on the table are not in its figures."""
-    current, end = "", 0
-    for number, entry in enumerate(file.entries, 1):
-        if entry["kind"] == "open":
-            current = entry["run"]
-        if current == run:
-            end = number
-    return file.entries[:end]
 
 
 def _countersigned(file: _File) -> list[dict[str, Any]]:

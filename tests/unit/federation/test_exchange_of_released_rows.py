@@ -45,7 +45,7 @@ def store(folder: Path, rows: int, *, batch_size: int = 4) -> KeptRows:
     files = StateFolder(folder, settings_digest="abc")
     files.run = "1" * 32
     parts = consecutive_batches(np.arange(rows, dtype=np.int64), batch_size=batch_size)
-    return KeptRows(files, parts)
+    return KeptRows(files, parts, shape=CUT.shape)
 
 
 def test_every_row_is_released_exactly_once(tmp_path: Path) -> None:
