@@ -9,6 +9,8 @@ from securevfl.core import files
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
+from securevfl.report.worth import readings, sampled_in_words
+from securevfl.runtime.kept_contribution import read_contribution
 from securevfl.runtime.figures import (
     interval_heading,
     interval_in_words,
@@ -46,6 +48,7 @@ def write_report(run: Path) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     if (run / "explanation.json").exists():
         figures += plots.explanation_plots(files.read_json(run / "explanation.json"))
+    measured = read_contribution(run, run=metrics["run"])
     page = _TEMPLATE.render(
         metrics=metrics,
         models=models_measured(metrics),
@@ -53,6 +56,7 @@ def write_report(run: Path) -> Path:
         threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
+        contribution=None if measured is None else _contribution(measured),
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
@@ -70,6 +74,17 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",
         "cells": [interval_in_words(one) for one in intervals],
+    }
+
+
+def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return what the section on partners shows."""
+    return {
+        **{name: measured[name] for name in ("metric", "rows", "cost")},
+        "level": f"{measured['level']:.0%}",
+        "plot": plots.contribution_plot(measured),
+        "readings": list(readings(measured)),
+        "notes": [*measured["notes"], *sampled_in_words(measured)],
     }
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
-from securevfl.core.errors import ConfigError
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import fit_base
@@ -34,9 +33,10 @@ from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_prediction, plan_run, run_facts
-from securevfl.federation.top_model import TopModel
+from securevfl.federation.secondary import Secondary
+from securevfl.federation.top_model import PrimaryInputs, TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import key_scaler, keys_of, model_keys
@@ -44,7 +44,6 @@ from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.rule import Used, who_answers
 from securevfl.models.contribution import Coalition, Valued
 from securevfl.models.tasks import on_cpu
-from securevfl.mpc.sum_to import InProcessSum
 from securevfl.runtime.predicting import kept_top, prediction_spec
 from securevfl.version import __version__
 
@@ -267,3 +266,150 @@ def without_blocks(
 def ranks_of(plan: RunPlan) -> tuple[int, ...]:
     """Return the ranks of all secondaries."""
     return tuple(sorted(plan.secondaries))
+
+
+class KeptModels:
+    """A simulation of which nothing is promised: its kept models, and everybody's table."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        tables: Mapping[str, PartyTable],
+        models: Mapping[str, KeptModel],
+        *,
+        device: torch.device,
+    ) -> None:
+        """Ask every secondary's kept model for its part of the validation and test rows, once.
+
+        Args:
+            config: The federation file.
+            tables: Every party's table by name, as in training.
+            models: Every party's model by name.
+            device: Where models compute.
+
+        Reveals:
+            Nothing leaves the process, which holds everybody's table.
+        """
+        self._config = config
+        table, model = tables[config.primary.name], models[config.primary.name]
+        split, facts = run_facts(config, table)
+        asked = RunFacts(
+            rows=facts.rows,
+            train_rows=0,
+            validation_rows=0,
+            test_rows=0,
+            predicts=True,
+            predicted_rows=facts.rows,
+        )
+        plan = plan_prediction(config, asked, noise_share_std=model.noise_share_std)
+        spec = prediction_spec(config, model)
+        link = Linker(spec, keys_of(spec.keys, table))
+        self._rows = np.union1d(split.validation, split.test)
+        self._parts = {
+            party.name: self._part(
+                plan,
+                build_secondary(
+                    plan,
+                    party,
+                    tables[party.name],
+                    link(
+                        keys_of(spec.keys, tables[party.name]),
+                        similarity_scale=models[party.name].similarity_scale,
+                    ),
+                    # In memory: nothing leaves this process, and no table's ledger is charged.
+                    Ledger(
+                        None,
+                        party=party.name,
+                        plan=plan.releases,
+                        noise_share_std=plan.noise_share_std,
+                    ),
+                    device=device,
+                    kept_bottom=bottom_at_work(
+                        plan, party, tables[party.name], device=device, model=models[party.name]
+                    ),
+                ),
+            )
+            for party in config.secondaries
+        }
+        self.data = primary_data(config, table, split, link.primary, device=device)
+        self.alone = Alone(config, table, model, self.data)
+        self._top = kept_top(config, model, table, device=device)
+
+    def gone(self) -> Gone:
+        """Return the values of coalitions by the kept models."""
+        return Gone(self.alone, self, everybody=frozenset(self._parts))
+
+    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the outputs of the kept top model for the average over these partners."""
+        data, ranks = self.data, self._config.ranks
+        known = torch.as_tensor(self._rows, device=data.features.device)
+        similarities = data.similarities
+        inputs = PrimaryInputs(
+            features=data.features[known],
+            keys=data.keys[known],
+            similarities=None if similarities is None else similarities[known],
+        )
+        ordered = sorted(coalition, key=ranks.__getitem__)
+        average = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
+        exchange = ReleasedRows(
+            average,
+            ranks=tuple(ranks[one] for one in ordered),
+            rounds=RoundCounter(),
+            device=data.features.device,
+        )
+        top = TopModel(self._top, inputs, exchange, batch_size=self._config.training.batch_size)
+        return top.predict(np.searchsorted(self._rows, rows), "test")
+
+    def _part(self, plan: RunPlan, secondary: Secondary) -> Float[Tensor, "known positions width"]:
+        """Return what one secondary says of the rows, without noise: there is none."""
+        parts = consecutive_batches(self._rows, batch_size=plan.config.training.batch_size)
+        ranks = ranks_of(plan)
+        found = []
+        for number, rows in enumerate(parts, 1):
+            asked = RoundPlan(round_number=number, rows=rows, active=ranks, purpose="predict")
+            words = secondary.answer(asked)
+            found.append(plan.cut.decode(words, rows=len(rows), active=1))
+        secondary.close()
+        return torch.cat(found)
+
+
+class _KeptOutputs:
+    """What was trained again, a file for each set of partners; a damaged one is trained anew."""
+
+    def __init__(self, folder: Path, model: KeptModel) -> None:
+        self._folder = folder
+        self._of = [model.run, model.digest, __version__]
+
+    def read(self, coalition: Coalition) -> Valued | None:
+        """Return what was kept, None if there is nothing."""
+        try:
+            state = safetensors.torch.load(self._path(coalition).read_bytes())
+            return Valued(
+                outputs=state["outputs"].numpy(),
+                threshold=float(state["threshold"]),
+                used="joint" if bool(state["joint"]) else "alone",
+            )
+        except (OSError, KeyError, ValueError, safetensors.SafetensorError):
+            return None
+
+    def write(self, coalition: Coalition, found: Valued) -> None:
+        """Keep it, for this user alone.
+
+        Raises:
+            StorageError: If the disk takes no more.
+        """
+        state = {
+            "outputs": torch.from_numpy(np.ascontiguousarray(found.outputs)),
+            "threshold": torch.tensor(found.threshold, dtype=torch.float64),
+            "joint": torch.tensor(found.used == "joint"),
+        }
+        files.write_bytes(self._path(coalition), safetensors.torch.save(state))
+
+    def _path(self, coalition: Coalition) -> Path:
+        text = json.dumps([*self._of, sorted(coalition)])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return self._folder / f"{digest[:32]}.safetensors"
+
+
+def _nothing(_mark: EpochMark) -> None:
+    """Keep no checkpoint: a set of partners is trained from its beginning."""
