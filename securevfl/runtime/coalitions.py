@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import safetensors
@@ -43,6 +43,7 @@ from securevfl.linking.keys import key_scaler, keys_of, model_keys
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.rule import Used, who_answers
 from securevfl.models.contribution import Coalition, Valued
+from securevfl.models.task_metrics import Targets
 from securevfl.models.tasks import on_cpu
 from securevfl.runtime.predicting import kept_top, prediction_spec
 from securevfl.version import __version__
@@ -51,6 +52,7 @@ CACHE: Final = "contribution"
 """The primary's folder with what was trained again, so that a measurement that is cut goes on."""
 
 
+@runtime_checkable
 class Partners(Protocol):
     """A run's outputs with some of its partners."""
 
@@ -94,13 +96,19 @@ class Alone:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
 
     @property
+    def tested(self) -> Targets:
+        """The test rows' labels, as metrics take them."""
+        rows = self.data.split.test
+        return on_cpu(self.margins[rows], self.targets(rows))[1]
+
+    @property
     def test(self) -> Valued:
         """The primary alone on the test rows."""
         return self.valued(self.margins[self.data.split.test], self.threshold, "alone")
 
     def valued(self, outputs: Tensor, threshold: float, used: Used) -> Valued:
         """Return outputs for the test rows as they are compared."""
-        out, _ = on_cpu(outputs, outputs)
+        out, _ = on_cpu(outputs, self.targets(self.data.split.test))
         return Valued(outputs=out, threshold=threshold, used=used)
 
 

@@ -16,7 +16,6 @@ from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.models.bootstrap import LEVEL
 from securevfl.models.contribution import Worth, solve
-from securevfl.models.tasks import on_cpu
 from securevfl.runtime.coalitions import KeptModels, Releases
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource
@@ -164,8 +163,7 @@ def _measured(
                 "fewer secondaries: set model.party_dropout, and it may do better without one"
             )
     data, names = source.data, [party.name for party in config.secondaries]
-    test = torch.as_tensor(data.split.test, device=data.targets.device)
-    _, targets = on_cpu(data.targets[test].float(), data.targets[test])
+    targets = source.alone.tested
     common = {"permutations": permutations, "seed": seed}
     gone = solve(
         names,
@@ -195,7 +193,7 @@ def _measured(
         run=model.run,
         metric=data.head.metric_name,
         higher_is_better=data.head.higher_is_better,
-        rows=len(test),
+        rows=len(targets),
         seed=seed,
         gone=gone,
         again=again,
@@ -233,7 +231,7 @@ def _releases(trained: TrainedRun, model: KeptModel) -> Releases:
         table = read_party(config, config.primary, trained.data_root)
     frame = released_table(config, trained.folder, table)
     shape = frame.attrs[METADATA]["shape"]
-    numbers = frame.iloc[:, -int(np.prod(shape)) :].to_numpy(dtype=np.float32)
+    numbers = frame.iloc[:, -int(np.prod(shape)) :].to_numpy(dtype=np.float32, copy=True)
     return Releases(
         config,
         table,
