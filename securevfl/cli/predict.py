@@ -61,6 +61,7 @@ def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
         "rows": len(predictions),
         "metrics": predictions.metrics,
         "epsilon": predictions.epsilon,
+        "used": predictions.used,
     }
 
 
@@ -71,6 +72,8 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
         return
     spent = predictions.epsilon
     cost = "" if spent is None else f"; epsilon {spent:.4g} charged for the request"
+    if predictions.used == "alone":
+        cost = " by the primary alone: nothing was sent to anybody, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
     if predictions.metrics:
         table = Table("metric", "of these rows")

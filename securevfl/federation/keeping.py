@@ -7,6 +7,7 @@ import numpy as np
 
 from securevfl.config.parties import PartySettings
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.base import Choice
 from securevfl.federation.kept_model import FOLDER, KeptModel, PrimaryPart
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.own_numbers import label_scaler_of, scaler_of
@@ -57,6 +58,7 @@ def keep_primary(
     ledger: Ledger,
     *,
     metrics: Metrics,
+    choice: Choice | None,
     folder: Path,
 ) -> None:
     """Write the primary's model; see :func:`keep_secondary`.
@@ -69,6 +71,7 @@ def keep_primary(
         primary: Its half of the network, at the best epoch.
         ledger: Its own.
         metrics: Of the test rows.
+        choice: Who answers; None where there is no base.
         folder: Its own within the run folder.
 
     Raises:
@@ -83,8 +86,12 @@ def keep_primary(
             head=primary.head,
             classes=table.classes,
             label_scaler=label_scaler_of(table, primary.data.split, primary.head),
-            threshold=primary.threshold,
+            threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
+            base=None if choice is None else choice.base,
+            alone=None if choice is None else choice.alone.best.model,
+            scale=primary.scale,
+            used="joint" if choice is None else choice.decision.used,
             # Without the test rows: new rows take their place beside the others.
             keys=keys.take(np.setdiff1d(np.arange(keys.num_rows), primary.data.split.test))
             if plan.config.privacy.links_per_record is not None

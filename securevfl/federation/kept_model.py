@@ -1,7 +1,9 @@
 """The model that a party takes home: its half of the network, and all that it needs to be used.
 
 It lies in the party's own folder of a run, ``parties/NAME/model/``: the weights in
-``weights.safetensors``, everything else and their hash in ``model.json``. Where records choose
+``weights.safetensors``, everything else and their hash in ``model.json``. With a base the primary
+has it in ``base.skops``, and the best of its models alone, where that is another one, in
+``alone.skops`` or ``alone.safetensors``. Where records choose
 their rows (``privacy.links_per_record``) the primary keeps its keys of training too, in
 ``keys.parquet``: new rows are linked beside them, so that records go on to choose as they did.
 """
@@ -27,11 +29,15 @@ from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import KeyScale
+from securevfl.models.alone.choice import Model
+from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
+from securevfl.models.alone.margins import MarginModel
+from securevfl.models.alone.rule import Used
 from securevfl.models.tasks import TaskHead
 from securevfl.models.threshold import HALF
 from securevfl.version import __version__
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
@@ -54,6 +60,14 @@ class PrimaryPart:
     """Above which probability a row counts as one of the second class, of two."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Of the test rows of training."""
+    base: MarginModel | None = None
+    """What the top model's outputs are added to; None where there is no base."""
+    alone: Model | None = None
+    """The best model of the primary alone; None where there is no base."""
+    scale: float = 1.0
+    """lambda: what the top model's outputs are multiplied by before they are added to the base."""
+    used: Used = "joint"
+    """Who answers."""
     keys: KeyTable | None = None
     """Keys of the rows of training, where records choose theirs; None where rows choose."""
 
@@ -150,6 +164,10 @@ class KeptModel:
                 "threshold": part.threshold,
                 "metrics": dict(part.metrics),
                 "keys": None,
+                "base": _written(folder, "base", part.base),
+                "alone": None if part.alone is part.base else _written(folder, "alone", part.alone),
+                "lambda": part.scale,
+                "used": part.used,
             }
             if part.keys is not None:
                 frame = pd.DataFrame(dict(part.keys.columns))
@@ -248,14 +266,53 @@ def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Te
 
 def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
     classes, scaler = part["classes"], part["label_scaler"]
+    head = TaskHead(**part["head"])
+    base = None if part["base"] is None else _read(folder, part["base"], head)
+    if not isinstance(base, MarginModel | None):
+        raise ValueError("base: no estimator")
     return PrimaryPart(
-        head=TaskHead(**part["head"]),
+        head=head,
         classes=None if classes is None else tuple(classes),
         label_scaler=None if scaler is None else LabelScaler.from_json(scaler),
         threshold=float(part["threshold"]),
         metrics=dict(part["metrics"]),
         keys=None if part["keys"] is None else _keys_of(folder / _KEYS, part["keys"], party),
+        base=base,
+        alone=base if part["alone"] is None else _read(folder, part["alone"], head),
+        scale=float(part["lambda"]),
+        used=part["used"],
     )
+
+
+def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | None:
+    """Write a model of the primary alone, and return what describes its file."""
+    if model is None:
+        return None
+    content, about = model_bytes(model)
+    estimator = isinstance(model, MarginModel)
+    file = f"{name}.{'skops' if estimator else 'safetensors'}"
+    files.write_bytes(folder / file, content)
+    types = types_of(content) if estimator else []
+    digest = hashlib.sha256(content).hexdigest()
+    return {**about, "file": file, "types": types, "sha256": digest}
+
+
+def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
+    """Read what :func:`_written` has written."""
+    path = folder / Path(about["file"]).name
+    foreign = [name for name in about["types"] if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"model {path}: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
+        )
+    content = _bytes_of(path, about["sha256"])
+    try:
+        return model_of(content, about, head, trusted=tuple(about["types"]))
+    except ConfigError as error:
+        raise ConfigError(f"model {path}: {error}") from None
+    except Exception as error:
+        # skops raises whatever an estimator's own loading does.
+        raise ConfigError(f"model {path}: is damaged; restore it from a copy") from error
 
 
 def _keys_of(path: Path, digest: str, party: str) -> KeyTable:

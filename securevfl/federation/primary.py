@@ -16,7 +16,7 @@ from securevfl.core.seeds import stream
 from securevfl.data.rows import RowSplit, training_batches
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.release import require_finite
-from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
+from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.splitavg import split_average
@@ -95,6 +95,7 @@ class Primary(TopModel):
         """Of the validation rows, at the best epoch; None where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
+        self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
         """Loss of every training round of this session, in order."""
@@ -112,7 +113,9 @@ class Primary(TopModel):
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch."""
+        """Metrics of the validation rows at the best epoch, with as much correction as counts."""
+        if self._validated is not None:
+            return self._validated
         return {
             name.removeprefix(VALIDATION): value
             for name, value in self.best_line.items()
@@ -259,7 +262,9 @@ class Primary(TopModel):
         )
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
-        self.threshold = self.head.choose_threshold(joint, self.data.targets[rows])
+        validated = joint, self.data.targets[rows]
+        self.threshold = self.head.choose_threshold(*validated)
+        self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:

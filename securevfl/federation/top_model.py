@@ -34,7 +34,13 @@ class TopModel:
     """The primary's half of the network at work on rows, over any exchange."""
 
     def __init__(
-        self, top: nn.Module, inputs: PrimaryInputs, exchange: Exchange, *, batch_size: int
+        self,
+        top: nn.Module,
+        inputs: PrimaryInputs,
+        exchange: Exchange,
+        *,
+        batch_size: int,
+        scale: float = 1.0,
     ) -> None:
         """Make it.
 
@@ -43,12 +49,13 @@ class TopModel:
             inputs: What it reads of the primary's rows.
             exchange: Where the secondaries are.
             batch_size: Most rows of a round.
+            scale: See :attr:`scale`.
         """
         self.top = top
         self.inputs = inputs
         self.exchange = exchange
         self.batch_size = batch_size
-        self.scale = 1.0
+        self.scale = scale
         """lambda: what the top model's outputs are multiplied by before they are added to a
         base."""
         self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None

@@ -107,6 +107,13 @@ class RunFigures:
     ledger: str
     """The primary's ledger as it was at the end, relative to the run folder."""
     version: str
+    base: Mapping[str, Any] | None = None
+    """Where there is a base: its ``estimator``, which model of the primary ``alone`` is the best,
+    whether ``joint`` or ``alone`` is ``used``, ``lambda``, and by which ``gain`` in loss and
+    ``error`` of so many ``rows`` that was decided. What is said of test and validation rows is that
+    of the model used."""
+    joint_test_metrics: Metrics | None = None
+    """Of the joint model, whichever is used; where there is a base."""
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None where nobody launched them."""
     no_privacy_test: float | None = None
@@ -140,6 +147,8 @@ _OF_UPDATES: Final = (
 _NOT_OF_EVERY_RUN: Final = (
     "pretraining",
     "alignment",
+    "base",
+    "joint_test_metrics",
     "peak_memory_bytes",
     "no_privacy_test",
     "combine_test",

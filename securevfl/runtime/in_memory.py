@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from securevfl.callbacks import Callback, Hearing
+from securevfl.config.base import base_source
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
@@ -34,6 +35,7 @@ def simulate(
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
+    base: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
@@ -67,6 +69,7 @@ def simulate(
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
+    base: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int | None = None,
@@ -93,6 +96,9 @@ def simulate(
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
+        base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
+            ``"linear"``, any estimator of scikit-learn (a classifier needs ``predict_proba``), or
+            ``"none"``, as in the papers.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
@@ -127,6 +133,7 @@ def simulate(
         "pretraining": pretraining,
         "linkage": linkage,
         "prediction": prediction,
+        "base": base,
         "task": task,
         "bounds": bounds,
         "seed": seed,
@@ -163,6 +170,7 @@ def simulate(
                 device=device_named(device),
                 with_solo=with_solo,
                 observe=hearing.tell,
+                base=None if isinstance(base, str) else base,
             )
         hearing.ended(result.metrics)
         failing.pop_all()
@@ -200,6 +208,7 @@ def _source(
     pretraining: PretrainingSettings | None,
     linkage: LinkageSettings | None,
     prediction: PredictionSettings | None,
+    base: Any,
     task: Task | None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int | None,
@@ -233,6 +242,7 @@ def _source(
         "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),
         "prediction": _given(prediction or PredictionSettings()),
+        "base": base_source("boosting" if base is None else base),
         "linkage": _given(linkage or LinkageSettings(protection="none")),
         "party": tables,
     }

@@ -16,7 +16,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.kept_model import KeptModel
-from securevfl.federation.own_numbers import features_of
+from securevfl.federation.own_numbers import features_of, own_inputs
 from securevfl.federation.predict_messages import PredictRequest
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunFacts, new_run
@@ -101,6 +101,8 @@ def top_model(
     """
     features = features_of(config.primary, table, model)
     asked = request.rows
+    part = model.primary
+    assert part is not None, "the primary asks"
     similarities = None if linked.similarities is None else linked.similarities[asked]
     return TopModel(
         top,
@@ -110,23 +112,35 @@ def top_model(
             similarities=None
             if similarities is None
             else torch.from_numpy(similarities).to(device),
+            base=None
+            if part.base is None
+            else torch.from_numpy(part.base.margins(own_inputs(table))).to(device),
             first_row=int(asked[0]),
         ),
         exchange,
         batch_size=config.training.batch_size,
+        scale=part.scale,
     )
 
 
 def unlinked_outputs(
     config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
 ) -> Tensor:
-    """Return the top model's outputs for rows that nothing is linked to, shape (rows, outputs).
+    """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
 
-    The average of no record is zero, and a key that is not known counts as the mean one.
+    With a base, they are those of the best model of the primary alone; otherwise those of the top
+    model, with zero as the average of no record. A key that is not known counts as the mean one.
 
     Reveals:
         Nothing: nobody is asked.
     """
+    part = model.primary
+    assert part is not None, "the primary answers"
+    if part.alone is not None:
+        keys = table.keys
+        if model.key_scale is not None:
+            keys = np.broadcast_to(np.array(model.key_scale.centre), keys.shape)
+        return alone_outputs(model, replace(table, keys=keys), device=device)
     features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
     top = kept_top(config, model, table, device=device)
     rows, secondaries = len(features), len(config.secondaries)
@@ -144,6 +158,22 @@ def unlinked_outputs(
     return outputs
 
 
+def alone_outputs(model: KeptModel, table: PartyTable, *, device: torch.device) -> Tensor:
+    """Return the outputs of the best model of the primary alone, shape (rows, outputs).
+
+    Reveals:
+        Nothing: nobody is asked.
+    """
+    assert model.primary is not None, "the primary answers"
+    assert model.primary.alone is not None, "there is a base"
+    return torch.from_numpy(model.primary.alone.margins(own_inputs(table))).to(device)
+
+
+def answers_alone(model: KeptModel) -> bool:
+    """Whether the primary's model answers without its partners."""
+    return model.primary is not None and model.primary.used == "alone"
+
+
 def answered(
     config: FederationConfig,
     model: KeptModel,
@@ -156,6 +186,8 @@ def answered(
     device: torch.device,
 ) -> Predictions:
     """Have the rows that can be linked released, and answer for all; see :func:`answer_of`.
+
+    Where the primary's model answers alone, nothing is released.
 
     Args:
         config: The federation file.
@@ -178,7 +210,11 @@ def answered(
         linkable = np.ones(new.num_rows, dtype=np.bool_)
     outputs, spent = torch.empty((0, model.head.outputs), device=device), 0.0
     if linkable.any():
-        outputs, spent = released(new.take(np.flatnonzero(linkable)))
+        rows = new.take(np.flatnonzero(linkable))
+        if answers_alone(model):
+            outputs = alone_outputs(model, rows, device=device)
+        else:
+            outputs, spent = released(rows)
     return answer_of(
         config,
         model,
@@ -244,6 +280,7 @@ def answer_of(
         notes=notes,
         metrics=metrics,
         epsilon=epsilon if math.isfinite(epsilon) else None,
+        used=part.used,
     )
 
 

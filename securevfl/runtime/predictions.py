@@ -13,6 +13,7 @@ from torch import Tensor
 
 from securevfl.core import files
 from securevfl.data.scaling import LabelScaler
+from securevfl.models.alone.rule import Used
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import as_logit
 
@@ -49,6 +50,10 @@ class Predictions:
 
     epsilon: float | None = None
     """What the request cost at the party where it cost most; None: no bound, or nothing."""
+
+    used: Used = "joint"
+    """Who answered: the joint model, or the best model of the primary ``alone``, which asks nobody
+    and costs nothing."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -90,6 +95,7 @@ class Predictions:
             "row_name": self.row_name,
             "metrics": self.metrics,
             "epsilon": self.epsilon,
+            "used": self.used,
         }
 
     def write(self, path: Path) -> None:
@@ -113,6 +119,7 @@ def predictions_of(
     notes: Sequence[str] | None = None,
     metrics: Metrics | None = None,
     epsilon: float | None = None,
+    used: Used = "joint",
 ) -> Predictions:
     """Return what a model's outputs say.
 
@@ -127,6 +134,7 @@ def predictions_of(
         notes: See :class:`Predictions`.
         metrics: See :class:`Predictions`.
         epsilon: See :class:`Predictions`.
+        used: See :class:`Predictions`.
     """
     found = outputs.detach().double().cpu()
     probabilities = None
@@ -153,6 +161,7 @@ def predictions_of(
         notes=notes,
         metrics=metrics,
         epsilon=epsilon,
+        used=used,
     )
 
 
@@ -161,7 +170,8 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
 
     Args:
         path: Its file.
-        told: What it has told beside: ``classes``, ``row_name``, ``metrics`` and ``epsilon``.
+        told: What it has told beside: ``classes``, ``row_name``, ``metrics``, ``epsilon``
+            and ``used``.
     """
     name = told["row_name"]
     # As text: Python's own reading of a number gives back the one that was written.
@@ -188,6 +198,7 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
         notes=frame["note"].tolist() if "note" in frame else None,
         metrics=told["metrics"],
         epsilon=told["epsilon"],
+        used=told["used"],
     )
 
 

@@ -9,6 +9,7 @@ from securevfl.config.parties import parse_address
 from securevfl.core import files
 from securevfl.core.progress import Listening, Stage
 from securevfl.federation import handshake
+from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import require_resumable
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
@@ -38,6 +39,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         What the messages of joining, countersigning, linking, pretraining and of rounds say.
     """
     config, job, observe = life.config, life.job, life.observe
+    require_estimator(config, None)
     files.require_writable_folder(job.run_folder)
     table = life.read_table()
     split, facts = run_facts(config, table)

@@ -25,6 +25,7 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import Choice, choose, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
@@ -38,6 +39,7 @@ from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
+from securevfl.models.alone.margins import MarginModel
 from securevfl.models.evaluation import Evaluation, evaluate
 from securevfl.runtime.baselines import train_solo
 from securevfl.runtime.charged_exchange import ChargedExchange
@@ -63,6 +65,7 @@ class PrimaryRun:
         observe: Observer,
         traffic: Callable[[], int],
         countersigning: PrimaryCountersigning | None,
+        estimator: Any = None,
     ) -> None:
         """Make it.
 
@@ -76,6 +79,7 @@ class PrimaryRun:
             observe: Hears of progress.
             traffic: Returns the bytes that the primary has sent and received so far.
             countersigning: Where ledger heads are exchanged; None in a simulation.
+            estimator: Of scikit-learn, as a base that no federation file can name.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -89,12 +93,15 @@ class PrimaryRun:
         self._observe = observe
         self._traffic = traffic
         self._countersigning = countersigning
+        self._estimator = estimator
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
         self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
+        self.choice: Choice | None = None
+        """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
-        """Of the test rows, once the model is trained."""
+        """Of the test rows, by the model that answers, once it is trained."""
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -126,16 +133,27 @@ class PrimaryRun:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
         """
         self.primary.require_measurable()
+        base = self._fit_base()
         if self.plan.facts.resume_epoch:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
             self.checkpoints.forget_after(0)
         if self.plan.frozen:
-            self._train_on_one_release()
+            self._train_on_one_release(base)
         else:
-            self._train_by_rounds()
+            self._train_by_rounds(base)
 
-    def _train_on_one_release(self) -> None:
+    def _fit_base(self) -> MarginModel | None:
+        """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
+        if not self.plan.config.base.corrects:
+            return None
+        self._tell(Stage(text="fitting the base"))
+        fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
+        margins = torch.from_numpy(fitted.margins)
+        self.primary.take_base(margins.to(self.data.features.device))
+        return fitted.model
+
+    def _train_on_one_release(self, base: MarginModel | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
         kept = KeptRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
@@ -159,8 +177,7 @@ class PrimaryRun:
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
             self.primary.train(after_epoch=self._save)
-            self.primary.restore_best()
-            self._test()
+            self._conclude(base)
         finally:
             self.primary.exchange = secondaries
 
@@ -170,22 +187,33 @@ class PrimaryRun:
         made.update(rows.tobytes())
         return made.hexdigest()
 
-    def _train_by_rounds(self) -> None:
+    def _train_by_rounds(self, base: MarginModel | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save_and_countersign)
+        self._conclude(base)
+
+    def _conclude(self, base: MarginModel | None) -> None:
+        """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
+        if base is not None:
+            self._tell(Stage(text="training the primary alone"))
+            self.choice = choose(self.plan.config, self.table, self.primary, base)
         self._test()
 
     def _test(self) -> None:
-        """Predict the test rows, measure, and keep the model."""
+        """Predict the test rows by the model that answers, measure, and keep the model."""
         rows, primary, config = self.data.split.test, self.primary, self.plan.config
-        outputs = primary.predict(rows, "test")
+        choice = self.choice
+        if choice is None:
+            outputs, threshold = primary.predict(rows, "test"), primary.threshold
+        else:
+            outputs, threshold = choice.tested(primary), choice.threshold
         self.tested = evaluate(
             outputs,
             self.data.targets[torch.from_numpy(rows).to(outputs.device)],
             primary.head,
             classes=self.table.classes,
-            threshold=primary.threshold,
+            threshold=threshold,
             seed=config.federation.seed,
         )
         keep_primary(
@@ -196,6 +224,7 @@ class PrimaryRun:
             primary,
             self.ledger,
             metrics=self.tested.metrics,
+            choice=choice,
             folder=self._folder,
         )
         predictions_of(
@@ -203,7 +232,7 @@ class PrimaryRun:
             primary.head,
             classes=self.table.classes,
             label_scaler=label_scaler_of(self.table, self.data.split, primary.head),
-            threshold=primary.threshold,
+            threshold=threshold,
             rows=(rows + 1).tolist(),
         ).write(self._folder.parent.parent / PREDICTIONS)
 
@@ -257,7 +286,8 @@ class PrimaryRun:
             self._observe(Stage(text="training solo"))
             solo = train_solo(self.plan.config, self.data).test_metrics
         primary, config, head = self.primary, self.plan.config, self.data.head
-        best, validation = primary.history[primary.best_epoch - 1], primary.best_validation
+        choice = self.choice
+        validation = primary.best_validation if choice is None else choice.validation
         write_history(run_folder, primary.history)
         explanation = primary.explanation()
         if explanation:
@@ -268,13 +298,15 @@ class PrimaryRun:
             family=config.family.name,
             metric=head.metric_name,
             higher_is_better=head.higher_is_better,
-            train=best["train"],
+            train=primary.best_line["train"],
             validation=head.headline(validation),
             test=head.headline(self.tested.metrics),
             solo_test=None if solo is None else head.headline(solo),
             validation_metrics=validation,
             test_metrics=self.tested.metrics,
             evaluation=self.tested.as_json(),
+            base=None if choice is None else choice.as_json(config),
+            joint_test_metrics=None if choice is None else choice.joint_test,
             solo_test_metrics=solo,
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,

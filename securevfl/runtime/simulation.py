@@ -18,6 +18,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import require_estimator
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
@@ -129,6 +130,7 @@ def simulate_federation(
     with_solo: bool = True,
     observe: Observer = unheard,
     pretrain_only: bool = False,
+    base: Any = None,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -141,6 +143,7 @@ def simulate_federation(
         with_solo: Train the solo baseline too; None is reported for it otherwise.
         observe: Hears of progress.
         pretrain_only: End when pretraining is done; the metrics are its figures.
+        base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -149,6 +152,7 @@ def simulate_federation(
         Everything is in one process: a simulation protects nobody's table.
     """
     require_covered_channels(config)
+    require_estimator(config, base)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
@@ -226,6 +230,7 @@ def simulate_federation(
             observe=observe,
             traffic=lambda: 0,
             countersigning=None,
+            estimator=base,
         )
         run.alignment = alignment
         run.pretraining = pretrain_in_process(

@@ -23,6 +23,8 @@ from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.new_rows import NamedRows, read_new_rows, rows_of_frame, rows_of_table
 from securevfl.runtime.party_job import NewRows, PartyJob
+from securevfl.runtime.predicting import answers_alone
+from securevfl.runtime.predicting_alone import AlonePredictor
 from securevfl.runtime.predictions import FILE, Predictions, read_predictions
 from securevfl.runtime.predictor import Predictor
 from securevfl.runtime.released_table import released_table
@@ -98,15 +100,18 @@ class TrainedRun:
         """Predict new rows of the primary; see :meth:`RunResult.predict`."""
         # Before any party is started or waited for: most mistakes are in these rows.
         named = self.named(rows, id_column=id_column)
-        alone = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
-        if alone:
-            predictions = self._predictor.predict(
-                named.table,
-                linkable=named.linkable,
-                names=named.names,
-                row_name=named.row_name,
-                observe=observe,
-            )
+        model = self.model(self.config.primary.name)
+        here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
+        if here or answers_alone(model):
+            asker = AlonePredictor(self.config, model) if answers_alone(model) else self._predictor
+            with asker.session() as session:
+                predictions = session.ask(
+                    named.table,
+                    linkable=named.linkable,
+                    names=named.names,
+                    row_name=named.row_name,
+                    observe=observe,
+                )
             if out is not None:
                 predictions.write(out)
             return predictions

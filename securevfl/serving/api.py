@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
 from securevfl.federation.prediction_budget import PredictionBudget
+from securevfl.models.alone.rule import Used
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
 from securevfl.serving.figures import Figures
@@ -53,6 +54,10 @@ class Answer(BaseModel):
     epsilon: float | None = Field(
         description="What the request to the parties cost, which others may have shared; null: no "
         "bound, or no promise"
+    )
+    used: Used = Field(
+        description="Who answered: the joint model, or the primary alone, which asks nobody and "
+        "costs nothing"
     )
 
 
@@ -185,6 +190,7 @@ def _answer(predictions: Predictions) -> Answer:
             for value, share, note in zip(values, shares, notes, strict=True)
         ],
         epsilon=predictions.epsilon,
+        used=predictions.used,
     )
 
 

@@ -17,6 +17,8 @@ from securevfl.runtime.launching import others_in_processes
 from securevfl.runtime.new_rows import NamedRows, rows_of_frame
 from securevfl.runtime.party import living
 from securevfl.runtime.party_job import PartyJob
+from securevfl.runtime.predicting import answers_alone
+from securevfl.runtime.predicting_alone import AlonePredictor
 from securevfl.runtime.predicting_primary import predicting
 from securevfl.runtime.predictor import Predictor
 from securevfl.runtime.run_folder import read_figures
@@ -67,7 +69,7 @@ def opened(
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
     process a party, which are kept running; with ``identity``, this is the primary, and the others
-    come by themselves (``securevfl party --serve``).
+    come by themselves (``securevfl party --serve``). A model that answers alone asks nobody.
 
     Args:
         config: The federation file.
@@ -82,15 +84,25 @@ def opened(
         ConfigError: If the run has kept no model, or one that does not fit.
         DataError: If a party's table, which the model was trained on, cannot be read any more.
     """
+    own = load_model(_folder(config, run_folder), config, party=config.primary.name)
+    if answers_alone(own):
+        yield Opened(
+            model=Model(
+                open=AlonePredictor(config, own).session,
+                rows=_reader(config, own),
+                interrupt=lambda: None,
+            ),
+            kept=own,
+            rows=_rows(config, own),
+        )
+        return
     if identity is None and read_figures(run_folder)["mode"] != "federated":
         yield in_process(config, run_folder, data_root=data_root, device=device)
         return
     with ExitStack() as held:
-        processes, own = None, None
+        processes, place = None, None
         if identity is None:
-            # Before any process is started: most mistakes are in the folder.
-            load_model(_folder(config, run_folder), config, party=config.primary.name)
-            config, own, processes = held.enter_context(
+            config, place, processes = held.enter_context(
                 others_in_processes(
                     config, run_folder, data_root=data_root, device=device, observe=observe
                 )
@@ -106,7 +118,7 @@ def opened(
             listen=listen,
             serves=True,
         )
-        yield held.enter_context(between_processes(job, own, processes, observe=observe))
+        yield held.enter_context(between_processes(job, place, processes, observe=observe))
 
 
 def in_process(

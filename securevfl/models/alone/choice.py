@@ -100,7 +100,8 @@ def fit_alone(
         validation: Rows that choose: the model, the network's epoch, thresholds.
         seed: Run seed.
         network: The perceptron and its training; default: :class:`BaselineConfig`.
-        fitted: Candidates that were fitted to these training rows before, by name.
+        fitted: Candidates that were fitted to these training rows before, by name; another name
+            is one more candidate.
 
     Raises:
         DataError: If there are no training or validation rows, or the metric is not defined for
@@ -109,7 +110,8 @@ def fit_alone(
     known = torch.from_numpy(targets[validation])
     shown = inputs.take(validation)
     candidates: dict[str, Candidate] = {}
-    for name in ("linear", "boosting", "network") if inputs.values.shape[1] else (CONSTANT,):
+    names = dict.fromkeys(("linear", "boosting", "network", *(fitted or ())))
+    for name in names if inputs.values.shape[1] else (CONSTANT,):
         model: Model
         if fitted is not None and name in fitted:
             model = fitted[name]

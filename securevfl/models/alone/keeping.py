@@ -51,6 +51,30 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         ) from error
 
 
+def require_keepable(model: MarginModel) -> None:
+    """Refuse an estimator that no program would load again.
+
+    Raises:
+        ConfigError: Naming the types that are not scikit-learn's.
+    """
+    foreign = [name for name in types_of(model_bytes(model)[0]) if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"base.estimator: {type(model.estimator).__name__} can't be kept: of what it holds, "
+            f"{', '.join(foreign[:5])} is not scikit-learn's own; take an estimator of scikit-learn"
+        )
+
+
+def types_of(content: bytes) -> list[str]:
+    """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
+    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TREES]
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a type is loaded that a model's description names."""
+    return name.startswith("sklearn.")
+
+
 def model_of(
     content: bytes, about: Mapping[str, Any], head: TaskHead, *, trusted: tuple[str, ...] = ()
 ) -> Model:

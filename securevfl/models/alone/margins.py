@@ -215,7 +215,13 @@ def _unfitted(
         raise ConfigError(
             f"base.estimator: {type(estimator).__name__} needs {needs} for a {head.task} task"
         )
-    return clone(estimator)
+    own = clone(estimator)
+    # What draws at random draws the same when a run is fitted again.
+    drawn = [name for name in own.get_params() if name.endswith("random_state")]
+    state = derive_seed(seed, "estimator") % 2**32
+    return own.set_params(
+        **{name: state for name in drawn if own.get_params()[name] is None},
+    )
 
 
 def _categories(

@@ -1,0 +1,74 @@
+"""Requests for predictions that the primary answers by itself: nobody is waited for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.progress import Observer, unheard
+from securevfl.data.tables import PartyTable
+from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.prediction_budget import PredictionBudget
+from securevfl.runtime.predicting import answered
+from securevfl.runtime.predictions import Predictions
+
+
+class AlonePredictor:
+    """A kept model that answers without the primary's partners, in sessions like any other."""
+
+    def __init__(self, config: FederationConfig, model: KeptModel) -> None:
+        """Make it.
+
+        Args:
+            config: The federation file.
+            model: The primary's, which answers alone.
+        """
+        self.config = config
+        self.model = model
+        self.broken = False
+        """Whether parties were left in the middle of a request: there are none."""
+
+    @contextmanager
+    def session(self) -> "Iterator[AlonePredictor]":
+        """Begin at once."""
+        yield self
+
+    def check(self) -> None:
+        """Do nothing: no party can be lost."""
+
+    def budgets(self) -> list[PredictionBudget]:
+        """Return no budget: nothing is charged."""
+        return []
+
+    def ask(
+        self,
+        new: PartyTable,
+        *,
+        linkable: Bool[np.ndarray, " rows"] | None = None,
+        names: Sequence[Any] | None = None,
+        row_name: str = "row",
+        observe: Observer = unheard,  # noqa: ARG002 - a Session
+    ) -> Predictions:
+        """Return predictions of new rows; see :meth:`Predictor.predict`.
+
+        Reveals:
+            Nothing: nobody is asked.
+        """
+        return answered(
+            self.config,
+            self.model,
+            new,
+            _nobody,
+            linkable=linkable,
+            names=names,
+            row_name=row_name,
+            device=torch.device("cpu"),
+        )
+
+
+def _nobody(_rows: PartyTable) -> NoReturn:
+    raise AssertionError("nobody is asked")
