@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from securevfl.config.presets import expanded
+from securevfl.config.top import without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import AnyFamily
@@ -25,7 +26,7 @@ def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
         ConfigError: If its ``[model]`` table is wrong.
     """
     result, notes = dict(source), []
-    model = dict(expanded(source)["model"])
+    model, _ = without_top(expanded(source)["model"])
     family = family_named(model.pop("family", None))
     require_own_fields(family, model)
     settings = family.settings_from(model)

@@ -51,7 +51,12 @@ def base_source(base: Any) -> dict[str, str]:
             f'base: must be "boosting", "linear", "none" or an estimator of scikit-learn, got '
             f"{base!r:.60}"
         )
-    kind = type(base)
-    # Every parameter, not those alone that are printed: the digest of the model knows it by this.
-    params = json.dumps(base.get_params(), sort_keys=True, default=repr)
-    return {"estimator": OWN, "described": f"{kind.__module__}.{kind.__qualname__} {params}"}
+    return {"estimator": OWN, "described": described(base)}
+
+
+def described(estimator: Any) -> str:
+    """Return an estimator's class and parameters, by which the digest of a model knows it."""
+    kind = type(estimator)
+    # Every parameter, not those alone that are printed.
+    params = json.dumps(estimator.get_params(), sort_keys=True, default=repr)
+    return f"{kind.__module__}.{kind.__qualname__} {params}"

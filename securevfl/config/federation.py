@@ -16,6 +16,7 @@ from securevfl.config.sections import (
     RuntimeSettings,
     TrainingSettings,
 )
+from securevfl.config.top import TopEstimator
 from securevfl.core.errors import ConfigError
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings
@@ -37,6 +38,8 @@ class FederationConfig:
     family: AnyFamily
     model: FamilySettings
     """The family's own settings, an instance of ``family.settings_class``."""
+    top: TopEstimator | None
+    """An estimator in place of the family's top network; None for the network."""
     pretraining: PretrainingSettings
     """How families with pretraining pretrain; others read nothing of it."""
     encoder: EncoderSettings | None

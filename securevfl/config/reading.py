@@ -27,6 +27,7 @@ from securevfl.config.sections import (
     RuntimeSettings,
     TrainingSettings,
 )
+from securevfl.config.top import without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
@@ -164,7 +165,7 @@ def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
         if name != "party" and not isinstance(table, Mapping):
             raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
     filled = expanded(source)
-    model = dict(filled["model"])
+    model, top = without_top(filled["model"])
     family = family_named(model.pop("family", None))
     require_own_fields(family, model)
     return FederationConfig(
@@ -180,6 +181,7 @@ def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
         parties=parse_parties(filled.get("party", [])),
         family=family,
         model=family.settings_from(model),
+        top=top,
         pretraining=read_settings(
             PretrainingSettings, filled.get("pretraining", {}), where="pretraining"
         ),

@@ -118,10 +118,10 @@ def require_trainable(config: FederationConfig) -> None:
             "training.iso_gradients: frozen encoders are sent no gradient that noise could be "
             "added to; leave it out"
         )
-    frozen = config.privacy.encoder == "frozen"
+    _require_fitted(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
-    if config.family.reads_keys(config.model, frozen=frozen) and not keys.are_numbers:
+    if _reads_keys(config) and not keys.are_numbers:
         raise ConfigError(
             f"model.family: {config.family.name!r} takes the keys' positions as inputs, and "
             f"linkage.metric = {config.linkage.metric!r} gives no numeric keys without gaps; "
@@ -155,6 +155,32 @@ def require_trainable(config: FederationConfig) -> None:
             f'linkage.choose: {config.family.name!r} reads K similarities a row; "records" gives '
             f'rows of different lengths; use "rows"'
         )
+
+
+def _require_fitted(config: FederationConfig) -> None:
+    """Refuse an estimator as top model where there are no releases that stay as they are."""
+    if config.top is None:
+        return
+    name = config.top.name
+    if config.privacy.encoder != "frozen":
+        raise ConfigError(
+            f'model.top: "{name}" is fitted to releases that stay as they are, and a '
+            f"{config.privacy.encoder} encoder learns by a network's gradients; it needs "
+            f'privacy.encoder = "frozen", or leave it out'
+        )
+    if config.family.pretraining:
+        raise ConfigError(
+            f'model.top: "{name}" takes the place of the network that {config.family.name!r} '
+            f"pretrains; choose a family without pretraining"
+        )
+
+
+def _reads_keys(config: FederationConfig) -> bool:
+    """Return whether a model reads the keys' positions; an estimator takes them if there are."""
+    if config.top is not None:
+        return config.model.keys_as_features
+    frozen = config.privacy.encoder == "frozen"
+    return config.family.reads_keys(config.model, frozen=frozen)
 
 
 def require_encodable(

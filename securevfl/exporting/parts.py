@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.aggregation import Aggregation
 from securevfl.federation.build import build_bottom, build_top
@@ -150,7 +151,13 @@ def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) ->
 def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> Part:
     part = model.primary
     assert part is not None, "the primary's model has the task"
-    top = build_top(config, table, outputs=model.head.outputs)
+    if config.top is not None:
+        raise ConfigError(
+            f'model.top: "{config.top.name}" is an estimator of scikit-learn, which is no network '
+            f"to export; take --party for the secondaries' parts, and securevfl predict or serve "
+            f"for predictions"
+        )
+    top = build_top(config, table, model.head)
     model.into(top)
     positions, width = config.family.cut_shape(config.model)
     inputs = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,13 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.fitted_primary import FittedPrimary
+from securevfl.federation.fitted_top import build_fitted_top, read_by_top
 from securevfl.federation.fitting import Fitting, build_direction_bottom
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.own_numbers import (
     features_of,
     require_declared_features,
@@ -35,13 +39,16 @@ from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.state_files import StateFolder
+from securevfl.federation.top_model import PrimaryInputs
 from securevfl.federation.updates import GradientNoise
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.directions import DirectionBottom
+from securevfl.models.fitted_top import FittedTop
 from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import is_built_in
+from securevfl.models.tasks import TaskHead
 from securevfl.models.zero_start import Inputs, starting_at_zero, trial_inputs
 
 
@@ -227,14 +234,21 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Opti
     )
 
 
-def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> nn.Module:
-    """Return the primary's top model with its initial weights, for so many outputs a row.
+def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn.Module:
+    """Return the primary's top model with its initial weights, or an estimator to be fitted.
 
-    With a base its outputs start at zero.
+    With a base a network's outputs start at zero.
+
+    Args:
+        config: The federation file.
+        table: The primary's table, or new rows of it.
+        head: The task.
 
     Raises:
         ConfigError: If the family fails to build it, or builds another.
     """
+    if config.top is not None:
+        return build_fitted_top(config, table, head)
     top = _initialised(
         config,
         config.primary.name,
@@ -244,7 +258,7 @@ def build_top(config: FederationConfig, table: PartyTable, *, outputs: int) -> n
             num_features=table.num_features,
             key_dim=table.key_dim,
             feature_names=table.feature_names,
-            outputs=outputs,
+            outputs=head.outputs,
             classes=config.federation.task != "regression",
         ),
     )
@@ -331,6 +345,7 @@ def build_primary(
     exchange: Exchange,
     *,
     observe: Observer,
+    estimator: Any = None,
 ) -> Primary:
     """Initialise the primary.
 
@@ -340,10 +355,26 @@ def build_primary(
         data: The same as tensors.
         exchange: Where the secondaries are.
         observe: Hears of progress.
+        estimator: Of scikit-learn, as a top model that no federation file can name.
+
+    Raises:
+        ConfigError: If the family fails to build its top model, or builds another.
     """
     device = data.features.device
-    top = build_top(plan.config, table, outputs=data.head.outputs).to(device)
-    return Primary(
+    top = build_top(plan.config, table, data.head).to(device)
+    if isinstance(top, FittedTop):
+        assert plan.config.top is not None, "the federation file names an estimator"
+        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
+        return FittedPrimary(
+            plan,
+            data,
+            PrimaryInputs(features=features, keys=keys, similarities=data.similarities),
+            top,
+            exchange,
+            estimator=plan.config.top.name if estimator is None else estimator,
+            observe=observe,
+        )
+    return NetworkPrimary(
         plan,
         data,
         top,

@@ -1,6 +1,7 @@
 """The primary at work: it plans rounds, trains the top model and keeps the best epoch."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,15 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.progress import EpochDone, Observer, RoundDone
-from securevfl.core.seeds import stream
-from securevfl.data.rows import RowSplit, training_batches
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.release import require_finite
+from securevfl.core.progress import EpochDone, Observer
+from securevfl.data.rows import RowSplit
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.secondary import load_positions, position_weights
-from securevfl.federation.splitavg import split_average
 from securevfl.federation.top_model import PrimaryInputs, TopModel
 from securevfl.models.alone.rule import Decision, decide, scaled
 from securevfl.models.split import Explained
@@ -50,8 +46,8 @@ class PrimaryData(PrimaryInputs):
         return rows if self.aligned is None else rows[self.aligned[rows]]
 
 
-class Primary(TopModel):
-    """The primary's top model and the training loop, over any exchange."""
+class Primary(TopModel, ABC):
+    """The primary's top model on its way to the best epoch, over any exchange."""
 
     def __init__(
         self,
@@ -60,8 +56,6 @@ class Primary(TopModel):
         top: nn.Module,
         exchange: Exchange,
         *,
-        optimizer: torch.optim.Optimizer,
-        dropout: DropoutStream,
         observe: Observer,
     ) -> None:
         """Make it.
@@ -69,19 +63,17 @@ class Primary(TopModel):
         Args:
             plan: The run.
             data: The primary's table.
-            top: Its half of the split network.
+            top: Its half of the model.
             exchange: Where the secondaries are.
-            optimizer: Of ``top``.
-            dropout: Its own stream of dropped units.
             observe: Hears of progress.
         """
         super().__init__(top, data, exchange, batch_size=plan.config.training.batch_size)
         self.plan = plan
         self.data = data
-        self.optimizer = optimizer
-        self.dropout = dropout
         self.observe = observe
         self.training = plan.config.training
+        self.epochs = self.training.epochs
+        """At most."""
         self.seed = plan.config.federation.seed
         self.head = data.head
         self.may_go_on: Callable[[], bool] = lambda: True
@@ -165,15 +157,12 @@ class Primary(TopModel):
     def finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
         stale = self.epoch - self.best_epoch >= self.training.patience
-        return self.epoch >= self.training.epochs or (self.best_metric is not None and stale)
+        return self.epoch >= self.epochs or (self.best_metric is not None and stale)
 
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
         epoch = self.epoch + 1
         loss, trained = self._train_epoch(epoch)
-        every = self.plan.average_positions_every
-        if every and epoch % every == 0:
-            self._average_positions()
         rows = self.data.split.validation
         validated = self.predict(rows, "validation"), self._targets(rows)
         threshold = self.head.choose_threshold(*validated)
@@ -186,7 +175,7 @@ class Primary(TopModel):
         self.observe(
             EpochDone(
                 epoch=epoch,
-                epochs=self.training.epochs,
+                epochs=self.epochs,
                 loss=loss,
                 train=line["train"],
                 validation=line["validation"],
@@ -259,6 +248,7 @@ class Primary(TopModel):
             correction=outputs - base[rows],
             alone=alone[rows],
             targets=self.data.targets[rows],
+            scale=self._chosen_scale(base, outputs),
         )
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
@@ -267,39 +257,18 @@ class Primary(TopModel):
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
-        """Return the mean loss, and every row's outputs and targets."""
-        chosen = stream(self.seed, "party-dropout", epoch)
-        total, outputs, targets = 0.0, [], []
-        parts = training_batches(
-            self.data.training_rows,
-            batch_size=self.training.batch_size,
-            seed=self.seed,
-            epoch=epoch,
-        )
-        for done, rows in enumerate(parts, 1):
-            loss, output = self._train_batch(rows, self._draw_active(chosen))
-            self.losses.append(loss)
-            total += loss * len(rows)
-            outputs.append(output)
-            targets.append(self._targets(rows))
-            self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
-        return total / len(self.data.training_rows), (torch.cat(outputs), torch.cat(targets))
+    def _chosen_scale(self, base: Tensor, outputs: Tensor) -> float | None:  # noqa: ARG002
+        """Return lambda where more than the validation rows choose it, else None.
 
-    def _train_batch(
-        self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
-    ) -> tuple[float, Tensor]:
-        plan = self._plan(rows, "train", active)
-        self.top.train()
-        with self.dropout.active():
-            aggregate = split_average(self.exchange, plan, iso_scale=self.training.iso_gradients)
-            output = self._forward(plan, aggregate)
-            loss = self.head.loss(output, self._targets(rows))
-            require_finite("the loss", loss.detach(), round_number=plan.round_number)
-            self.optimizer.zero_grad()
-            loss.backward()
-        self.optimizer.step()
-        return float(loss.detach()), output.detach()
+        Args:
+            base: Margins of all rows.
+            outputs: Of the validation rows, at the best epoch.
+        """
+        return None
+
+    @abstractmethod
+    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
+        """Return the mean loss, and every training row's outputs and targets."""
 
     def explanation(self) -> dict[str, Any]:
         """Return what the top model makes of the last test batch, empty if it tells nothing.
@@ -314,24 +283,10 @@ class Primary(TopModel):
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
 
-    def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
-        # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average
-        # divides by the number of those that remain.
-        ranks = self.exchange.ranks
-        if self.plan.active == len(ranks):
-            return ranks
-        return tuple(sorted(chosen.choice(ranks, self.plan.active, replace=False).tolist()))
-
-    def _average_positions(self) -> None:
-        mean = self.exchange.average_positions(position_weights(self.top))
-        load_positions(self.top, mean)
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
         return {
             "top": self.top.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "dropout": self.dropout.state,
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
@@ -344,8 +299,6 @@ class Primary(TopModel):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint's state."""
         self.top.load_state_dict(state["top"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.dropout.state = state["dropout"]
         self.epoch = state["epoch"]
         self.best_epoch = state["best_epoch"]
         self.best_metric = state["best_metric"]

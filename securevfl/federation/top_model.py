@@ -75,6 +75,16 @@ class TopModel:
         return torch.cat(outputs)
 
     def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
+        inputs, base = self._read(plan, aggregate)
+        if plan.purpose == "test":
+            self._last_test = inputs
+        output: Tensor = self.top(*inputs)
+        return output if base is None else self._joint(base, output)
+
+    def _read(
+        self, plan: RoundPlan, aggregate: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]:
+        """Return what the top model reads of a round's rows, and their base."""
         data = self.inputs
         index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
         similarities = None
@@ -83,12 +93,11 @@ class TopModel:
             active = torch.as_tensor(plan.active, device=index.device) - 1
             similarities = data.similarities[index[:, None], active]
         inputs = (data.features[index], data.keys[index], aggregate, similarities)
-        if plan.purpose == "test":
-            self._last_test = inputs
-        output: Tensor = self.top(*inputs)
-        if data.base is None:
-            return output
-        return scaled(data.base[index], output, self.scale)
+        return inputs, None if data.base is None else data.base[index]
+
+    def _joint(self, base: Tensor, output: Tensor) -> Tensor:
+        """Return a base with the top model's correction."""
+        return scaled(base, output, self.scale)
 
     def _plan(
         self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
@@ -96,3 +105,11 @@ class TopModel:
         return RoundPlan(
             round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
         )
+
+
+class FittedTopModel(TopModel):
+    """An estimator at work: its outputs know what the base knows, and take the base's place."""
+
+    def _joint(self, base: Tensor, output: Tensor) -> Tensor:
+        """Return (1 - lambda) times the base plus lambda times the outputs."""
+        return scaled(base, output - base, self.scale)

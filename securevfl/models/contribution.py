@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 import numpy as np
 from jaxtyping import Float64
 
-from securevfl.core import checks
 from securevfl.core.seeds import stream
 from securevfl.models.alone.rule import Used
 from securevfl.models.bootstrap import (
@@ -29,6 +28,9 @@ from securevfl.models.bootstrap import (
 from securevfl.models.task_metrics import TASK_METRICS, Outputs, Targets
 from securevfl.models.tasks import TaskHead
 from securevfl.models.threshold import as_logit
+
+LEAST_PERMUTATIONS: Final = 4
+"""Two with their reverses, of which an error can be told."""
 
 Coalition = frozenset[str]
 """Names of the partners that are there."""
@@ -155,21 +157,16 @@ def solve(
         head: The task.
         targets: The test rows' labels, as metrics take them.
         exact_up_to: From more partners than these on, permutations are drawn.
-        permutations: How many then; an odd number counts as the next even one, since each
-            permutation is followed by its reverse.
+        permutations: How many then, at least :data:`LEAST_PERMUTATIONS`; an odd number counts as
+            the next even one, since each permutation is followed by its reverse.
         seed: Of permutations and of resamples.
         heard: Told how many coalitions are valued, and how many there will be.
-
-    Raises:
-        ConfigError: If there are fewer than four permutations, of which no error could be told.
 
     References:
         Shapley, A Value for n-Person Games, 1953: the value. Castro, Gomez and Tejada, Polynomial
         calculation of the Shapley value based on sampling, 2009: permutations. Mitchell et al.,
         Sampling Permutations for Shapley Value Estimation, JMLR 2022, section 3: reverses.
     """
-    checks.whole(permutations=permutations)
-    checks.at_least(4, permutations=permutations)
     everybody, nobody = frozenset(partners), Coalition()
     pairs: list[tuple[tuple[str, ...], ...]] | None = None
     if len(partners) <= exact_up_to:

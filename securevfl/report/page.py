@@ -10,13 +10,13 @@ from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.worth import readings, sampled_in_words
-from securevfl.runtime.kept_contribution import read_contribution
 from securevfl.runtime.figures import (
     interval_heading,
     interval_in_words,
     models_measured,
     threshold_in_words,
 )
+from securevfl.runtime.kept_contribution import read_contribution
 from securevfl.runtime.run_folder import read_figures, read_history
 
 _TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(

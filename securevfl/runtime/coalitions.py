@@ -7,6 +7,7 @@ released each one's numbers by themselves, and a simulation holds all tables.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -17,8 +18,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from securevfl.config.base import OWN
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
+from securevfl.core.progress import unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import fit_base
@@ -36,16 +39,17 @@ from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_prediction, plan_run, run_facts
 from securevfl.federation.secondary import Secondary
-from securevfl.federation.top_model import PrimaryInputs, TopModel
+from securevfl.federation.top_model import TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import key_scaler, keys_of, model_keys
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.rule import Used, who_answers
 from securevfl.models.contribution import Coalition, Valued
+from securevfl.models.fitted_top import FittedTop
 from securevfl.models.task_metrics import Targets
 from securevfl.models.tasks import on_cpu
-from securevfl.runtime.predicting import kept_top, prediction_spec
+from securevfl.runtime.predicting import Request, kept_top, prediction_spec, top_model
 from securevfl.version import __version__
 
 CACHE: Final = "contribution"
@@ -56,8 +60,8 @@ CACHE: Final = "contribution"
 class Partners(Protocol):
     """A run's outputs with some of its partners."""
 
-    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
-        """Return the outputs of the kept top model for rows, with these partners alone."""
+    def outputs(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the kept joint model's outputs for rows, with these partners alone."""
         ...
 
 
@@ -83,10 +87,6 @@ class Alone:
             ).best.model
         self.margins = torch.from_numpy(alone.margins(inputs)).to(device)
         """Of the primary alone, of all rows."""
-        self.base = None
-        """Margins of the base, of all rows; None where there is none."""
-        if self.part.base is not None:
-            self.base = torch.from_numpy(self.part.base.margins(inputs)).to(device)
         self.threshold = self.head.choose_threshold(
             self.margins[split.validation], self.targets(split.validation)
         )
@@ -131,22 +131,17 @@ class Gone:
             return alone.test
         split = alone.data.split
         # The run has decided for all of its partners.
-        if alone.base is not None and coalition != self._everybody:
+        if part.base is not None and coalition != self._everybody:
             used = who_answers(
                 alone.head,
-                joint=self._joint(coalition, split.validation),
+                joint=self._partners.outputs(coalition, split.validation),
                 alone=alone.margins[split.validation],
                 targets=alone.targets(split.validation),
             )
             if used == "alone":
                 return alone.test
-        return alone.valued(self._joint(coalition, split.test), part.threshold, "joint")
-
-    def _joint(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
-        outputs = self._partners.corrections(coalition, rows)
-        if self._alone.base is None:
-            return outputs
-        return self._alone.base[rows] + self._alone.part.scale * outputs
+        outputs = self._partners.outputs(coalition, split.test)
+        return alone.valued(outputs, part.threshold, "joint")
 
 
 class Releases:
@@ -179,17 +174,12 @@ class Releases:
         linked = LinkedPrimary(keys=model_keys(key_scaler(spec, keys), keys))
         self.data = primary_data(config, table, split, linked, device=device)
         self.alone = Alone(config, table, model, self.data)
-        self._top = kept_top(config, model, table, device=device)
+        self._at_work = _at_work(config, model, table, linked, device=device)
 
-    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
-        """Return the outputs of the kept top model with zeros for the partners that are gone."""
-        top = TopModel(
-            self._top,
-            self.data,
-            self._exchange(coalition),
-            batch_size=self._config.training.batch_size,
-        )
-        return top.predict(rows, "test")
+    def outputs(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the kept joint model's outputs, with zeros for the partners that are gone."""
+        self._at_work.exchange = self._exchange(coalition)
+        return self._at_work.predict(rows, "test")
 
     def gone(self) -> Gone:
         """Return the values of coalitions by the kept model."""
@@ -212,7 +202,8 @@ class Releases:
         margins = None
         part = self.alone.part
         if part.base is not None:
-            fitted = fit_base(self._config, self._table, self.data, part.base.estimator)
+            own = part.base.estimator if self._config.base.estimator == OWN else None
+            fitted = fit_base(self._config, self._table, self.data, own)
             margins = torch.from_numpy(fitted.margins).to(self._device)
         kept = _KeptOutputs(folder / CACHE, self._model)
         gone = self.gone()
@@ -230,8 +221,12 @@ class Releases:
 
     def _trained(self, coalition: Coalition, base: Tensor | None) -> Valued:
         exchange = self._exchange(coalition)
+        top, own = self._at_work.top, None
+        if isinstance(top, FittedTop) and top.model is not None:
+            named = self._config.top is not None and self._config.top.name != OWN
+            own = None if named else top.model.estimator
         primary = build_primary(
-            self._plan, self._table, self.data, exchange, observe=lambda _event: None
+            self._plan, self._table, self.data, exchange, observe=unheard, estimator=own
         )
         if base is not None:
             primary.take_base(base)
@@ -301,15 +296,7 @@ class KeptModels:
         self._config = config
         table, model = tables[config.primary.name], models[config.primary.name]
         split, facts = run_facts(config, table)
-        asked = RunFacts(
-            rows=facts.rows,
-            train_rows=0,
-            validation_rows=0,
-            test_rows=0,
-            predicts=True,
-            predicted_rows=facts.rows,
-        )
-        plan = plan_prediction(config, asked, noise_share_std=model.noise_share_std)
+        plan = plan_prediction(config, _facts(facts.rows), noise_share_std=model.noise_share_std)
         spec = prediction_spec(config, model)
         link = Linker(spec, keys_of(spec.keys, table))
         self._rows = np.union1d(split.validation, split.test)
@@ -341,32 +328,23 @@ class KeptModels:
         }
         self.data = primary_data(config, table, split, link.primary, device=device)
         self.alone = Alone(config, table, model, self.data)
-        self._top = kept_top(config, model, table, device=device)
+        self._at_work = _at_work(config, model, table, link.primary, device=device)
 
     def gone(self) -> Gone:
         """Return the values of coalitions by the kept models."""
         return Gone(self.alone, self, everybody=frozenset(self._parts))
 
-    def corrections(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
-        """Return the outputs of the kept top model for the average over these partners."""
-        data, ranks = self.data, self._config.ranks
-        known = torch.as_tensor(self._rows, device=data.features.device)
-        similarities = data.similarities
-        inputs = PrimaryInputs(
-            features=data.features[known],
-            keys=data.keys[known],
-            similarities=None if similarities is None else similarities[known],
-        )
+    def outputs(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the kept joint model's outputs for the average over these partners."""
+        ranks = self._config.ranks
         ordered = sorted(coalition, key=ranks.__getitem__)
-        average = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
-        exchange = ReleasedRows(
-            average,
+        self._at_work.exchange = _SomeRows(
+            torch.stack([self._parts[one] for one in ordered]).mean(dim=0),
             ranks=tuple(ranks[one] for one in ordered),
             rounds=RoundCounter(),
-            device=data.features.device,
-        )
-        top = TopModel(self._top, inputs, exchange, batch_size=self._config.training.batch_size)
-        return top.predict(np.searchsorted(self._rows, rows), "test")
+            device=self.data.features.device,
+        ).of(self._rows)
+        return self._at_work.predict(rows, "test")
 
     def _part(self, plan: RunPlan, secondary: Secondary) -> Float[Tensor, "known positions width"]:
         """Return what one secondary says of the rows, without noise: there is none."""
@@ -379,6 +357,55 @@ class KeptModels:
             found.append(plan.cut.decode(words, rows=len(rows), active=1))
         secondary.close()
         return torch.cat(found)
+
+
+class _SomeRows(ReleasedRows):
+    """Averages of some rows, asked for by the ids that these have among all."""
+
+    def of(self, rows: Int64[np.ndarray, " known"]) -> "_SomeRows":
+        """Take the ids of the rows, ascending."""
+        self._known = rows
+        return self
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the stored averages of the rows.
+
+        Reveals:
+            Nothing: nobody is asked.
+        """
+        return super().release(replace(plan, rows=np.searchsorted(self._known, plan.rows)))
+
+
+def _at_work(
+    config: FederationConfig,
+    model: KeptModel,
+    table: PartyTable,
+    linked: LinkedPrimary,
+    *,
+    device: torch.device,
+) -> TopModel:
+    """Return the kept half of the primary with all rows of training; it has no exchange yet."""
+    rows = table.num_rows
+    facts = _facts(rows)
+    keys = keys_of(prediction_spec(config, model).keys, table)
+    nobody = ReleasedRows(torch.empty(0, 1, 1), ranks=(), rounds=RoundCounter(), device=device)
+    return top_model(
+        config,
+        model,
+        kept_top(config, model, table, device=device),
+        table,
+        linked,
+        nobody,
+        request=Request(facts=facts, keys=keys),
+        device=device,
+    )
+
+
+def _facts(rows: int) -> RunFacts:
+    """Return what a session is that asks for predictions of so many rows."""
+    return RunFacts(
+        rows=rows, train_rows=0, validation_rows=0, test_rows=0, predicts=True, predicted_rows=rows
+    )
 
 
 class _KeptOutputs:

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.models.bootstrap import LEVEL
-from securevfl.models.contribution import Worth, solve
+from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, solve
 from securevfl.runtime.coalitions import KeptModels, Releases
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource
@@ -142,12 +143,14 @@ def contribution(
 def _measured(
     trained: TrainedRun, *, permutations: int, seed: int | None, observe: Observer
 ) -> Contribution:
+    # Before anything long begins.
+    checks.whole(permutations=permutations)
+    checks.at_least(LEAST_PERMUTATIONS, permutations=permutations)
     config, folder = trained.config, trained.folder
     figures = read_figures(folder)
     model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
-    observe(Stage(text="reading what was released" if _in_blocks(config) else "asking kept models"))
     if _in_blocks(config):
         source: Releases | KeptModels = _releases(trained, model)
         cost = COST

@@ -11,6 +11,7 @@ from securevfl.config.base import base_source
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
+from securevfl.config.top import top_source
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
 from securevfl.core.task import Task
@@ -36,6 +37,7 @@ def simulate(
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
     base: Any = None,
+    top: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
@@ -70,6 +72,7 @@ def simulate(
     linkage: LinkageSettings | None = None,
     prediction: PredictionSettings | None = None,
     base: Any = None,
+    top: Any = None,
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int | None = None,
@@ -99,6 +102,8 @@ def simulate(
         base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
             ``"linear"``, any estimator of scikit-learn (a classifier needs ``predict_proba``), or
             ``"none"``, as in the papers.
+        top: With frozen encoders, an estimator in place of the family's top network, fitted to own
+            columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn.
         task: What the label is; default: multiclass or binary if the labels are classes,
             regression otherwise.
         bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
@@ -134,6 +139,7 @@ def simulate(
         "linkage": linkage,
         "prediction": prediction,
         "base": base,
+        "top": top,
         "task": task,
         "bounds": bounds,
         "seed": seed,
@@ -171,6 +177,7 @@ def simulate(
                 with_solo=with_solo,
                 observe=hearing.tell,
                 base=None if isinstance(base, str) else base,
+                top=None if isinstance(top, str) else top,
             )
         hearing.ended(result.metrics)
         failing.pop_all()
@@ -209,6 +216,7 @@ def _source(
     linkage: LinkageSettings | None,
     prediction: PredictionSettings | None,
     base: Any,
+    top: Any,
     task: Task | None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
     seed: int | None,
@@ -237,7 +245,11 @@ def _source(
             "task": task or _task_of(parties[0]),
             "seed": seed or 0,
         },
-        "model": {"family": family_of(model).name, **_given(model)},
+        "model": {
+            "family": family_of(model).name,
+            **_given(model),
+            **({} if top is None else {"top": top_source(top)}),
+        },
         "training": _given(training or TrainingSettings()),
         "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),

@@ -15,12 +15,13 @@ from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
+from securevfl.federation.fitted_top import read_by_top
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.own_numbers import features_of, own_inputs
 from securevfl.federation.predict_messages import PredictRequest
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunFacts, new_run
-from securevfl.federation.top_model import PrimaryInputs, TopModel
+from securevfl.federation.top_model import FittedTopModel, PrimaryInputs, TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linkage.spec import LinkSpec
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
@@ -78,7 +79,7 @@ def kept_top(
     Raises:
         ConfigError: If the kept weights do not fit.
     """
-    top = build_top(config, table, outputs=model.head.outputs)
+    top = build_top(config, table, model.head)
     model.into(top)
     return top.to(device)
 
@@ -104,11 +105,18 @@ def top_model(
     part = model.primary
     assert part is not None, "the primary asks"
     similarities = None if linked.similarities is None else linked.similarities[asked]
-    return TopModel(
+    read, keys = read_by_top(
+        config,
+        table,
+        features=torch.from_numpy(features).to(device),
+        keys=torch.from_numpy(linked.keys[asked]).to(device),
+    )
+    at_work = TopModel if config.top is None else FittedTopModel
+    return at_work(
         top,
         PrimaryInputs(
-            features=torch.from_numpy(features).to(device),
-            keys=torch.from_numpy(linked.keys[asked]).to(device),
+            features=read,
+            keys=keys,
             similarities=None
             if similarities is None
             else torch.from_numpy(similarities).to(device),
@@ -136,22 +144,25 @@ def unlinked_outputs(
     """
     part = model.primary
     assert part is not None, "the primary answers"
+    if model.key_scale is not None:
+        means = np.broadcast_to(np.array(model.key_scale.centre), table.keys.shape)
+        table = replace(table, keys=means)
     if part.alone is not None:
-        keys = table.keys
-        if model.key_scale is not None:
-            keys = np.broadcast_to(np.array(model.key_scale.centre), keys.shape)
-        return alone_outputs(model, replace(table, keys=keys), device=device)
+        return alone_outputs(model, table, device=device)
     features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
     top = kept_top(config, model, table, device=device)
     rows, secondaries = len(features), len(config.secondaries)
+    read, keys = read_by_top(
+        config, table, features=features, keys=features.new_zeros((rows, table.key_dim))
+    )
     similarities = None
     if config.family.needs_similarities(config.model):
         links = config.model.neighbours
         similarities = features.new_full((rows, secondaries, links), float("nan"))
     with torch.no_grad():
         outputs: Tensor = top.eval()(
-            features,
-            features.new_zeros((rows, table.key_dim)),
+            read,
+            keys,
             features.new_zeros((rows, *config.family.cut_shape(config.model))),
             similarities,
         )

@@ -14,6 +14,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import require_resumable
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
+from securevfl.federation.fitted_top import require_top
 from securevfl.federation.messages import RoundKind, TrainingRows
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
@@ -40,6 +41,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     """
     config, job, observe = life.config, life.job, life.observe
     require_estimator(config, None)
+    require_top(config, None)
     files.require_writable_folder(job.run_folder)
     table = life.read_table()
     split, facts = run_facts(config, table)

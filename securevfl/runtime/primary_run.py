@@ -66,6 +66,7 @@ class PrimaryRun:
         traffic: Callable[[], int],
         countersigning: PrimaryCountersigning | None,
         estimator: Any = None,
+        top: Any = None,
     ) -> None:
         """Make it.
 
@@ -80,6 +81,7 @@ class PrimaryRun:
             traffic: Returns the bytes that the primary has sent and received so far.
             countersigning: Where ledger heads are exchanged; None in a simulation.
             estimator: Of scikit-learn, as a base that no federation file can name.
+            top: The same as a top model.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -97,7 +99,9 @@ class PrimaryRun:
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
-        self.primary = build_primary(plan, table, data, self.exchange, observe=self._tell)
+        self.primary = build_primary(
+            plan, table, data, self.exchange, observe=self._tell, estimator=top
+        )
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None

@@ -22,6 +22,7 @@ from securevfl.federation.base import require_estimator
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
+from securevfl.federation.fitted_top import require_top
 from securevfl.federation.keeping import keep_secondary
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.federation.party_files import PartyFiles
@@ -131,6 +132,7 @@ def simulate_federation(
     observe: Observer = unheard,
     pretrain_only: bool = False,
     base: Any = None,
+    top: Any = None,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -144,6 +146,7 @@ def simulate_federation(
         observe: Hears of progress.
         pretrain_only: End when pretraining is done; the metrics are its figures.
         base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
+        top: The same where ``model.top`` is one that Python handed over.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -153,6 +156,7 @@ def simulate_federation(
     """
     require_covered_channels(config)
     require_estimator(config, base)
+    require_top(config, top)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
@@ -231,6 +235,7 @@ def simulate_federation(
             traffic=lambda: 0,
             countersigning=None,
             estimator=base,
+            top=top,
         )
         run.alignment = alignment
         run.pretraining = pretrain_in_process(

@@ -12,6 +12,7 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.models.tasks import TaskHead
 
 _STEPS: Final = 8
 _WARM_UP: Final = 2
@@ -93,9 +94,11 @@ def _key_bytes(keys: KeyTable) -> int:
 
 def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:
     """Time the primary's part of a training step, on made-up numbers."""
+    if config.top is not None:
+        return 0.0  # an estimator is fitted once, in about the time that solo takes
     rows = min(config.training.batch_size, plan.facts.train_rows)
     classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    top = build_top(config, table, outputs=classes)
+    top = build_top(config, table, TaskHead(task=config.federation.task, num_classes=classes))
     random = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:

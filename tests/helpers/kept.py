@@ -49,7 +49,7 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> KeptModel:
         features=np.zeros((1, FEATURES), dtype=np.float32),
     )
     half = (
-        build_top(config, table, outputs=head.outputs)
+        build_top(config, table, head)
         if party.role == "primary"
         else build_bottom(config, party, table)
     )

@@ -51,8 +51,12 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         ) from error
 
 
-def require_keepable(model: MarginModel) -> None:
+def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> None:
     """Refuse an estimator that no program would load again.
+
+    Args:
+        model: It.
+        where: What the estimator is called in messages.
 
     Raises:
         ConfigError: Naming the types that are not scikit-learn's.
@@ -60,7 +64,7 @@ def require_keepable(model: MarginModel) -> None:
     foreign = [name for name in types_of(model_bytes(model)[0]) if not is_trusted(name)]
     if foreign:
         raise ConfigError(
-            f"base.estimator: {type(model.estimator).__name__} can't be kept: of what it holds, "
+            f"{where}: {type(model.estimator).__name__} can't be kept: of what it holds, "
             f"{', '.join(foreign[:5])} is not scikit-learn's own; take an estimator of scikit-learn"
         )
 

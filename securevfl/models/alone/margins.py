@@ -89,6 +89,7 @@ def fit_margins(
     head: TaskHead,
     *,
     seed: int,
+    where: str = "base.estimator",
 ) -> MarginModel:
     """Fit an estimator to rows; without a column, or a label that differs, it is a constant.
 
@@ -99,6 +100,7 @@ def fit_margins(
         targets: As the head takes them.
         head: The task.
         seed: Run seed.
+        where: What the estimator is called in messages.
 
     Raises:
         ConfigError: If it is no estimator for the task.
@@ -111,7 +113,7 @@ def fit_margins(
     elif head.task == "regression" and (blind or len(labels) < 2):
         model = DummyRegressor()
     else:
-        model = _unfitted(estimator, inputs, head, rows=len(labels), seed=seed)
+        model = _unfitted(estimator, inputs, head, rows=len(labels), seed=seed, where=where)
     words_as_one = estimator == "boosting" and bool(inputs.words)
     table = _categories(inputs)[0] if words_as_one else inputs.values
     try:
@@ -121,7 +123,7 @@ def fit_margins(
             model.fit(table, labels)
     except ValueError as error:
         line = str(error).splitlines()[0]
-        raise DataError(f"base.estimator: {model!r} can't be fitted: {line}") from error
+        raise DataError(f"{where}: {model!r} can't be fitted: {line}") from error
     return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
 
 
@@ -143,6 +145,7 @@ def cross_fit(
     *,
     train: Int64[np.ndarray, " train"],
     seed: int,
+    where: str = "base.estimator",
 ) -> CrossFitted:
     """Fit an estimator to the training rows, with margins out of fold.
 
@@ -153,6 +156,7 @@ def cross_fit(
         head: The task.
         train: The training rows.
         seed: Run seed, of folds and estimator.
+        where: What the estimator is called in messages.
 
     Raises:
         ConfigError: If it is no estimator for the task.
@@ -160,7 +164,9 @@ def cross_fit(
     """
 
     def fitted(rows: Int64[np.ndarray, " some"]) -> MarginModel:
-        return fit_margins(estimator, inputs.take(rows), targets[rows], head, seed=seed)
+        return fit_margins(
+            estimator, inputs.take(rows), targets[rows], head, seed=seed, where=where
+        )
 
     model = fitted(train)
     margins = model.margins(inputs)
@@ -188,7 +194,13 @@ def _folds(
 
 
 def _unfitted(
-    estimator: Named | Any, inputs: OwnInputs, head: TaskHead, *, rows: int, seed: int
+    estimator: Named | Any,
+    inputs: OwnInputs,
+    head: TaskHead,
+    *,
+    rows: int,
+    seed: int,
+    where: str,
 ) -> Any:
     numbers = head.task == "regression"
     if estimator == "boosting":
@@ -207,13 +219,13 @@ def _unfitted(
         last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
         return make_pipeline(StandardScaler(), last)
     if isinstance(estimator, str):
-        raise ConfigError(f'base.estimator: must be "boosting" or "linear", got {estimator!r}')
+        raise ConfigError(f'{where}: must be "boosting" or "linear", got {estimator!r}')
     if not hasattr(estimator, "fit") or not hasattr(
         estimator, "predict" if numbers else "predict_proba"
     ):
         needs = "fit and predict" if numbers else "fit and predict_proba"
         raise ConfigError(
-            f"base.estimator: {type(estimator).__name__} needs {needs} for a {head.task} task"
+            f"{where}: {type(estimator).__name__} needs {needs} for a {head.task} task"
         )
     own = clone(estimator)
     # What draws at random draws the same when a run is fitted again.

@@ -51,12 +51,12 @@ def decide(
     correction: Float[Tensor, "rows outputs"],
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
+    scale: float | None = None,
 ) -> Decision:
     """Choose lambda, and who answers.
 
-    lambda is the one of 0, 0.05, ..., 1 with the least mean loss, and the least of equals. The
-    joint model is used if lambda is not 0 and the mean of loss(alone) - loss(joint) over the rows
-    is more than one standard error of that mean.
+    lambda is what :func:`choose_scale` says. The joint model is used if lambda is not 0 and the
+    mean of loss(alone) - loss(joint) over the rows is more than one standard error of that mean.
 
     Args:
         head: The task.
@@ -64,27 +64,47 @@ def decide(
         correction: What the joint model adds to them.
         alone: Margins of the best model of the primary alone.
         targets: The rows' labels, as the head takes them.
+        scale: lambda, where more rows than these have chosen it; None: these do.
 
     References:
         Measured in this project (docs/base.md): choosing lambda alone still lost to the primary
         alone on small tables, and with one standard error it did not.
     """
-    losses = {
-        step: head.row_losses(scaled(base, correction, step / _STEPS), targets)
-        for step in range(_STEPS + 1)
-    }
-    means = {step: float(one.mean()) for step, one in losses.items()}
-    # A correction that is not finite has no mean, and is none.
-    finite = {step: mean for step, mean in means.items() if mean < float("inf")}
-    best = min(finite, key=lambda step: finite[step], default=0)
-    gain, error = _gain(head.row_losses(alone, targets) - losses[best])
+    if scale is None:
+        scale = choose_scale(head, base=base, correction=correction, targets=targets)
+    joint = head.row_losses(scaled(base, correction, scale), targets)
+    gain, error = _gain(head.row_losses(alone, targets) - joint)
     return Decision(
-        used="joint" if best > 0 and gain > error else "alone",
-        scale=best / _STEPS,
+        used="joint" if scale > 0 and gain > error else "alone",
+        scale=scale,
         gain=gain,
         error=error,
         rows=len(targets),
     )
+
+
+def choose_scale(
+    head: TaskHead,
+    *,
+    base: Float[Tensor, "rows outputs"],
+    correction: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+) -> float:
+    """Return lambda, the one of 0, 0.05, ..., 1 with the least mean loss, the least of equals.
+
+    Args:
+        head: The task.
+        base: As of :func:`decide`.
+        correction: As of :func:`decide`.
+        targets: As of :func:`decide`.
+    """
+    means = {
+        step: float(head.row_losses(scaled(base, correction, step / _STEPS), targets).mean())
+        for step in range(_STEPS + 1)
+    }
+    # A correction that is not finite has no mean, and is none.
+    finite = {step: mean for step, mean in means.items() if mean < float("inf")}
+    return min(finite, key=lambda step: finite[step], default=0) / _STEPS
 
 
 def who_answers(

@@ -19,7 +19,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError, Protocol
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
 from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.primary import Primary
+from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
@@ -249,13 +249,13 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     """Of any family; validation and test rows stay all of them, and so do solo's."""
     model = {"family": family} if family == "exact" else {}
     seen: list[Rows] = []
-    train = Primary._train_batch
+    train = NetworkPrimary._train_batch
 
-    def noted(self: Primary, rows: Rows, active: tuple[int, ...]) -> Any:
+    def noted(self: NetworkPrimary, rows: Rows, active: tuple[int, ...]) -> Any:
         seen.append(rows)
         return train(self, rows, active)
 
-    monkeypatch.setattr(Primary, "_train_batch", noted)
+    monkeypatch.setattr(NetworkPrimary, "_train_batch", noted)
     sections = {"model": model} if model else {}
     found = {}
     for choice in ("all", "aligned"):

@@ -1,0 +1,128 @@
+"""The primary of a frozen run whose top model is an estimator: one fit, no epochs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from securevfl.core.progress import Observer
+from securevfl.data.rows import consecutive_batches
+from securevfl.federation.primary import Primary, PrimaryData
+from securevfl.federation.rounds import EpochMark, Exchange
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.top_model import FittedTopModel, PrimaryInputs
+from securevfl.models.alone.keeping import require_keepable
+from securevfl.models.alone.margins import cross_fit
+from securevfl.models.alone.rule import choose_scale
+from securevfl.models.fitted_top import FittedTop
+
+
+class FittedPrimary(FittedTopModel, Primary):
+    """Fits its top model once, to the released rows that are for training.
+
+    Its one epoch is the fit. What the history says of training rows is out of fold, and so is what
+    lambda is chosen by, so training rows choose it beside validation rows.
+    """
+
+    top: FittedTop
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        data: PrimaryData,
+        inputs: PrimaryInputs,
+        top: FittedTop,
+        exchange: Exchange,
+        *,
+        estimator: Any,
+        observe: Observer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run.
+            data: The primary's table.
+            inputs: The same as the estimator reads it.
+            top: Not fitted yet.
+            exchange: Where released rows are.
+            estimator: A name, or one of scikit-learn.
+            observe: Hears of progress.
+        """
+        super().__init__(plan, data, top, exchange, observe=observe)
+        self.inputs = inputs
+        self.epochs = 1
+        self._estimator = estimator
+        self._out_of_fold: Tensor | None = None
+        """Margins of the training rows, each of models that were not fitted to it."""
+
+    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
+        """Let margins of the primary alone answer as far as the estimator's do not."""
+        inputs = replace(self.inputs, base=margins)
+        super().take_base(margins)
+        self.inputs = inputs
+
+    def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
+        """Fit the estimator, unless a checkpoint has brought it back.
+
+        Args:
+            after_epoch: Called when it is fitted.
+        """
+        if not self.finished:
+            self._run_epoch(after_epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {**super().state(), "out_of_fold": self._out_of_fold}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        super().load_state(state)
+        self._out_of_fold = state["out_of_fold"]
+
+    def _chosen_scale(self, base: Tensor, outputs: Tensor) -> float:
+        """Let training rows choose too: neither model's margins there know the row's label."""
+        assert self._out_of_fold is not None, "fitted, or loaded"
+        rows = np.concatenate([self.data.training_rows, self.data.split.validation])
+        margins = torch.cat([self._out_of_fold, outputs])
+        below = base[torch.as_tensor(rows, device=base.device)]
+        return choose_scale(
+            self.head, base=below, correction=margins - below, targets=self._targets(rows)
+        )
+
+    def _values(self, rows: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows inputs"]:
+        """Return what is known of rows: own numbers, released ones, similarities."""
+        parts = []
+        for batch in consecutive_batches(rows, batch_size=self.batch_size):
+            plan = self._plan(batch, "train", self.exchange.ranks)
+            (features, _, aggregate, similarities), _ = self._read(
+                plan, self.exchange.release(plan)
+            )
+            parts.append(self.top.inputs(features, aggregate, similarities))
+        return np.concatenate(parts)
+
+    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:  # noqa: ARG002
+        """Fit, and return the loss of the training rows out of fold, their outputs and labels."""
+        rows = self.data.training_rows
+        values = self._values(rows)
+        self.top.fill_gaps_by(values)
+        targets = self._targets(rows)
+        fitted = cross_fit(
+            self._estimator,
+            self.top.known(values),
+            targets.cpu().numpy(),
+            self.head,
+            train=np.arange(len(rows)),
+            seed=self.seed,
+            where="model.top",
+        )
+        # Now, rather than when its file is read.
+        require_keepable(fitted.model, where="model.top")
+        self.top.model = fitted.model
+        outputs = self._out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
+        loss = float(self.head.loss(outputs, targets))
+        self.losses.append(loss)
+        return loss, (outputs, targets)

@@ -1,0 +1,113 @@
+"""The primary whose top model is a network: it trains by rounds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from securevfl.core.progress import Observer, RoundDone
+from securevfl.core.seeds import stream
+from securevfl.data.rows import training_batches
+from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.primary import Primary, PrimaryData
+from securevfl.federation.release import require_finite
+from securevfl.federation.rounds import Exchange
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.secondary import load_positions, position_weights
+from securevfl.federation.splitavg import split_average
+
+
+class NetworkPrimary(Primary):
+    """Trains the primary's half of the split network, a round for each batch."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        data: PrimaryData,
+        top: nn.Module,
+        exchange: Exchange,
+        *,
+        optimizer: torch.optim.Optimizer,
+        dropout: DropoutStream,
+        observe: Observer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run.
+            data: The primary's table.
+            top: Its half of the split network.
+            exchange: Where the secondaries are.
+            optimizer: Of ``top``.
+            dropout: Its own stream of dropped units.
+            observe: Hears of progress.
+        """
+        super().__init__(plan, data, top, exchange, observe=observe)
+        self.optimizer = optimizer
+        self.dropout = dropout
+
+    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
+        """Train the network over all training rows; see :class:`Primary`."""
+        chosen = stream(self.seed, "party-dropout", epoch)
+        total, outputs, targets = 0.0, [], []
+        parts = training_batches(
+            self.data.training_rows,
+            batch_size=self.training.batch_size,
+            seed=self.seed,
+            epoch=epoch,
+        )
+        for done, rows in enumerate(parts, 1):
+            loss, output = self._train_batch(rows, self._draw_active(chosen))
+            self.losses.append(loss)
+            total += loss * len(rows)
+            outputs.append(output)
+            targets.append(self._targets(rows))
+            self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
+        every = self.plan.average_positions_every
+        if every and epoch % every == 0:
+            self._average_positions()
+        return total / len(self.data.training_rows), (torch.cat(outputs), torch.cat(targets))
+
+    def _train_batch(
+        self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
+    ) -> tuple[float, Tensor]:
+        plan = self._plan(rows, "train", active)
+        self.top.train()
+        with self.dropout.active():
+            aggregate = split_average(self.exchange, plan, iso_scale=self.training.iso_gradients)
+            output = self._forward(plan, aggregate)
+            loss = self.head.loss(output, self._targets(rows))
+            require_finite("the loss", loss.detach(), round_number=plan.round_number)
+            self.optimizer.zero_grad()
+            loss.backward()
+        self.optimizer.step()
+        return float(loss.detach()), output.detach()
+
+    def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
+        # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average
+        # divides by the number of those that remain.
+        ranks = self.exchange.ranks
+        if self.plan.active == len(ranks):
+            return ranks
+        return tuple(sorted(chosen.choice(ranks, self.plan.active, replace=False).tolist()))
+
+    def _average_positions(self) -> None:
+        mean = self.exchange.average_positions(position_weights(self.top))
+        load_positions(self.top, mean)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {
+            **super().state(),
+            "optimizer": self.optimizer.state_dict(),
+            "dropout": self.dropout.state,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        super().load_state(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.dropout.state = state["dropout"]
