@@ -58,8 +58,8 @@ def run_contribution(
 
 
 def _print(measured: dict[str, Any]) -> None:
+    better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):
-        better = "higher" if measured["higher_is_better"] else "lower"
         print(f"securevfl: {reading.title}; {reading.summary}", file=sys.stderr)
         table = Table("secondary", *reading.columns)
         for name, cells in reading.rows.items():

@@ -32,6 +32,10 @@ def predict(
         str | None,
         typer.Option("--id", help="Column that names rows; default: their numbers from 1 on."),
     ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
+    ] = None,
     federation: Annotated[
         Path | None,
         typer.Option(
@@ -62,6 +66,7 @@ def predict(
         rows=rows,
         out=out,
         id_column=id_column,
+        without=[name.strip() for name in without.split(",")] if without else [],
         federation=federation,
         identity=identity,
         listen=listen,

@@ -1,7 +1,7 @@
 """The messages of a session's beginning and of its rounds, each checked where it is read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final, get_args
 
@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
@@ -117,7 +117,7 @@ class Welcome(TypedMessage):
     """All have joined: every caller's signed public key of the session.
 
     With them come the run's id, how many rows the primary has for training, validation and test,
-    and where the run goes on.
+    and where the run goes on; or which secondaries answer for a kept model.
     """
 
     KIND: ClassVar = RoundKind.WELCOME
@@ -136,8 +136,14 @@ class Welcome(TypedMessage):
         return Message(kind=self.KIND, meta=asdict(self.facts), tensors=tensors)
 
     @classmethod
-    def from_message(cls, message: Message, *, callers: Sequence[str]) -> "Welcome":
+    def from_message(
+        cls, message: Message, *, callers: Callable[[RunFacts], Sequence[str]]
+    ) -> "Welcome":
         """Read the primary's.
+
+        Args:
+            message: What came.
+            callers: Returns the names of those that take part, or refuses what the facts say.
 
         Raises:
             ProtocolError: If a number or a key is missing or impossible.
@@ -145,12 +151,18 @@ class Welcome(TypedMessage):
         given: dict[str, Any] = {
             field.name: message.figure(field.name, bool if field.name == "predicts" else int)
             for field in fields(RunFacts)
-            if field.name != "run"
+            if field.name not in ("run", "active")
         }
         run = message.figure("run", str)
         if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
-        facts = RunFacts(run=run, **given)
+        active = message.meta.get("active")
+        if active is not None:
+            active = message.figure("active", list)
+            if not given["predicts"] or not all(type(rank) is int for rank in active):
+                raise ProtocolError(f"the primary leaves out impossible parties: {active!r} stay")
+            active = tuple(active)
+        facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
         least = 0 if facts.predicts else 1
@@ -167,7 +179,7 @@ class Welcome(TypedMessage):
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
                 _bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
             )
-            for name in callers
+            for name in callers(facts)
         }
         return cls(facts=facts, keys=keys)
 

@@ -106,7 +106,7 @@ class Worth:
     """Of the primary alone."""
     gain: Figures
     """The one less the other; positive is better. Shapley values add up to it."""
-    values: Mapping[Coalition, Mapping[str, float]] = field(repr=False)
+    values: Mapping[Coalition, Figures] = field(repr=False)
     """The metric itself of every coalition that was valued."""
     used: Mapping[Coalition, Used] = field(repr=False)
     """Whose predictions they are."""
@@ -128,8 +128,8 @@ class Worth:
             "none": _as_json(self.none),
             "gain": _as_json(self.gain),
             "values": [
-                {"partners": sorted(one), "used": self.used[one], **values}
-                for one, values in self.values.items()
+                {"partners": sorted(one), "used": self.used[one], "metrics": _as_json(figures)}
+                for one, figures in self.values.items()
             ],
         }
 
@@ -200,9 +200,15 @@ def solve(
         all=measured.of(everybody),
         none=measured.of(nobody),
         gain=measured.gain({everybody: 1.0, nobody: -1.0}),
-        values={one: measured.values(one) for one in valued},
+        values={one: measured.of(one) for one in valued},
         used={one: outcome.used for one, outcome in valued.items()},
     )
+
+
+def measure(valued: Valued, head: TaskHead, targets: Targets, *, seed: int) -> Figures:
+    """Return the metrics of one coalition with intervals; arguments as of :func:`solve`."""
+    one = Coalition()
+    return _Measured({one: valued}, head, targets, seed=seed).of(one)
 
 
 Shares = Mapping[Coalition, float]
@@ -284,11 +290,6 @@ class _Measured:
             name: np.stack([found[f"{place} {name}"] for place in self._places.values()])
             for name in self._names
         }
-
-    def values(self, coalition: Coalition) -> dict[str, float]:
-        """Return the metrics of a coalition."""
-        place = self._places[coalition]
-        return {name: float(self._values[name][place, 0]) for name in self._names}
 
     def of(self, coalition: Coalition) -> Figures:
         """Return the metrics of a coalition with intervals."""

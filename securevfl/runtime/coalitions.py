@@ -31,6 +31,7 @@ from securevfl.federation.build import (
     build_secondary,
     primary_data,
 )
+from securevfl.federation.exchange_of_present_blocks import without_blocks
 from securevfl.federation.exchange_of_released_rows import ReleasedRows
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.ledger import Ledger
@@ -247,23 +248,6 @@ class Releases:
         return ReleasedRows(
             masked, ranks=ranks_of(self._plan), rounds=RoundCounter(), device=self._device
         )
-
-
-def without_blocks(
-    aggregate: Float[Tensor, "rows positions width"], absent: list[int], *, blocks: int
-) -> Float[Tensor, "rows positions width"]:
-    """Return averages with zeros in the coordinates of some secondaries.
-
-    Args:
-        aggregate: Whose last axis is one block after the other.
-        absent: Numbers of the blocks that become zero, from 0.
-        blocks: How many there are.
-    """
-    masked = aggregate.clone()
-    each = aggregate.shape[-1] // blocks
-    for block in absent:
-        masked[..., each * block : each * (block + 1)] = 0
-    return masked
 
 
 def ranks_of(plan: RunPlan) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What each partner of a finished run is worth, measured without asking anybody."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -10,23 +10,24 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import in_blocks
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.models.bootstrap import LEVEL
-from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, solve
+from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, measure, solve
 from securevfl.runtime.coalitions import KeptModels, Releases
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource
-from securevfl.runtime.kept_contribution import write_contribution
+from securevfl.runtime.kept_contribution import read_contribution, write_contribution
 from securevfl.runtime.prediction_entry import trained_run
 from securevfl.runtime.released_table import COST, METADATA, released_table
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.tables import read_party
-from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.trained_run import NEVER_FEWER, TrainedRun
 
 PERMUTATIONS: Final = 32
 """Drawn where there are too many partners for exact Shapley values."""
@@ -53,6 +54,8 @@ class Contribution:
     """Test rows."""
     seed: int
     """Of permutations and of resamples."""
+    threshold: float
+    """Of the primary alone, of a binary task."""
     gone: Worth
     """If it is gone tomorrow: the kept model answers without it."""
     again: Worth | None
@@ -71,6 +74,7 @@ class Contribution:
             "higher_is_better": self.higher_is_better,
             "rows": self.rows,
             "seed": self.seed,
+            "threshold": self.threshold,
             "level": LEVEL,
             "gone": self.gone.as_json(),
             "again": None if self.again is None else self.again.as_json(),
@@ -151,20 +155,17 @@ def _measured(
     model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
-    if _in_blocks(config):
-        source: Releases | KeptModels = _releases(trained, model)
+    source = _source(trained, model, figures)
+    if isinstance(source, Releases):
         cost = COST
         notes.append(
             "noise of the released numbers is that of all secondaries, also where one is taken "
             "out: with fewer, predictions would have a little less of it"
         )
     else:
-        source, cost = _kept_models(trained, figures), _NOT_SENT
+        cost = _NOT_SENT
         if config.model.party_dropout == 0:
-            notes.append(
-                "the model was trained without party dropout and has never met an average over "
-                "fewer secondaries: set model.party_dropout, and it may do better without one"
-            )
+            notes.append(NEVER_FEWER)
     data, names = source.data, [party.name for party in config.secondaries]
     targets = source.alone.tested
     common = {"permutations": permutations, "seed": seed}
@@ -198,6 +199,7 @@ def _measured(
         higher_is_better=data.head.higher_is_better,
         rows=len(targets),
         seed=seed,
+        threshold=source.alone.threshold,
         gone=gone,
         again=again,
         cost=cost,
@@ -205,16 +207,65 @@ def _measured(
     )
 
 
-def free_to_measure(config: FederationConfig, *, simulated: bool) -> bool:
-    """Whether a run's outputs with fewer partners take no further release."""
-    return _in_blocks(config) or (simulated and config.privacy.mechanism == "none")
+def worth_without(
+    trained: TrainedRun, absent: Sequence[str], *, observe: Observer = unheard
+) -> dict[str, Any] | None:
+    """Return what the kept model is worth on the run's test rows without some partners.
+
+    Args:
+        trained: The run.
+        absent: Names of those that are gone.
+        observe: Hears that it is measured.
+
+    Returns:
+        ``used``, who answers then (the primary alone where that is better on validation rows);
+        ``threshold`` of the primary alone; ``metrics``, each with ``value`` and ``interval``. From
+        ``contribution.json``, or measured now where that is free; None where it is neither.
+
+    Reveals:
+        Nothing: nobody is asked, and no ledger is charged.
+    """
+    config = trained.config
+    model = trained.model(config.primary.name)
+    present = {party.name for party in config.secondaries} - set(absent)
+    kept = read_contribution(trained.folder, run=model.run)
+    if kept is not None:
+        for one in kept["gone"]["values"]:
+            if set(one["partners"]) == present:
+                found = {name: one[name] for name in ("used", "metrics")}
+                return {**found, "threshold": kept["threshold"]}
+    try:
+        source = _source(trained, model, read_figures(trained.folder))
+    except (ConfigError, DataError, PrivacyError):
+        # It would take releases, or what it takes is not here.
+        return None
+    observe(Stage(text="measuring the model without them"))
+    valued = source.gone()(frozenset(present))
+    figures = measure(valued, source.data.head, source.alone.tested, seed=config.federation.seed)
+    return {
+        "used": valued.used,
+        "metrics": {name: figure.as_json() for name, figure in figures.items()},
+        "threshold": source.alone.threshold,
+    }
+
+
+def _source(
+    trained: TrainedRun, model: KeptModel, figures: Mapping[str, Any]
+) -> Releases | KeptModels:
+    """Return where outputs with fewer partners come from.
+
+    Raises:
+        ConfigError: Like DataError and PrivacyError, if they cannot be had for nothing.
+    """
+    if _in_blocks(trained.config):
+        return _releases(trained, model)
+    return _kept_models(trained, figures)
 
 
 def _in_blocks(config: FederationConfig) -> bool:
     if config.privacy.encoder != "frozen":
         return False
-    single = len(config.secondaries) == 1
-    return single or (config.encoder is not None and config.encoder.layout == "blocks")
+    return len(config.secondaries) == 1 or in_blocks(config)
 
 
 def _releases(trained: TrainedRun, model: KeptModel) -> Releases:
