@@ -48,6 +48,7 @@ def federation(secondaries: int, privacy: dict[str, Any], epochs: int) -> dict[s
         "federation": {"name": "hdb", "task": "regression", "seed": 0},
         "model": {"family": "fedsim", "neighbours": 50, "keys_as_features": False},
         "training": {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-3},
+        "base": {"estimator": "none"},
         "privacy": privacy,
         "linkage": {"protection": "none"},
         "party": parties,

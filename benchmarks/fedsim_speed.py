@@ -114,6 +114,7 @@ def our_speed(parties: list[PartyTable], config: FedSimConfig, batch: int) -> fl
             config,
             privacy=sv.dp.Privacy(mechanism="none"),
             training=sv.TrainingSettings(epochs=2, batch_size=batch),
+            base="none",
             observe=observe,
         )
     # The last batch is not full; the first mark comes after the first round.

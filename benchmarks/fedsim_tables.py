@@ -185,6 +185,7 @@ def write_federation(folder: Path, name: str, tables: Tables, options: argparse.
         "federation": {"name": name, "task": tables.task, "seed": 0},
         "model": {"family": "fedsim", "neighbours": neighbours, "keys_as_features": options.keys},
         "training": {**training, "optimizer": options.optimizer, "split": "random"},
+        "base": {"estimator": "none"},
         "privacy": {"mechanism": "none", "encoder": "trained"},
         "linkage": {"protection": "none", **({"truth": "entity"} if tables.truth else {})},
         "methods": {**baselines, **VARIANTS},

@@ -108,6 +108,7 @@ def federation(study: Study, changed: Mapping[str, Any], *, seed: int) -> Federa
             "learning_rate": 2e-3,
             "patience": study.epochs,
         },
+        "base": {"estimator": "none"},
         "privacy": {"mechanism": "none", "encoder": "trained"},
         "linkage": {"protection": "none"},
         "party": parties,

@@ -101,6 +101,7 @@ def federation_of(data: str, tables: list[PartyTable], seed: int, epsilon: str) 
         },
         "encoder": {"method": "principal", "layout": "blocks"},
         "training": {**chosen["training"], "split": "random"},
+        "base": {"estimator": "none"},
         "privacy": {**privacy, "encoder": "frozen", "links_per_record": 1},
         "linkage": {"protection": "none", "choose": "records", "truth": "entity"},
         "party": parties,

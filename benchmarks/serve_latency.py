@@ -66,6 +66,7 @@ def write_tables(folder: Path, *, rows: int, promised: bool) -> Path:
         "federation": {"name": "served", "task": "binary", "seed": 1},
         "model": model,
         "training": {"epochs": 1, "batch_size": 128},
+        "base": {"estimator": "none"},
         "privacy": privacy,
         "linkage": linkage,
         "prediction": prediction,

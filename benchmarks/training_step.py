@@ -81,6 +81,7 @@ def write_federation(folder: Path, options: argparse.Namespace) -> Path:
             "validation_fraction": (rows - train) / 2 / rows,
             "test_fraction": (rows - train) / 2 / rows,
         },
+        "base": {"estimator": "none"},
         "privacy": {"mechanism": "gaussian", "noise_multiplier": 1.0, "encoder": "trained"},
         "linkage": {"protection": "none"},
         "party": parties,

@@ -63,6 +63,9 @@ no table.""",
 fills in what the file leaves out with what the family's paper writes, in other sections too; what
 that is stands below each family's settings.""",
     "training": "How every family is trained.",
+    "base": """\
+What corrections by the secondaries are added to, and what they must beat to be used
+([base](base.md)).""",
     "privacy": """\
 What is promised, and about what. Read [privacy](privacy.md) before you choose. With
 `mechanism = "gaussian"` exactly one of `epsilon` and `noise_multiplier` must be given; a frozen or

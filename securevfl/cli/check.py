@@ -29,6 +29,8 @@ def _print(console: Console, found: Check) -> None:
         _print_party(console, one)
     for name, links in found.links.items():
         _say(console, f"links of {name}: ", f"about: {links.in_words()}")
+    if found.config is not None:
+        _say(console, "base: ", found.config.base.in_words())
     _print_privacy(console, found)
     _print_costs(console, found)
     if found.config is not None:

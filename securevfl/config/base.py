@@ -37,6 +37,15 @@ class BaseSettings:
         """Whether there is a base."""
         return self.estimator != "none"
 
+    def in_words(self) -> str:
+        """Return what it does, for people."""
+        if not self.corrects:
+            return "none: the joint model answers, whether it beats the primary alone or not"
+        return (
+            f"{self.estimator} on the primary's own columns and keys; the joint model answers where "
+            "it beats the best of linear, boosting and network, else that one"
+        )
+
 
 def base_source(base: Any) -> dict[str, str]:
     """Return the ``[base]`` table for what Python was handed: a name, or an estimator.

@@ -85,6 +85,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         linkage: Any = "euclidean",
         bounds: Any = None,
         privacy: Any = None,
+        base: Any = None,
         prediction_epsilon: Any = None,
         epochs: Any = None,
         batch_size: Any = None,
@@ -107,6 +108,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.linkage = linkage
         self.bounds = bounds
         self.privacy = privacy
+        self.base = base
         self.prediction_epsilon = prediction_epsilon
         self.epochs = epochs
         self.batch_size = batch_size
@@ -250,6 +252,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             pretraining=settings.pretraining,
             linkage=settings.linkage,
             prediction=settings.prediction,
+            base=settings.base,
             task=target.task,
             bounds=self.bounds,
             seed=seed,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from securevfl.config.base import BaseSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import PresetSettings, preset
 from securevfl.config.sections import PredictionSettings, TrainingSettings
@@ -45,6 +46,8 @@ class EstimatorSettings:
     privacy: Privacy
     linkage: LinkageSettings
     prediction: PredictionSettings
+    base: Any
+    """A name, or an estimator of scikit-learn."""
 
     @property
     def declared(self) -> bool:
@@ -70,6 +73,7 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> Estimato
             training=TrainingSettings(),
             pretraining=PretrainingSettings(),
             privacy=Privacy(mechanism="none"),
+            base=BaseSettings().estimator,
         )
     linkage = params["linkage"]
     if isinstance(linkage, str):
@@ -91,6 +95,7 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> Estimato
         pretraining=params["pretraining"] or base.pretraining,
         privacy=params["privacy"] or base.privacy,
         linkage=linkage,
+        base=base.base if params["base"] is None else params["base"],
         prediction=read_settings(
             PredictionSettings,
             {} if epsilon is None else {"epsilon": epsilon},

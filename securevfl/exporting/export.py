@@ -22,6 +22,11 @@ TOLERANCE: Final = 1e-4
 # Other numbers of rows than the example that is traced, so that a size that was kept is found.
 _CHECKED_ROWS: Final = (1, 7, 64)
 
+_ALONE: Final = (
+    "This is the joint model, which did not beat the primary alone and does not answer: "
+    "securevfl predict answers by the best model of the primary alone, beside base.skops."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
@@ -157,6 +162,9 @@ def _told(config: FederationConfig, part: Part) -> Mapping[str, Any]:
         told["warning"] = NOT_PRIVATE
     else:
         told["classes"] = None if model.primary.classes is None else list(model.primary.classes)
+        told["used"] = model.primary.used
+        if model.primary.used == "alone":
+            told["note"] = _ALONE
         told["threshold"] = model.primary.threshold if part.output.shape[1:] == (2,) else None
     return told
 

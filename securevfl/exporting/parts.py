@@ -181,6 +181,16 @@ def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> P
                 "file; NaN where a slot holds no record",
             )
         )
+    if part.base is not None:
+        inputs.append(
+            Port(
+                name="base",
+                shape=("batch", model.head.outputs),
+                dtype="float32",
+                what="margins of the base, which model/base.skops has: a standardised number, log "
+                "odds, or log probabilities; lambda times the top model's outputs is added to them",
+            )
+        )
     if part.classes is None:
         output = Port(
             name="prediction", shape=("batch",), dtype="float64", what="in the label's unit"
@@ -304,6 +314,8 @@ class PrimaryPart(nn.Module):
         self.label = model.primary.label_scaler
         self.has_keys = keys
         self.has_similarities = similarities
+        self.has_base = model.primary.base is not None
+        self.scale = model.primary.scale
 
     def forward(self, features: Tensor, *rest: Tensor) -> Tensor:
         """Return predictions in the label's unit, or the probability of each class."""
@@ -312,7 +324,10 @@ class PrimaryPart(nn.Module):
         keys = self.scaling.keys(others.pop(0)) if self.has_keys else scaled[..., :0]
         aggregate = others.pop(0)
         similarities = others.pop(0) if self.has_similarities else None
-        outputs: Tensor = self.top(scaled, keys, aggregate, similarities).double()
+        outputs: Tensor = self.top(scaled, keys, aggregate, similarities)
+        if self.has_base:
+            outputs = others.pop(0) + self.scale * outputs
+        outputs = outputs.double()
         if self.label is not None:
             return outputs[:, 0] * self.label.deviation + self.label.mean
         if self.task == "binary":

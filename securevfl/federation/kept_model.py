@@ -212,6 +212,8 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
     weights = _bytes_of(folder / _WEIGHTS, content.get("weights"))
     try:
         model = _model_of(content, folder, safetensors.torch.load(weights))
+    except ConfigError:
+        raise  # it names the file that is damaged
     except (
         KeyError,
         ValueError,

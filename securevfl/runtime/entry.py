@@ -10,6 +10,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
+from securevfl.federation.base import require_estimator
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.registry import require_installed
 from securevfl.runtime.device import device_named
@@ -91,6 +92,7 @@ def _train(
     if resume and (finished := finished_metrics(config, folder)) is not None:
         return _result(config, folder, finished, [], data_root=root, device=device)
     require_installed(config.family, by="train")
+    require_estimator(config, None)
     device_named(device)
     _warn(config, observe)
     losses: list[float] = []
@@ -132,6 +134,7 @@ def simulate_from_file(
     config, root = opened(federation, data_root)
     if resume and (finished := finished_metrics(config, out)) is not None:
         return _result(config, out, finished, [], data_root=root, device=device)
+    require_estimator(config, None)
     torch_device = device_named(device)
     _warn(config, observe)
     files.require_writable_folder(out)

@@ -81,6 +81,7 @@ def write(folder: Path, **linkage: Any) -> Path:
     source = {
         "federation": {"name": "people", "task": "regression"},
         "model": {"family": "top1sim"},
+        "base": {"estimator": "none"},
         "privacy": {"mechanism": "none"},
         "linkage": {"metric": "jaro-winkler", "protection": "none", **linkage},
         "party": parties,

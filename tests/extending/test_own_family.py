@@ -237,6 +237,7 @@ def test_an_instance_of_its_settings_is_a_model(
         AverageSettings(neighbours=2),
         privacy=Privacy(mechanism="none", encoder="trained"),
         training=sv.TrainingSettings(epochs=1),
+        base="none",
     )
     assert result.metrics["family"] == "average"
 

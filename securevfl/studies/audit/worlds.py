@@ -246,6 +246,7 @@ class AuditStage:
             },
             # Twice as many epochs as rounds, so that the plan of a trained encoder has room.
             "training": {"batch_size": self.rows_per_round, "epochs": 2 * settings.rounds},
+            "base": {"estimator": "none"},
             "privacy": {
                 "noise_multiplier": multiplier,
                 "delta": _DELTA,

@@ -116,6 +116,7 @@ def test_a_simulation_takes_them(kind: str) -> None:
         sv.models.Top1Sim() if exact else sv.models.FeT(neighbours=1),
         privacy=sv.dp.Privacy(mechanism="none"),
         training=sv.TrainingSettings(epochs=1),
+        base="none",
         **({"linkage": sv.LinkageSettings(metric="exact", protection="none")} if exact else {}),
     )
     assert len(result.history) == 1

@@ -20,7 +20,13 @@ import securevfl as sv
 from securevfl.core.errors import BudgetExceededError, ConfigError
 
 SMALL = sv.models.Top1Sim(hidden=6)
-QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 32, "learning_rate": 0.05, "random_state": 0}
+QUICK: dict[str, Any] = {
+    "base": "none",
+    "epochs": 2,
+    "batch_size": 32,
+    "learning_rate": 0.05,
+    "random_state": 0,
+}
 
 
 def bank(rows: int = 72) -> tuple[pd.DataFrame, "pd.Series[Any]", pd.DataFrame]:
@@ -139,6 +145,7 @@ def test_predictions_are_charged_once_for_the_same_rows() -> None:
         privacy=promise,
         bounds=[-4, 4],
         prediction_epsilon=25.0,
+        base="none",
         **QUICK,
     ).fit(own, pays)
     assert model.epsilon_ == pytest.approx(20.0, abs=0.1)

@@ -20,7 +20,12 @@ EXPECTED = dict.fromkeys(["check_estimators_pickle"], KEY_IS_MISSING)
 SUMS_ARE_ROUNDED = (
     "sums of float32 are rounded by which rows share a round: 5e-6, and 1e-7 is asked"
 )
-TRAINS: dict[str, Any] = {"batch_size": 64, "learning_rate": 0.05, "random_state": 0}
+TRAINS: dict[str, Any] = {
+    "batch_size": 64,
+    "learning_rate": 0.05,
+    "random_state": 0,
+    "base": "none",
+}
 STEADY: dict[str, Any] = {**TRAINS, "batch_size": 32, "learning_rate": 0.02}
 SLOW = ("classes", "train", "not_an_array", "dtypes", "subset", "regressors_int", "y_2d")
 

@@ -37,6 +37,7 @@ def test_new_rows_with_ids_of_sixteen_digits_find_their_records(
             "federation": {"name": "ids", "task": "binary"},
             "model": {"family": "top1sim", "hidden": 8, "keys_as_features": False},
             "training": {"epochs": 25, "batch_size": 32, "learning_rate": 0.02},
+            "base": {"estimator": "none"},
             "privacy": {"mechanism": "none"},
             "linkage": {"metric": "exact", "protection": "none"},
             "party": [

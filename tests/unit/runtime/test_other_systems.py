@@ -43,6 +43,7 @@ sv.simulate(
     sv.models.AvgSim(neighbours=2, hidden=4),
     privacy=sv.dp.Privacy(mechanism="none", encoder="frozen"),
     training=sv.TrainingSettings(epochs=1),
+    base="none",
     out=folder / "run",
 )
 sys.argv = ["securevfl", "report", str(folder / "run")]

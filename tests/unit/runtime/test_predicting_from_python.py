@@ -51,7 +51,7 @@ def trained(frame: pd.DataFrame, theirs: pd.DataFrame, **more: Any) -> sv.RunRes
         sv.data.from_frame(frame, name="bank", key=["place"], label="pays", exclude=["id"]),
         sv.data.from_frame(theirs, name="bureau", key=["place"], exclude=["id"]),
     ]
-    return sv.simulate(parties, SMALL, privacy=NO_NOISE, training=SHORT, **more)
+    return sv.simulate(parties, SMALL, privacy=NO_NOISE, training=SHORT, base="none", **more)
 
 
 def test_any_frame_or_file_of_new_rows_gets_the_predictions_of_the_test_rows(
@@ -115,6 +115,7 @@ def test_texts_are_keys_of_new_rows_too() -> None:
         sv.models.Top1Sim(hidden=4, keys_as_features=False),
         privacy=NO_NOISE,
         training=SHORT,
+        base="none",
         linkage=sv.LinkageSettings(metric="exact", protection="none"),
     )
     known, strange = run.predict(own), run.predict(own.assign(id="nobody"))
