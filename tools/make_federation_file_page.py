@@ -24,6 +24,7 @@ from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
 from securevfl.config.sections import TrainingSettings
+from securevfl.config.top import TopEstimator
 from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
@@ -61,7 +62,15 @@ no table.""",
     "model": """\
 `family` names the model; what else the table may say depends on the family. `preset = "paper"`
 fills in what the file leaves out with what the family's paper writes, in other sections too; what
-that is stands below each family's settings.""",
+that is stands below each family's settings.
+
+With `privacy.encoder = "frozen"` every family but those that pretrain may have `top = "boosting"`
+(scikit-learn's histogram boosting) or `top = "linear"` (ridge or logistic regression): an estimator
+in place of its top network, fitted once to the primary's own columns, numeric keys (whatever
+`keys_as_features` says), the released numbers, and links' similarities in families that read them.
+`epochs`, `learning_rate` and the like then mean nothing. What each is worth:
+[frontier](frontier.md#estimators-on-top). `python: ...` stands there in the file of a run whose
+estimator `securevfl.simulate(top=...)` was handed.""",
     "training": "How every family is trained.",
     "base": """\
 What corrections by the secondaries are added to, and what they must beat to be used
@@ -169,10 +178,11 @@ def page() -> str:
 
 def section_classes() -> dict[str, type[Any]]:
     """Return the dataclass of every section but ``[model]``, as the parsed file holds them."""
+    elsewhere = (AnyFamily, PartySettings, TopEstimator)
     found: dict[str, type[Any]] = {"party": PartySettings}
     for name, hint in get_type_hints(FederationConfig).items():
         for kind in (hint, *get_args(hint)):
-            if dataclasses.is_dataclass(kind) and kind not in (AnyFamily, PartySettings):
+            if dataclasses.is_dataclass(kind) and kind not in elsewhere:
                 found[name] = typing.cast("type[Any]", kind)
     return found
 

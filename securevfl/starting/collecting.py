@@ -19,6 +19,7 @@ from securevfl.config.linkage import parse_linkage
 from securevfl.config.parties import PartySettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+from securevfl.config.top import without_top
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
@@ -118,7 +119,7 @@ def _reader(cls: type[T], where: str) -> Callable[[dict[str, Any]], T]:
 
 
 def _model(table: dict[str, Any]) -> object:
-    model = dict(table)
+    model, _ = without_top(table)
     return family_named(model.pop("family", None)).settings_from(model)
 
 
