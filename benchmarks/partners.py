@@ -20,7 +20,7 @@ from securevfl.report.page import write_report
 from securevfl.runtime.entry import simulate_from_file
 from securevfl.studies.digits import digits_federation, digits_tables, write_tables
 
-_NUMBERS = {"none": 6, "8": 2}
+_NUMBERS = {"none": 6, "24": 3, "8": 2}
 """Numbers a secondary: with noise few that are seen, without it as many as say something."""
 
 

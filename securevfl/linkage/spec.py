@@ -98,9 +98,12 @@ class LinkRoles:
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
+        """Name to rank of those that take part.
+
+        The primary is 0, secondaries count from 1, helpers come after them.
+        """
         names = (self.primary, *self.secondaries, *self.helpers.values())
-        return {name: rank for rank, name in enumerate(names)}
+        return {name: rank for rank, name in enumerate(names) if name not in self.absent}
 
 
 @dataclass(frozen=True, kw_only=True)
