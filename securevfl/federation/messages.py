@@ -133,7 +133,9 @@ class Welcome(TypedMessage):
         for name, (public, signature) in self.keys.items():
             tensors[f"public:{name}"] = _array(public)
             tensors[f"signature:{name}"] = _array(signature)
-        return Message(kind=self.KIND, meta=asdict(self.facts), tensors=tensors)
+        meta, active = asdict(self.facts), self.facts.active
+        meta["active"] = None if active is None else list(active)
+        return Message(kind=self.KIND, meta=meta, tensors=tensors)
 
     @classmethod
     def from_message(

@@ -48,7 +48,8 @@ class PredictRequest(TypedMessage):
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        return Message(kind=self.KIND, meta=asdict(self))
+        meta = {**asdict(self), "active": list(self.active)}
+        return Message(kind=self.KIND, meta=meta)
 
     @classmethod
     def from_message(cls, message: Message) -> "PredictRequest":

@@ -104,9 +104,7 @@ def test_messages_carry_ranks_and_nothing_else() -> None:
     # Training leaves nobody out: its promise is made for all.
     trains = RunFacts(rows=4, train_rows=2, validation_rows=1, test_rows=1, active=(1, 3))
     with pytest.raises(ProtocolError, match="leaves out"):
-        Welcome.from_message(
-            Welcome(facts=trains, keys={}).to_message(), callers=lambda _facts: []
-        )
+        Welcome.from_message(Welcome(facts=trains, keys={}).to_message(), callers=lambda _facts: [])
 
 
 def test_fewer_secondaries_cost_what_their_noise_protects(tmp_path: Path) -> None:
