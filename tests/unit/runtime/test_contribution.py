@@ -160,11 +160,10 @@ def test_the_command_writes_file_plot_and_report(
 
 
 def test_a_base_answers_where_partners_say_nothing(tmp_path: Path) -> None:
-    run(
-        partners(tmp_path, base="linear", model={**BLOCKS["model"], "top": "linear"}),
-        tmp_path / "run",
-    )
-    found = sv.contribution(tmp_path / "run", data_root=tmp_path)
+    network = {**BLOCKS["model"], "top": "additive"}
+    path = partners(tmp_path, base="linear", known=("useful", "noise"), model=network)
+    result = run(path, tmp_path / "run")
+    found = sv.contribution(result)
 
     assert found.again is not None
     for worth in (found.gone, found.again):
@@ -174,6 +173,19 @@ def test_a_base_answers_where_partners_say_nothing(tmp_path: Path) -> None:
         assert worth.used[frozenset({"noise"})] == "alone"
         assert worth.values[frozenset({"noise"})] == worth.values[frozenset()]
     assert found.again.used[frozenset({"useful"})] == "joint"
+
+    # Predictions know it: with what is left nobody is asked, and the primary answers.
+    rows = pd.read_csv(tmp_path / "agency.csv").iloc[:30]
+    before = ledgers(tmp_path / "run")
+    left = result.predict(rows, without=["useful"])
+    nobody = result.predict(rows, without=["useful", "noise"])
+    assert left.used == nobody.used == "alone"
+    assert nobody.without == ("useful", "noise")
+    np.testing.assert_array_equal(left.values, nobody.values)
+    assert left.measured_without is not None
+    assert left.measured_without["used"] == "alone"
+    assert ledgers(tmp_path / "run") == before
+    assert result.predict(rows, without=["noise"]).used == "joint"
 
 
 def test_a_simulation_without_a_promise_says_who_is_missed(tmp_path: Path) -> None:
