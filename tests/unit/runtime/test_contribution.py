@@ -160,7 +160,7 @@ def test_the_command_writes_file_plot_and_report(
 
 
 def test_a_base_answers_where_partners_say_nothing(tmp_path: Path) -> None:
-    network = {**BLOCKS["model"], "top": "additive"}
+    network = {**BLOCKS["model"], "top": "additive", "hidden": 4}
     path = partners(tmp_path, base="linear", known=("useful", "noise"), model=network)
     result = run(path, tmp_path / "run")
     found = sv.contribution(result)
