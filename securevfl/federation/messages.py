@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan, read_ranks
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
@@ -158,12 +158,9 @@ class Welcome(TypedMessage):
         run = message.figure("run", str)
         if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
-        active = message.meta.get("active")
-        if active is not None:
-            active = message.figure("active", list)
-            if not given["predicts"] or not all(type(rank) is int for rank in active):
-                raise ProtocolError(f"the primary leaves out impossible parties: {active!r} stay")
-            active = tuple(active)
+        active = None if message.meta.get("active") is None else read_ranks(message)
+        if active is not None and not given["predicts"]:
+            raise ProtocolError("the primary leaves out parties of a run that trains")
         facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
@@ -257,16 +254,12 @@ class Announcement(TypedMessage):
         number = message.round_number
         rows = message.tensor("rows", dtype=np.int64, shape=(None,))
         purpose = message.figure("purpose", str)
-        active = message.figure("active", list)
+        active = read_ranks(message)
         if not len(rows):
             raise ProtocolError(f"round {number}: the primary named no rows")
         if purpose not in _PURPOSES:
             raise ProtocolError(f"round {number}: unknown purpose {purpose!r}")
-        if not all(type(rank) is int for rank in active):
-            raise ProtocolError(f"round {number}: impossible parties {active!r}")
-        return cls(
-            plan=RoundPlan(round_number=number, rows=rows, active=tuple(active), purpose=purpose)
-        )
+        return cls(plan=RoundPlan(round_number=number, rows=rows, active=active, purpose=purpose))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

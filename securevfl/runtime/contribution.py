@@ -18,7 +18,8 @@ from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.models.bootstrap import LEVEL
 from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, measure, solve
-from securevfl.runtime.coalitions import KeptModels, Releases
+from securevfl.runtime.coalitions_of_models import KeptModels
+from securevfl.runtime.coalitions_of_releases import Releases
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource
 from securevfl.runtime.kept_contribution import read_contribution, write_contribution

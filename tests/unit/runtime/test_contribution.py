@@ -15,8 +15,8 @@ from helpers.federations import FROZEN, save, write_federation
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.runtime import coalitions
-from securevfl.runtime.coalitions import CACHE
+from securevfl.runtime import coalitions_of_releases as again
+from securevfl.runtime.coalitions_of_releases import CACHE
 from securevfl.runtime.kept_contribution import FILE
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -100,11 +100,13 @@ def test_blocks_say_what_everybody_is_worth(blocks: tuple[Path, sv.Contribution]
             assert idle.interval[1] > -0.05
         assert useful.leave_one_out["rmse"].interval is not None
         assert useful.leave_one_out["rmse"].interval[0] > 0.3
-    again = found.again.partners
     # Without one twin the other one knows the same: less is lost than each is worth.
     for twin in ("twin-1", "twin-2"):
-        assert again[twin].leave_one_out["rmse"].value < 0.2 * again[twin].shapley["rmse"].value
-    shares = [again[twin].shapley["rmse"].value for twin in ("twin-1", "twin-2")]
+        assert (
+            partners_again[twin].leave_one_out["rmse"].value
+            < 0.2 * partners_again[twin].shapley["rmse"].value
+        )
+    shares = [partners_again[twin].shapley["rmse"].value for twin in ("twin-1", "twin-2")]
     assert shares[0] == pytest.approx(shares[1], rel=0.05)
 
 
@@ -116,13 +118,13 @@ def test_what_was_trained_again_is_kept(
     assert len(kept) == 2**4 - 2
     kept[0].write_bytes(b"damaged")
     trained: list[int] = []
-    whole = coalitions.build_primary
+    whole = again.build_primary
 
     def counted(*args: Any, **named: Any) -> Any:
         trained.append(1)
         return whole(*args, **named)
 
-    monkeypatch.setattr(coalitions, "build_primary", counted)
+    monkeypatch.setattr(again, "build_primary", counted)
     second = sv.contribution(folder / "run", data_root=folder)
 
     assert len(trained) == 1
@@ -160,8 +162,8 @@ def test_the_command_writes_file_plot_and_report(
 
 
 def test_a_base_answers_where_partners_say_nothing(tmp_path: Path) -> None:
-    network = {**BLOCKS["model"], "top": "additive", "hidden": 4}
-    path = partners(tmp_path, base="linear", known=("useful", "noise"), model=network)
+    model = {**BLOCKS["model"], "hidden": 4}
+    path = partners(tmp_path, base="linear", known=("useful", "noise"), model=model)
     result = run(path, tmp_path / "run")
     found = sv.contribution(result)
 
