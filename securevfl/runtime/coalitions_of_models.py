@@ -53,7 +53,7 @@ class KeptModels:
         """
         self._config = config
         table, model = tables[config.primary.name], models[config.primary.name]
-        split, facts = runfacts_of(config, table)
+        split, facts = run_facts(config, table)
         plan = plan_prediction(config, facts_of(facts.rows), noise_share_std=model.noise_share_std)
         spec = prediction_spec(config, model)
         link = Linker(spec, keys_of(spec.keys, table))
