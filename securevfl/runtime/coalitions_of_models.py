@@ -20,7 +20,7 @@ from securevfl.federation.exchange_of_released_rows import ReleasedRows
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.rounds import RoundCounter, RoundPlan
-from securevfl.federation.run_plan import RunPlan, plan_prediction
+from securevfl.federation.run_plan import RunPlan, plan_prediction, run_facts
 from securevfl.federation.secondary import Secondary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of

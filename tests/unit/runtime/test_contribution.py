@@ -102,12 +102,10 @@ def test_blocks_say_what_everybody_is_worth(blocks: tuple[Path, sv.Contribution]
         assert useful.leave_one_out["rmse"].interval[0] > 0.3
     # Without one twin the other one knows the same: less is lost than each is worth.
     for twin in ("twin-1", "twin-2"):
-        assert (
-            partners_again[twin].leave_one_out["rmse"].value
-            < 0.2 * partners_again[twin].shapley["rmse"].value
-        )
-    shares = [partners_again[twin].shapley["rmse"].value for twin in ("twin-1", "twin-2")]
-    assert shares[0] == pytest.approx(shares[1], rel=0.05)
+        one = found.again.partners[twin]
+        assert one.leave_one_out["rmse"].value < 0.2 * one.shapley["rmse"].value
+    twins = [found.again.partners[name].shapley["rmse"].value for name in ("twin-1", "twin-2")]
+    assert twins[0] == pytest.approx(twins[1], rel=0.05)
 
 
 def test_what_was_trained_again_is_kept(
