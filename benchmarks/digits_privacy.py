@@ -2,8 +2,8 @@
 
     python benchmarks/digits_privacy.py --seeds 5 --epsilons 8 16 24 32
 
-Every row is the demo's own federation file with another epsilon; ``none`` adds no noise. Solo and
-combine are trained on the same rows. Differences to solo are paired by seed.
+Every row is the demo's own federation file with another epsilon; ``none`` adds no noise. Alone and
+combine are trained on the same rows. Differences to alone are paired by seed.
 """
 
 import argparse
@@ -41,13 +41,13 @@ def run(epsilon: float | None, seed: int) -> dict[str, float]:
         ).metrics
     return {
         "joint": metrics["test"],
-        "solo": metrics["solo_test"],
+        "alone": metrics["alone_test"],
         "combine": combined(config, tables).test,
     }
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    gains = [row["joint"] - row["solo"] for row in rows]
+    gains = [row["joint"] - row["alone"] for row in rows]
     columns = {name: [row[name] for row in rows] for name in rows[0]} | {"gain": gains}
     return {
         name: {
@@ -67,14 +67,14 @@ def main() -> None:
     options = parser.parse_args()
     result = {}
     if not options.json:
-        print("| epsilon | joint | solo | gain over solo | gain by seed | combine |")
+        print("| epsilon | joint | alone | gain over alone | gain by seed | combine |")
         print("| --- | --- | --- | --- | --- | --- |")
     for word in options.epsilons:
         epsilon = None if word == "none" else float(word)
         found = summary([run(epsilon, seed) for seed in range(options.seeds)])
         result[word] = found
         if not options.json:
-            cells = [f"{found[n]['mean']:.3f} ± {found[n]['std']:.3f}" for n in ("joint", "solo")]
+            cells = [f"{found[n]['mean']:.3f} ± {found[n]['std']:.3f}" for n in ("joint", "alone")]
             cells.append(f"{found['gain']['mean']:+.3f} ± {found['gain']['std']:.3f}")
             cells.append(" ".join(f"{gain:+.3f}" for gain in found["gain"]["seeds"]))
             cells.append(f"{found['combine']['mean']:.3f} ± {found['combine']['std']:.3f}")

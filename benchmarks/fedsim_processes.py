@@ -79,7 +79,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
     traffic = metrics["bytes"]["schools-1"]
     return {
         "test": metrics["test"],
-        "solo_test": metrics["solo_test"],
+        "alone_test": metrics["alone_test"],
         "sent_megabytes": traffic["sent"] / 1e6,
         "received_megabytes": traffic["received"] / 1e6,
         "seconds": time.monotonic() - begin,
@@ -89,7 +89,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
 def simulated(config: FederationConfig, folder: Path, out: Path) -> float:
     """Train in one process and return the test RMSE."""
     tables = read_tables(config, folder)
-    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_solo=False)
+    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_alone=False)
     return float(result.metrics["test"])
 
 

@@ -126,7 +126,7 @@ def run(name: str, changed: Mapping[str, Any], *, seed: int, out: Path) -> RunRe
         {table.name: table for table in study.tables},
         out,
         device=torch.device("cpu"),
-        with_solo=False,
+        with_alone=False,
     )
 
 

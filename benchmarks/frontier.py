@@ -4,7 +4,7 @@
 
 Every run is a whole simulated federation: linkage, fitting of encoders, one release a row,
 training. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut
-off goes on. ``mnist`` needs ``SECUREVFL_DATA``, ``digits`` nothing. Gains over solo are
+off goes on. ``mnist`` needs ``SECUREVFL_DATA``, ``digits`` nothing. Gains over alone are
 paired by seed. Seed 0 was used to choose the settings, so the seeds start at 1.
 """
 
@@ -134,8 +134,10 @@ class Store:
         return self.found[key]
 
 
-def joint(source: dict[str, Any], tables: list[PartyTable], *, solo: bool) -> dict[str, float]:
-    """Simulate one federation; return its test accuracy, and solo's if asked for."""
+def joint(
+    source: dict[str, Any], tables: list[PartyTable], *, with_alone: bool
+) -> dict[str, float]:
+    """Simulate one federation; return its test accuracy, and that of alone if asked for."""
     config = parse_federation(source, file="frontier")
     with tempfile.TemporaryDirectory() as folder:
         metrics = simulate_federation(
@@ -143,14 +145,14 @@ def joint(source: dict[str, Any], tables: list[PartyTable], *, solo: bool) -> di
             {table.name: table for table in tables},
             Path(folder),
             device=torch.device("cpu"),
-            with_solo=solo,
+            with_alone=with_alone,
         ).metrics
     found = {"joint": metrics["test"], "spent": metrics["privacy"]["epsilon"]}
-    return found | ({"solo": metrics["solo_test"]} if solo else {})
+    return found | ({"alone": metrics["alone_test"]} if with_alone else {})
 
 
 def measure(data: str, *, epsilons: list[str], seeds: range, store: Store) -> dict[str, Any]:
-    """Return mean and deviation over seeds at every epsilon; solo and combine once a seed."""
+    """Return mean and deviation over seeds at every epsilon; alone and combine once a seed."""
     rows: dict[str, list[dict[str, float]]] = {epsilon: [] for epsilon in epsilons}
     for seed in seeds:
         tables = tables_of(data, seed)
@@ -164,25 +166,25 @@ def measure_seed(
 ) -> dict[str, dict[str, float]]:
     """Return one seed's accuracies at every epsilon, with those that know no epsilon beside."""
     rows: dict[str, dict[str, float]] = {}
-    alone: dict[str, float] = {}
+    beside: dict[str, float] = {}
     for epsilon in epsilons:
         source = federation_of(data, tables, seed, epsilon)
-        first = not alone
-        kind = "with solo" if first else "joint"
+        first = not beside
+        kind = "with alone" if first else "joint"
         found = store.get(
             f"{data} seed {seed} epsilon {epsilon} {kind}",
             source,
-            partial(joint, source, tables, solo=first),
+            partial(joint, source, tables, with_alone=first),
         )
         if first:
             combined = store.get(
                 f"{data} seed {seed} combine", source, partial(combine, source, tables)
             )
-            alone = {"solo": found["solo"], **combined}
+            beside = {"alone": found["alone"], **combined}
         rows[epsilon] = {
             "joint": found["joint"],
-            **alone,
-            "gain": found["joint"] - alone["solo"],
+            **beside,
+            "gain": found["joint"] - beside["alone"],
         }
     return rows
 
@@ -207,7 +209,7 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 def print_table(data: str, found: dict[str, Any]) -> None:
     print(f"\n{SETTINGS[data]['what']}\n")
-    print("| epsilon | joint | gain over solo | gain / deviation | gain by seed |")
+    print("| epsilon | joint | gain over alone | gain / deviation | gain by seed |")
     print("| --- | --- | --- | --- | --- |")
     for epsilon, columns in found.items():
         gain = columns["gain"]
@@ -218,7 +220,7 @@ def print_table(data: str, found: dict[str, Any]) -> None:
             f"{gain['mean']:+.3f} ± {gain['std']:.3f} | {ratio} | {seeds} |"
         )
     last = next(reversed(found.values()))
-    for name in ("solo", "combine"):
+    for name in ("alone", "combine"):
         print(f"\n{name}: {last[name]['mean']:.3f} ± {last[name]['std']:.3f}")
 
 
@@ -237,7 +239,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             capsize=3,
             label="joint",
         )
-        for name, colour in (("solo", "0.4"), ("combine", "tab:green")):
+        for name, colour in (("alone", "0.4"), ("combine", "tab:green")):
             level, spread = (found[words[-1]][name][part] for part in ("mean", "std"))
             axes.axhline(level, color=colour, linewidth=1, label=name)
             axes.axhspan(level - spread, level + spread, color=colour, alpha=0.15, linewidth=0)

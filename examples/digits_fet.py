@@ -63,13 +63,14 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
     figures = run.metrics
     print(f"\ntest accuracy, joint: {figures['test']:.3f}  (best epoch {figures['best_epoch']})")
-    print(f"test accuracy, solo:  {figures['solo_test']:.3f}  (the primary alone)")
+    print(f"test accuracy, alone: {figures['alone_test']:.3f}  ({figures['alone']['chosen']})")
+    print(figures["gain"]["verdict"])
     print(f"\n{figures['privacy']['statement']}")
     for row in figures["privacy"]["channels"]:
         print(f"- {row['channel']}: {row['guarantee']}")
     return {
         "joint": figures["test"],
-        "solo": figures["solo_test"],
+        "alone": figures["alone_test"],
         "epsilon": figures["privacy"]["epsilon"],
     }
 

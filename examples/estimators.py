@@ -63,7 +63,7 @@ def keep_and_use(bureau: pd.DataFrame, bank: pd.DataFrame, folder: Path) -> None
         sv.models.Top1Sim(hidden=8),
         privacy=sv.dp.Privacy(mechanism="none"),
         training=sv.TrainingSettings(epochs=8, learning_rate=0.02),
-        with_solo=False,
+        with_alone=False,
         out=folder,
     )
     kept = sv.FederatedClassifier.from_run(folder, parties=[partner])

@@ -36,13 +36,13 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         "fedhssl": sv.models.FedHSSL(hidden=128, encoder_hidden=128),
     }
     channels: list[dict[str, Any]] = []
-    found: dict[str, list[float]] = {name: [] for name in ("solo", *models)}
+    found: dict[str, list[float]] = {name: [] for name in ("alone", *models)}
     for seed in range(options.seeds):
         for name, model in models.items():
             metrics = train(model, options, seed=seed)
             found[name].append(metrics["test"])
             if name == "fedhssl":
-                found["solo"].append(metrics["solo_test"])
+                found["alone"].append(metrics["alone_test"])
                 channels = metrics["privacy"]["channels"]
 
     means = {name: statistics.mean(values) for name, values in found.items()}

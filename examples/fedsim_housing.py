@@ -2,8 +2,8 @@
 
 House sales (the primary) and short lets nearby (the secondary) share nothing but a position. FedSim
 links each sale to its 50 nearest lets, and learns from their distances how much each one counts.
-Top1Sim, which trusts the nearest let alone, and the primary alone are trained beside it, on equal
-inputs: positions serve for linking only.
+Top1Sim, which trusts the nearest let alone, and the primary alone are trained beside it. Positions
+serve the federations for linking only; the primary alone has them as inputs.
 
 Run: ``SECUREVFL_DATA=... python examples/fedsim_housing.py [--rows 2000] [--epochs 4] [--out RUN]``
 """
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             run = sv.simulate(
                 parties, model, privacy=privacy, training=training, out=folder / name, seed=0
             )
-            errors[name], errors["solo"] = run.metrics["test"], run.metrics["solo_test"]
+            errors[name], errors["alone"] = run.metrics["test"], run.metrics["alone_test"]
         explanation = json.loads((folder / "fedsim" / "explanation.json").read_text())
 
     print("test RMSE in thousand USD")

@@ -85,7 +85,7 @@ def main(rows: int = 600, epochs: int = 20) -> dict[str, Any]:
     free = sv.dp.Privacy(mechanism="none", encoder="trained")
     training = sv.TrainingSettings(epochs=epochs)
     run = sv.simulate(parties, PlainSettings(), privacy=free, training=training)
-    print(f"test accuracy {run.metrics['test']:.3f}; alone {run.metrics['solo_test']:.3f}")
+    print(f"test accuracy {run.metrics['test']:.3f}; alone {run.metrics['alone_test']:.3f}")
     promise = sv.dp.Privacy(epsilon=8.0, delta=1e-5, encoder="dp-trained", links_per_record=1)
     try:
         sv.simulate(parties, PlainSettings(normalise=True), privacy=promise, bounds=[0.0, 16.0])

@@ -248,10 +248,11 @@ class _Steps:
 
 def _last(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
     """Return a run's last figures that are one number, and its words, by name."""
-    promise = figures.get("privacy", {})
+    promise, gain = figures.get("privacy", {}), figures.get("gain")
     flat = {
         **{name: value for name, value in figures.items() if isinstance(value, int | float)},
         **{name: promise[name] for name in _OF_THE_PROMISE if promise.get(name) is not None},
+        **({} if gain is None else {"gain": gain["value"]}),
     }
     numbers = {f"end/{name}": float(value) for name, value in flat.items()}
     words = {name: str(figures[name]) for name in _WORDS if name in figures}

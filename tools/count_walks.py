@@ -37,7 +37,7 @@ WALKS: Final = {
 }  # fmt: skip
 """Each walk by the functions that open its parts, in one process or in several."""
 
-BESIDE: Final = ("train_solo",)
+BESIDE: Final = ("train_alone",)
 """What runs within a walk and is none of it."""
 
 CALIBRATION: Final = "ReleasePlan.noise_share_std"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,11 @@ def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
             highlight=False,
             markup=False,
         )
+    for name, method in figures["methods"].items():
+        if "chosen" in method:
+            counted = Counter(method["chosen"]).most_common()
+            text = ", ".join(f"{model} with {number} of {len(seeds)}" for model, number in counted)
+            console.print(f"{name} is {text} seeds", highlight=False, markup=False)
     for name, notes in figures["adapted"].items():
         text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
         console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -65,6 +65,7 @@ def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str
             {table.name: table for table in tables},
             Path(folder),
             device=torch.device("cpu"),
+            with_alone=False,
         ).metrics
 
 

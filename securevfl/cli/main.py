@@ -264,7 +264,7 @@ def compare(
             "--methods",
             metavar="A,B,...",
             # The backslash keeps rich from reading a style into the brackets.
-            help="Families; solo, combine, boosting, fedcvt; or the file's "
+            help="Families; alone, solo, combine, boosting, fedcvt; or the file's "
             "\\[methods.NAME] tables.",
         ),
     ],

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from securevfl.core.progress import alignment_in_words
 from securevfl.runtime.figures import (
+    candidates_in_words,
     interval_heading,
     interval_in_words,
     models_measured,
@@ -51,6 +52,11 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     console.print(table)
     if "threshold" in evaluation:
         console.print(threshold_in_words(evaluation["threshold"]), highlight=False)
+    if metrics["gain"] is not None:
+        colour = {"better": "green", "unclear": "yellow", "worse": "red"}
+        verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
+        console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
+        console.print(candidates_in_words(metrics), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

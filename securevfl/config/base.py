@@ -14,13 +14,14 @@ OWN = "python"
 class BaseSettings:
     """The ``[base]`` table: the model of the primary alone that corrections are added to."""
 
-    estimator: Literal["boosting", "linear", "none", "python"] = "boosting"
+    estimator: Literal["boosting", "linear", "best", "none", "python"] = "boosting"
     """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
-    histogram boosting; ``linear``, a ridge or logistic regression; ``none``, as in the papers:
-    outputs are those of the family alone, and nothing decides whether they are used. With a base,
-    the joint model answers only where it beats the best model of the primary alone on validation
-    rows. ``python`` stands in the file of a run for an estimator that :func:`securevfl.simulate`
-    was handed."""
+    histogram boosting; ``linear``, a ridge or logistic regression; ``best``, of these and a
+    perceptron the one that is best on the validation rows, which takes longest; ``none``, as in
+    the papers: outputs are those of the family alone, and nothing decides whether they are used.
+    With a base, the joint model answers only where it beats the best model of the primary alone on
+    validation rows. ``python`` stands in the file of a run for an estimator that
+    :func:`securevfl.simulate` was handed."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
@@ -42,8 +43,8 @@ class BaseSettings:
         if not self.corrects:
             return "none: the joint model answers, whether it beats the primary alone or not"
         return (
-            f"{self.estimator} on the primary's own columns and keys; the joint model answers where "
-            "it beats the best of linear, boosting and network, else that one"
+            f"{self.estimator} on the primary's own columns and keys; the joint model answers "
+            "where it beats the best of linear, boosting and network, else that one"
         )
 
 
@@ -57,8 +58,8 @@ def base_source(base: Any) -> dict[str, str]:
         return {"estimator": base}
     if not hasattr(base, "fit") or not hasattr(base, "get_params"):
         raise ConfigError(
-            f'base: must be "boosting", "linear", "none" or an estimator of scikit-learn, got '
-            f"{base!r:.60}"
+            'base: must be "boosting", "linear", "best", "none" or an estimator of scikit-learn, '
+            f"got {base!r:.60}"
         )
     return {"estimator": OWN, "described": described(base)}
 

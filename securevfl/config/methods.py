@@ -28,6 +28,7 @@ from securevfl.models.registry import family_named, family_names
 Settings = BaselineConfig | BoostingConfig | FedCVTConfig
 
 _SETTINGS: Final[Mapping[str, type[Settings]]] = {
+    "alone": BaselineConfig,
     "solo": BaselineConfig,
     "combine": BaselineConfig,
     "boosting": BoostingConfig,
@@ -41,7 +42,7 @@ IN_ONE_PLACE: Final = tuple(_SETTINGS)
 JOINED: Final = ("combine", "boosting-combine", "fedcvt")
 """Those of them that join the tables by the true match of every row."""
 
-ALONE: Final = ("solo", "boosting")
+ALONE: Final = ("alone", "solo", "boosting")
 """Those of them that read the primary's table and no other."""
 
 _NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")

@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.task import Task
 from securevfl.data.tables import Labels, PartyTable
-from securevfl.estimators.alone import Alone, fit_alone
+from securevfl.estimators.alone import AloneAtWork, train_alone_on
 from securevfl.estimators.inputs import (
     frame_of,
     key_columns,
@@ -231,18 +231,15 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         )
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))
-        self._alone: Alone | None = None
+        self._alone: AloneAtWork | None = None
         self._asked: Asked | None = None
         self.run_: RunResult | None = None
         if not others:
-            self._alone = fit_alone(
-                own,
-                task=target.task,
-                training=settings.training,
-                keys_as_features=settings.model.keys_as_features,
-                seed=seed,
+            self._alone = train_alone_on(
+                own, task=target.task, training=settings.training, seed=seed
             )
-            self.n_iter_ = self._alone.epochs
+            self.n_iter_ = self._alone.alone.epochs
+            self.alone_ = self._alone.alone.chosen
             return self
         self.run_ = simulate(
             [own, *others],
@@ -257,7 +254,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             bounds=self.bounds,
             seed=seed,
             device=self.device,
-            with_solo=False,
+            with_alone=False,
             observe=_warn,
         )
         assert self.run_.trained is not None, "it has trained"

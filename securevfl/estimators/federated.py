@@ -32,8 +32,9 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             ``"text"``; otherwise the metric of ``linkage`` does.
         secondaries: The other parties' tables: a list, or a mapping by name, of frames, paths of
             files, and tables of :func:`securevfl.data.from_frame`. scikit-learn copies parameters
-            with every clone, and a path is the smallest. ``()`` trains the primary alone, a
-            perceptron that a federation is to be compared with; None leaves it to ``fit``.
+            with every clone, and a path is the smallest. ``()`` trains the primary alone: the
+            best on validation rows of a linear model, boosted trees and a perceptron, which a
+            federation is to be compared with. None leaves it to ``fit``.
         neighbours: K, links of a row at every secondary; None: the model's own.
         model_settings: Further fields of the ``[model]`` table, such as ``{"hidden": 32}``.
         exclude: Columns of ``X`` that are neither keys nor features.
@@ -65,7 +66,9 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         classes_: The labels, in sorted order.
         run_: The run that ``fit`` simulated, :class:`securevfl.RunResult`; None of the primary
             alone.
-        n_iter_: Epochs that were run.
+        alone_: Of the primary alone, which model it is: ``"linear"``, ``"boosting"`` or
+            ``"network"``.
+        n_iter_: Epochs that were run; of the primary alone, by its network.
         n_features_in_: Columns of ``X``.
         feature_names_in_: Their names, if all are texts.
 

@@ -1,10 +1,12 @@
 """The base of a run: margins of the primary alone, which the joint model corrects."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.config.base import OWN
@@ -13,10 +15,12 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.models.alone.choice import Alone, fit_alone
+from securevfl.models.alone.choice import Alone, Model, fit_alone
 from securevfl.models.alone.keeping import require_keepable
-from securevfl.models.alone.margins import CrossFitted, MarginModel, cross_fit
+from securevfl.models.alone.margins import MarginModel, cross_fit, fit_margins, out_of_fold
+from securevfl.models.alone.network import NetworkModel, fit_network
 from securevfl.models.alone.rule import Decision
+from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.tasks import Metrics
 
 
@@ -37,9 +41,21 @@ def require_estimator(config: FederationConfig, estimator: Any) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Base:
+    """What corrections are added to."""
+
+    model: Model
+    """Fitted to all labelled training rows."""
+    margins: Float[Tensor, "rows outputs"] = field(repr=False)
+    """Of all rows, out of fold on training rows."""
+    alone: Alone | None = None
+    """The models of the primary alone, where the base was chosen among them."""
+
+
 def fit_base(
     config: FederationConfig, table: PartyTable, data: PrimaryData, estimator: Any
-) -> CrossFitted:
+) -> Base:
     """Fit the base to the labelled training rows, linked or not.
 
     Args:
@@ -49,28 +65,67 @@ def fit_base(
         estimator: Of scikit-learn, where Python handed one over.
 
     Raises:
-        ConfigError: If the estimator is none for the task.
+        ConfigError: If the estimator is none for the task, or can't be kept.
         DataError: If it can't be fitted to these rows.
     """
     require_estimator(config, estimator)
-    fitted = cross_fit(
-        config.base.estimator if estimator is None else estimator,
+    inputs, targets = own_inputs(table), data.targets.cpu().numpy()
+    split, seed, device = data.split, config.federation.seed, data.features.device
+    name = config.base.estimator
+    if name != "best":
+        fitted = cross_fit(
+            name if estimator is None else estimator,
+            inputs,
+            targets,
+            data.head,
+            train=split.train,
+            seed=seed,
+        )
+        # Now, rather than when everything is trained.
+        require_keepable(fitted.model)
+        return Base(model=fitted.model, margins=torch.from_numpy(fitted.margins).to(device))
+    alone = _fit_alone(config, table, data, {})
+    best = alone.best.model
+
+    def again(rows: Int64[np.ndarray, " some"]) -> Model:
+        if isinstance(best, NetworkModel):
+            return fit_network(
+                inputs,
+                targets,
+                data.head,
+                train=rows,
+                validation=split.validation,
+                seed=seed,
+                config=BaselineConfig(),
+            )
+        return fit_margins(alone.chosen, inputs.take(rows), targets[rows], data.head, seed=seed)
+
+    margins = out_of_fold(best, again, inputs, targets, data.head, train=split.train, seed=seed)
+    return Base(model=best, margins=torch.from_numpy(margins).to(device), alone=alone)
+
+
+def _fit_alone(
+    config: FederationConfig,
+    table: PartyTable,
+    data: PrimaryData,
+    fitted: Mapping[str, MarginModel],
+) -> Alone:
+    return fit_alone(
         own_inputs(table),
         data.targets.cpu().numpy(),
         data.head,
         train=data.split.train,
+        validation=data.split.validation,
         seed=config.federation.seed,
+        fitted=fitted,
     )
-    # Now, rather than when everything is trained.
-    require_keepable(fitted.model)
-    return fitted
 
 
 @dataclass(kw_only=True, eq=False)
 class Choice:
     """Who answers: the joint model, or the best model of the primary alone."""
 
-    base: MarginModel
+    base: Model
     """What corrections are added to."""
     alone: Alone
     decision: Decision
@@ -83,8 +138,8 @@ class Choice:
     joint_test: Metrics | None = None
     """Of the joint model, every metric of the test rows, whoever answers."""
 
-    def tested(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
-        """Return the outputs for the test rows, and measure the joint model on them.
+    def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
+        """Return the joint model's outputs for the test rows, and measure it on them.
 
         Where the correction counts for nothing, the joint model is the base, and nobody is asked.
 
@@ -96,9 +151,16 @@ class Choice:
         rows = torch.as_tensor(data.split.test, device=data.base.device)
         counts = self.decision.scale > 0
         joint = primary.predict(data.split.test, "test") if counts else data.base[rows]
-        targets = data.targets[rows]
-        self.joint_test = data.head.metrics(joint, targets, threshold=primary.threshold)
-        return joint if self.decision.used == "joint" else self.margins[rows]
+        self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
+        return joint
+
+    def answered(
+        self, joint: Float[Tensor, "rows outputs"], rows: Int64[np.ndarray, " rows"]
+    ) -> Float[Tensor, "rows outputs"]:
+        """Return the outputs of the model that answers, for rows that the joint one has seen."""
+        if self.decision.used == "joint":
+            return joint
+        return self.margins[torch.as_tensor(rows, device=self.margins.device)]
 
     def as_json(self, config: FederationConfig) -> dict[str, Any]:
         """Return what ``metrics.json`` says of it."""
@@ -109,9 +171,7 @@ class Choice:
         }
 
 
-def choose(
-    config: FederationConfig, table: PartyTable, primary: Primary, base: MarginModel
-) -> Choice:
+def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: Base) -> Choice:
     """Fit the models of the primary alone, and decide by the validation rows who answers.
 
     Args:
@@ -123,21 +183,15 @@ def choose(
     Reveals:
         Nothing: nobody is asked.
     """
-    data, inputs = primary.data, own_inputs(table)
-    alone = fit_alone(
-        inputs,
-        data.targets.cpu().numpy(),
-        data.head,
-        train=data.split.train,
-        validation=data.split.validation,
-        seed=config.federation.seed,
-        fitted={config.base.estimator: base},
-    )
-    margins = torch.from_numpy(alone.margins(inputs)).to(data.features.device)
+    data, alone = primary.data, base.alone
+    if alone is None:
+        assert isinstance(base.model, MarginModel), "others were chosen among all"
+        alone = _fit_alone(config, table, data, {config.base.estimator: base.model})
+    margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
     decision = primary.decide(margins)
     joint = decision.used == "joint"
     return Choice(
-        base=base,
+        base=base.model,
         alone=alone,
         decision=decision,
         validation=primary.best_validation if joint else alone.best.validation,

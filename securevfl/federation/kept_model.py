@@ -2,10 +2,10 @@
 
 It lies in the party's own folder of a run, ``parties/NAME/model/``: the weights in
 ``weights.safetensors``, everything else and their hash in ``model.json``. With a base the primary
-has it in ``base.skops``, and the best of its models alone, where that is another one, in
-``alone.skops`` or ``alone.safetensors``. Where records choose
-their rows (``privacy.links_per_record``) the primary keeps its keys of training too, in
-``keys.parquet``: new rows are linked beside them, so that records go on to choose as they did.
+has it in ``base.skops`` or ``base.safetensors``, and the best of its models alone, where that is
+another one, in ``alone.skops`` or ``alone.safetensors``. Where records choose their rows
+(``privacy.links_per_record``) the primary keeps its keys of training too, in ``keys.parquet``: new
+rows are linked beside them, so that records go on to choose as they did.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class PrimaryPart:
     """Above which probability a row counts as one of the second class, of two."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Of the test rows of training."""
-    base: MarginModel | None = None
+    base: Model | None = None
     """What the top model's outputs are added to; None where there is no base."""
     alone: Model | None = None
     """The best model of the primary alone; None where there is no base."""
@@ -270,8 +270,6 @@ def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryP
     classes, scaler = part["classes"], part["label_scaler"]
     head = TaskHead(**part["head"])
     base = None if part["base"] is None else _read(folder, part["base"], head)
-    if not isinstance(base, MarginModel | None):
-        raise ValueError("base: no estimator")
     return PrimaryPart(
         head=head,
         classes=None if classes is None else tuple(classes),

@@ -194,7 +194,7 @@ class Primary(TopModel, ABC):
     ) -> dict[str, Any]:
         """Write an epoch's line of the history, of outputs and targets, and return it."""
         metrics = self.head.metrics(*validated, threshold=threshold)
-        line = {
+        line: dict[str, Any] = {
             "epoch": epoch,
             "loss": loss,
             "train": self.head.metric(*trained, threshold=threshold),

@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, AnyFamily] = MappingProxyType({family.name: family for fa
 _REGISTERED: dict[str, AnyFamily] = {}
 # Families of this process alone.
 
-_ONE_PARTY = ("solo", "combine")
+_ONE_PARTY = ("alone", "solo", "combine")
 # Methods of comparisons that are no families, and whose names mean them alone.
 _METHODS = (*_ONE_PARTY, "boosting", "boosting-combine", "fedcvt")
 
@@ -79,8 +79,8 @@ def family_named(name: object) -> AnyFamily:
         raise ConfigError(f"model.family: is missing; available: {known}")
     if name in _ONE_PARTY:
         raise ConfigError(
-            f"model.family: {name!r} trains on one table and needs no federation; every run "
-            f"reports it beside its own result. Available: {known}"
+            f"model.family: {name!r} trains on one table and needs no federation; `securevfl "
+            f"compare` trains it. Available: {known}"
         )
     installed = installed_families().get(name, ()) if isinstance(name, str) else ()
     owners = [repr(package_of(entry)) for entry in installed]

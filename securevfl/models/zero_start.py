@@ -46,9 +46,17 @@ class Gated(nn.Module):
         out: Tensor = self.gate * self.top(features, keys, aggregate, similarities)
         return out
 
-    def explain(self, *inputs: Tensor | None) -> dict[str, Any]:
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> dict[str, Any]:
         """Return what the top model tells of a batch, if anything."""
-        return self.top.explain(*inputs) if isinstance(self.top, Explained) else {}
+        if not isinstance(self.top, Explained):
+            return {}
+        return self.top.explain(features, keys, aggregate, similarities)
 
 
 def starting_at_zero(top: nn.Module, inputs: Inputs, *, gated: bool = False) -> nn.Module:

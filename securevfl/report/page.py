@@ -11,6 +11,8 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.worth import readings, sampled_in_words
 from securevfl.runtime.figures import (
+    alone_in_words,
+    candidates_in_words,
     interval_heading,
     interval_in_words,
     models_measured,
@@ -38,7 +40,12 @@ def write_report(run: Path) -> Path:
     epsilon = _spending(run / metrics["ledger"], metrics["run"])
     privacy, evaluation = metrics["privacy"], metrics["evaluation"]
     figures = [
-        plots.metric_plot(history, metric=metrics["metric"], solo=metrics["solo_test"]),
+        plots.metric_plot(
+            history,
+            metric=metrics["metric"],
+            alone=metrics["alone_test"],
+            name=f"{alone_in_words(metrics)}, test",
+        ),
         plots.loss_plot(history),
     ]
     if epsilon and privacy["epsilon"] is not None:
@@ -53,6 +60,7 @@ def write_report(run: Path) -> Path:
         metrics=metrics,
         models=models_measured(metrics),
         intervals=_intervals(metrics),
+        against=_against(metrics),
         threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
@@ -85,6 +93,25 @@ def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
         "plot": plots.contribution_plot(measured),
         "readings": list(readings(measured)),
         "notes": [*measured["notes"], *sampled_in_words(measured)],
+    }
+
+
+def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what stands above the figures: the verdict on the primary alone, and its plot."""
+    alone, gain, name = metrics["alone"], metrics["gain"], metrics["metric"]
+    if alone is None:
+        return None
+    of_joint = metrics["test"], metrics["evaluation"]["intervals"][name]
+    measured = {f"{metrics['family']} (joint)": of_joint}
+    for model, one in alone["candidates"].items():
+        chosen = ", chosen" if model == alone["chosen"] else ""
+        measured[f"{model} (alone{chosen})"] = one["test"], one["interval"]
+    better = "higher" if metrics["higher_is_better"] else "lower"
+    return {
+        "verdict": gain["verdict"],
+        "clear": gain["outcome"] == "better",
+        "candidates": candidates_in_words(metrics),
+        "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 
 

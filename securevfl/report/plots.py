@@ -38,14 +38,16 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def metric_plot(history: Sequence[Mapping[str, float]], *, metric: str, solo: float | None) -> str:
-    """Return the metric's curves over epochs, with the solo baseline as a line."""
+def metric_plot(
+    history: Sequence[Mapping[str, float]], *, metric: str, alone: float | None, name: str
+) -> str:
+    """Return the metric's curves over epochs, with the primary alone, called so, as a line."""
     figure, axes = _axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
     axes.plot(epochs, [row["train"] for row in history], color=_GREY, label="training")
     axes.plot(epochs, [row["validation"] for row in history], color=_BLUE, label="validation")
-    if solo is not None:
-        axes.axhline(solo, color=_ORANGE, linestyle="--", label="solo (test)")
+    if alone is not None:
+        axes.axhline(alone, color=_ORANGE, linestyle="--", label=name)
     axes.legend(fontsize=8, frameon=False)
     return _svg(figure)
 
@@ -149,6 +151,27 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
     )
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
+    return _svg(figure)
+
+
+def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *, title: str) -> str:
+    """Return one row a model: its figure as a dot, with its interval; a line through the first.
+
+    Args:
+        measured: Figure and interval of each model, by what it is called; None: no interval.
+        title: What is measured.
+    """
+    figure, axes = _axes(title, "", "")
+    figure.set_figheight(0.9 + 0.34 * len(measured))
+    for place, (value, interval) in enumerate(measured.values()):
+        colour = _ORANGE if place else _BLUE
+        if interval is not None:
+            axes.plot(interval, [place, place], color=colour, linewidth=2)
+        axes.plot(value, place, "o", color=colour)
+    axes.axvline(next(iter(measured.values()))[0], color=_BLUE, alpha=0.4, linewidth=1)
+    axes.set_yticks(range(len(measured)), list(measured))
+    axes.set_ylim(-0.6, len(measured) - 0.4)
+    axes.invert_yaxis()
     return _svg(figure)
 
 

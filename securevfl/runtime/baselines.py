@@ -1,4 +1,4 @@
-"""Baselines that need no federation: solo (the primary alone) and combine (all in one place)."""
+"""Models that need no federation: the primary alone, and combine (all in one place)."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,41 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
+from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import PrimaryData
+from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.baselines.fit import BaselineResult, fit_table
 from securevfl.models.baselines.tables import combined_inputs, solo_inputs
+
+
+def train_alone(
+    config: FederationConfig,
+    table: PartyTable,
+    data: PrimaryData,
+    *,
+    settings: BaselineConfig | None = None,
+) -> Alone:
+    """Fit the candidates of the primary alone, on all that it has, and choose one.
+
+    Args:
+        config: The federation file.
+        table: The primary's table.
+        data: The same as tensors.
+        settings: The network and its training; default: :class:`BaselineConfig`.
+
+    Raises:
+        DataError: If the metric that training goes by is not defined for a split's labels.
+    """
+    return fit_alone(
+        own_inputs(table),
+        data.targets.cpu().numpy(),
+        data.head,
+        train=data.split.train,
+        validation=data.split.validation,
+        seed=config.federation.seed,
+        network=settings,
+    )
 
 
 def train_solo(

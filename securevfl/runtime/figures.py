@@ -75,18 +75,27 @@ class RunFigures:
     family: str
     metric: str
     """Name of the metric that training goes by: what ``train``, ``validation``, ``test`` and
-    ``solo_test`` are figures of."""
+    ``alone_test`` are figures of."""
     higher_is_better: bool
     train: float
     validation: float
     test: float
-    solo_test: float | None
-    """Of the primary alone; None where it was not asked for."""
+    alone_test: float | None
+    """Of the best model that the primary has without partners; None where it was not asked for,
+    like the next two."""
+    alone: Mapping[str, Any] | None
+    """The primary alone: which model was ``chosen`` on validation rows; the ``candidates``, each
+    with ``validation``, ``test`` and the ``interval`` of ``test``; and all test ``metrics`` of the
+    chosen one."""
+    gain: Mapping[str, Any] | None
+    """The joint model's test figure minus alone's, in the direction in which positive is better:
+    ``value``, ``interval`` (paired over test rows), ``metric``, ``outcome`` (``"better"``,
+    ``"unclear"`` or ``"worse"``), ``used`` (whose predictions the run's are, ``"joint"`` or
+    ``"alone"``) and the ``verdict`` in words."""
     validation_metrics: Metrics
-    """Every metric of the task, at the best epoch; like the next two. A metric is None where the
+    """Every metric of the task, at the best epoch; like the next. A metric is None where the
     rows' labels do not define it."""
     test_metrics: Metrics
-    solo_test_metrics: Metrics | None
     evaluation: Mapping[str, Any]
     """More of the test rows: intervals, threshold, confusion, calibration; see
     :class:`securevfl.models.evaluation.Evaluation`."""
@@ -164,14 +173,30 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
         figures: What ``metrics.json`` holds.
     """
     family = figures["family"]
-    words = {
-        f"{family} (joint)": "test_metrics",
-        f"{family}, validation rows": "validation_metrics",
-        "solo (the primary alone)": "solo_test_metrics",
-        f"{family} without noise (simulated)": "no_privacy_test_metrics",
-        "combine (all features in one place)": "combine_test_metrics",
+    alone = figures["alone"]
+    found = {
+        f"{family} (joint)": figures["test_metrics"],
+        f"{family}, validation rows": figures["validation_metrics"],
+        alone_in_words(figures): alone and alone["metrics"],
+        f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
+        "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
-    return {text: figures[name] for text, name in words.items() if figures.get(name)}
+    return {text: metrics for text, metrics in found.items() if metrics}
+
+
+def alone_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what the primary alone is called, with its model; empty where there is none."""
+    return "" if figures["alone"] is None else f"alone ({figures['alone']['chosen']})"
+
+
+def candidates_in_words(figures: Mapping[str, Any]) -> str:
+    """Return the figures of every candidate of the primary alone, in a line."""
+    alone = figures["alone"]
+    each = [
+        f"{name} {one['test']:.4f} ({one['validation']:.4f})"
+        for name, one in alone["candidates"].items()
+    ]
+    return f"alone by {figures['metric']} on test (validation) rows: {', '.join(each)}"
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

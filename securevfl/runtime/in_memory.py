@@ -41,7 +41,7 @@ def simulate(
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int = 0,
-    with_solo: bool = True,
+    with_alone: bool = True,
     device: str = "cpu",
     out: Path | None = None,
     observe: Observer = ...,
@@ -76,7 +76,7 @@ def simulate(
     task: Task | None = None,
     bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
     seed: int | None = None,
-    with_solo: bool = True,
+    with_alone: bool = True,
     data_root: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
@@ -100,8 +100,8 @@ def simulate(
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
         base: What corrections by the secondaries are added to: ``"boosting"`` (the default),
-            ``"linear"``, any estimator of scikit-learn (a classifier needs ``predict_proba``), or
-            ``"none"``, as in the papers.
+            ``"linear"``, ``"best"`` of these and a perceptron, any estimator of scikit-learn (a
+            classifier needs ``predict_proba``), or ``"none"``, as in the papers.
         top: With frozen encoders, an estimator in place of the family's top network, fitted to own
             columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn.
         task: What the label is; default: multiclass or binary if the labels are classes,
@@ -110,7 +110,8 @@ def simulate(
             do not depend on the data, as a frozen encoder's guarantee needs. Without them each
             party standardises its features by its own statistics.
         seed: Run seed of splits, initialisation, shuffling and dropout; never of noise. Default 0.
-        with_solo: With tables, whether the primary's own network is trained too, to compare with.
+        with_alone: With tables, whether the best model of the primary alone is found too, to
+            compare with.
         data_root: With a federation file, where relative data paths start; default: next to the
             file, and the current folder if there is no file.
         resume: With a federation file, go on from the last epoch that was saved in ``out``.
@@ -152,7 +153,7 @@ def simulate(
         folder = place.path if isinstance(place, TemporaryFolder) else place
         if isinstance(parties, FederationSource):
             given = [name for name, value in of_tables.items() if value is not None]
-            given += [] if with_solo else ["with_solo"]
+            given += [] if with_alone else ["with_alone"]
             if given:
                 raise ConfigError(f"{given[0]}: the federation file says it; leave it out")
             if resume and out is None:
@@ -174,7 +175,7 @@ def simulate(
                 {table.name: _with_keys_called(names, table) for table in parties},
                 folder,
                 device=device_named(device),
-                with_solo=with_solo,
+                with_alone=with_alone,
                 observe=hearing.tell,
                 base=None if isinstance(base, str) else base,
                 top=None if isinstance(top, str) else top,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 from securevfl.config.link_spec import key_spec
 from securevfl.core import files as core_files
@@ -25,23 +26,23 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import Choice, choose, fit_base
+from securevfl.federation.base import Base, Choice, choose, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.keeping import keep_primary
 from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.own_numbers import label_scaler_of
+from securevfl.federation.own_numbers import label_scaler_of, own_inputs
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
-from securevfl.models.alone.margins import MarginModel
+from securevfl.models.alone.gain import AloneMeasured, measure_alone
 from securevfl.models.evaluation import Evaluation, evaluate
-from securevfl.runtime.baselines import train_solo
+from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.charged_exchange import ChargedExchange
 from securevfl.runtime.figures import RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -51,7 +52,7 @@ from securevfl.version import __version__
 
 
 class PrimaryRun:
-    """Train, test, compare with solo, and write down what happened."""
+    """Train, test, compare with the primary alone, and write down what happened."""
 
     def __init__(
         self,
@@ -106,6 +107,8 @@ class PrimaryRun:
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
         """Of the test rows, by the model that answers, once it is trained."""
+        self._joint_outputs: Tensor | None = None
+        """Of the joint model for the test rows."""
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -147,17 +150,16 @@ class PrimaryRun:
         else:
             self._train_by_rounds(base)
 
-    def _fit_base(self) -> MarginModel | None:
+    def _fit_base(self) -> Base | None:
         """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
         if not self.plan.config.base.corrects:
             return None
         self._tell(Stage(text="fitting the base"))
         fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
-        margins = torch.from_numpy(fitted.margins)
-        self.primary.take_base(margins.to(self.data.features.device))
-        return fitted.model
+        self.primary.take_base(fitted.margins)
+        return fitted
 
-    def _train_on_one_release(self, base: MarginModel | None) -> None:
+    def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
         kept = KeptRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
@@ -191,12 +193,12 @@ class PrimaryRun:
         made.update(rows.tobytes())
         return made.hexdigest()
 
-    def _train_by_rounds(self, base: MarginModel | None) -> None:
+    def _train_by_rounds(self, base: Base | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
         self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
-    def _conclude(self, base: MarginModel | None) -> None:
+    def _conclude(self, base: Base | None) -> None:
         """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
         if base is not None:
@@ -209,9 +211,11 @@ class PrimaryRun:
         rows, primary, config = self.data.split.test, self.primary, self.plan.config
         choice = self.choice
         if choice is None:
-            outputs, threshold = primary.predict(rows, "test"), primary.threshold
+            self._joint_outputs = outputs = primary.predict(rows, "test")
+            threshold = primary.threshold
         else:
-            outputs, threshold = choice.tested(primary), choice.threshold
+            self._joint_outputs = choice.joint_outputs(primary)
+            outputs, threshold = choice.answered(self._joint_outputs, rows), choice.threshold
         self.tested = evaluate(
             outputs,
             self.data.targets[torch.from_numpy(rows).to(outputs.device)],
@@ -274,9 +278,9 @@ class PrimaryRun:
         *,
         mode: str,
         traffic: Mapping[str, Mapping[str, int]],
-        with_solo: bool = True,
+        with_alone: bool = True,
     ) -> RunFigures:
-        """Train the solo baseline if asked for; return the run's figures.
+        """Measure the primary alone if asked for; return the run's figures.
 
         The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
         the figures are written when all of them are known.
@@ -285,10 +289,7 @@ class PrimaryRun:
             Nothing: the primary works alone here.
         """
         assert self.tested is not None, "a run is tested at the end of its training"
-        solo = None
-        if with_solo:
-            self._observe(Stage(text="training solo"))
-            solo = train_solo(self.plan.config, self.data).test_metrics
+        alone = self._measure_alone() if with_alone else None
         primary, config, head = self.primary, self.plan.config, self.data.head
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
@@ -305,13 +306,14 @@ class PrimaryRun:
             train=primary.best_line["train"],
             validation=head.headline(validation),
             test=head.headline(self.tested.metrics),
-            solo_test=None if solo is None else head.headline(solo),
+            alone_test=None if alone is None else head.headline(alone.metrics),
+            alone=None if alone is None else alone.as_json(),
+            gain=None if alone is None else alone.gain.as_json(),
             validation_metrics=validation,
             test_metrics=self.tested.metrics,
             evaluation=self.tested.as_json(),
             base=None if choice is None else choice.as_json(config),
             joint_test_metrics=None if choice is None else choice.joint_test,
-            solo_test_metrics=solo,
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,
             seconds=round(time.monotonic() - self._start, 3),
@@ -324,4 +326,20 @@ class PrimaryRun:
             run=self.plan.facts.run,
             ledger=str(self._run_ledger.relative_to(run_folder)),
             version=__version__,
+        )
+
+    def _measure_alone(self) -> AloneMeasured:
+        self._observe(Stage(text="fitting the primary alone"))
+        rows, outputs, choice = self.data.split.test, self._joint_outputs, self.choice
+        assert outputs is not None, "a run is tested at the end of its training"
+        return measure_alone(
+            train_alone(self.plan.config, self.table, self.data)
+            if choice is None
+            else choice.alone,
+            own_inputs(self.table).take(rows),
+            self.data.targets[torch.from_numpy(rows).to(outputs.device)],
+            outputs,
+            threshold=self.primary.threshold,
+            seed=self.plan.config.federation.seed,
+            used="joint" if choice is None else choice.decision.used,
         )

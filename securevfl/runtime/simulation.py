@@ -132,7 +132,7 @@ def simulate_federation(
     *,
     device: torch.device,
     resume: bool = False,
-    with_solo: bool = True,
+    with_alone: bool = True,
     observe: Observer = unheard,
     pretrain_only: bool = False,
     base: Any = None,
@@ -146,7 +146,7 @@ def simulate_federation(
         run_folder: Gets the files that docs/architecture.md lists ("A run folder"), but no report.
         device: Where models and noise are computed.
         resume: Go on from the last epoch that was saved in ``run_folder``.
-        with_solo: Train the solo baseline too; None is reported for it otherwise.
+        with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
         observe: Hears of progress.
         pretrain_only: End when pretraining is done; the metrics are its figures.
         base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
@@ -265,7 +265,7 @@ def simulate_federation(
                 simulated.files.ledger,
                 folder=simulated.files.folder,
             )
-        figures = run.finish(run_folder, mode="simulated", traffic={}, with_solo=with_solo)
+        figures = run.finish(run_folder, mode="simulated", traffic={}, with_alone=with_alone)
         write_figures(run_folder, figures)
         return RunResult(
             metrics=figures.as_json(),

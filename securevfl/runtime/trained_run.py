@@ -120,7 +120,7 @@ class TrainedRun:
         ):
             observe(Warned(text=NEVER_FEWER))
         if here or alone:
-            asker = (
+            asker: AlonePredictor | Predictor = (
                 AlonePredictor(self.config, model, without=absent)
                 if alone
                 else self._predictor_without(absent)

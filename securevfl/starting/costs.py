@@ -19,7 +19,7 @@ _WARM_UP: Final = 2
 # Of a round: headers of frames, a plan, a signature of the ledger's head.
 _ROUND_BYTES: Final = 600
 # A perceptron's step beside one of the top model, which holds about such a perceptron.
-_SOLO_STEP: Final = 0.6
+_NETWORK_STEP: Final = 0.6
 # The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
 _UPDATE: Final = 0.3
 
@@ -70,14 +70,15 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
     step = _step_seconds(config, table, plan)
-    solo = BaselineConfig()
-    solo_steps = solo.epochs * -(-plan.facts.train_rows // solo.batch_size)
+    # Of the primary alone, the network: trees take a few seconds where it takes a minute.
+    network = BaselineConfig()
+    network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
     parties = 1 if plan.frozen else 1 + secondaries
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
         step_seconds=step,
-        seconds=step * (steps * parties + _SOLO_STEP * solo_steps),
+        seconds=step * (steps * parties + _NETWORK_STEP * network_steps),
         memory_bytes=peak_memory_bytes(),
     )
 

@@ -70,8 +70,8 @@ def compare(
     Args:
         federation: The path of a federation file, or what :func:`securevfl.read_federation`
             returned.
-        methods: Families; ``solo``, ``boosting``, ``combine``, ``boosting-combine``, ``fedcvt``;
-            or names of the file's ``[methods.NAME]`` tables.
+        methods: Families; ``alone``, ``solo``, ``boosting``, ``combine``, ``boosting-combine``,
+            ``fedcvt``; or names of the file's ``[methods.NAME]`` tables.
         seeds: How many run seeds, counting up from the file's.
         jobs: Processes at a time, with one thread each.
         out: Folder that gets the table and a folder a run, and where a comparison that was cut off

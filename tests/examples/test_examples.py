@@ -27,7 +27,7 @@ def test_digits_example_reaches_its_window(capsys):
     """
     figures = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"](["--smoke"])
     assert 0.76 < figures["joint"] < 0.95
-    assert 0.60 < figures["solo"] < 0.90
+    assert 0.60 < figures["alone"] < 0.95
     assert figures["epsilon"] == pytest.approx(32.0, rel=0.01)
     said = " ".join(capsys.readouterr().out.split())
     assert "whether any one record (linked to" in said
@@ -115,7 +115,7 @@ def test_housing_example_trains_between_processes(housing_sample):
     assert set(metrics["bytes"]) == {"agency", "rental"}
     # On the whole table the RMSE is about 96; a sample of it does worse.
     assert 90.0 < metrics["test"] < 190.0
-    assert 90.0 < metrics["solo_test"] < 160.0
+    assert 90.0 < metrics["alone_test"] < 160.0
 
 
 def test_fedsim_example_runs_on_a_small_table(housing_sample, monkeypatch, capsys):
@@ -123,6 +123,6 @@ def test_fedsim_example_runs_on_a_small_table(housing_sample, monkeypatch, capsy
     monkeypatch.setenv("SECUREVFL_DATA", str(housing_sample))
     main = runpy.run_path(str(EXAMPLES / "fedsim_housing.py"))["main"]
     errors = main(["--rows", "600", "--epochs", "2"])
-    assert set(errors) == {"fedsim", "top1sim", "solo"}
+    assert set(errors) == {"fedsim", "top1sim", "alone"}
     assert all(50 < error < 360 for error in errors.values())
     assert "what FedSim has learned of a link's similarity" in capsys.readouterr().out

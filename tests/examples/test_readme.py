@@ -30,7 +30,7 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
     """As it stands, on tables where there is something to gain.
 
     Noise is fresh in every run. Over 20 runs the joint RMSE had mean 127.2 and deviation 4.7, and
-    solo's is always 162.0: more than seven deviations away, so a false alarm comes less than once
+    alone's is always 161.9: more than seven deviations away, so a false alarm comes less than once
     in a million runs.
     """
     write_tables(tmp_path)
@@ -44,7 +44,7 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
     assert metrics["metric"] == "rmse"
     assert metrics["privacy"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert metrics["privacy"]["epsilon"] <= 8.0
-    assert metrics["test"] < metrics["solo_test"]
+    assert metrics["test"] < metrics["alone_test"]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run(*command: object, **options: Any) -> str:
 
 
 def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
-    """Outside the repository; joint beats solo without noise, and the budget prints its epsilon.
+    """Outside the repository; joint beats alone without noise, and the budget prints its epsilon.
 
     The template of the report and the marker of types are in the wheel, and tests are not.
     """
@@ -87,10 +87,10 @@ def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_
     lines = f"{block('python')}\nprint(sv.__file__)\n"
     path = {**os.environ, "PYTHONPATH": str(installed)}
     metrics, epsilon, where = run(sys.executable, "-c", lines, cwd=elsewhere, env=path).splitlines()
-    joint, solo = map(float, metrics.split())
+    joint, alone = map(float, metrics.split())
 
     assert Path(where).is_relative_to(installed)
-    assert 0.7 < solo + 0.02 < joint < 0.99
+    assert 0.7 < alone + 0.02 < joint < 0.99
     assert float(epsilon) == pytest.approx(25.206, abs=0.01)
     ours = {path.relative_to(ROOT) for path in (ROOT / "securevfl").rglob("*") if path.is_file()}
     theirs = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}

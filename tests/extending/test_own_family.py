@@ -92,7 +92,7 @@ def test_it_is_simulated_by_its_name(tmp_path: Path, site: Path) -> None:
     metrics = json.loads((out / "metrics.json").read_text())
 
     assert metrics["family"] == "average"
-    assert metrics["test"] > metrics["solo_test"] + 0.1
+    assert metrics["test"] > metrics["alone_test"] + 0.1
 
 
 @pytest.mark.slow

@@ -8,7 +8,14 @@ import pytest
 
 from securevfl.cli.main import main
 
-PROGRESS = ("linking", "releasing rows", "training solo", "waiting for parties", "epoch ", "done ")
+PROGRESS = (
+    "linking",
+    "releasing rows",
+    "fitting the primary alone",
+    "waiting for parties",
+    "epoch ",
+    "done ",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,7 @@ def simulated_losses(name: str) -> list[float]:
         config = read_federation(write_run(folder, name))
         tables = read_tables(config, folder)
         result = simulate_federation(
-            config, tables, folder / "run", device=torch.device("cpu"), with_solo=False
+            config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
         )
         return [*result.losses, result.metrics["test"]]
 

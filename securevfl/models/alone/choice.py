@@ -49,6 +49,12 @@ class Alone:
         """The chosen candidate."""
         return self.candidates[self.chosen]
 
+    @property
+    def epochs(self) -> int:
+        """Epochs that the network was trained for; 1 where there is no network."""
+        network = self.candidates.get("network")
+        return network.model.epochs if network and isinstance(network.model, NetworkModel) else 1
+
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return what the head reads of the chosen model.
 

@@ -19,12 +19,13 @@ from securevfl.models.alone.network import NetworkModel
 from securevfl.models.mlp import MLP
 from securevfl.models.tasks import TaskHead
 
-_TREES: Final = (
+_TRUSTED: Final = (
     "functools.partial",
+    "numpy.dtype",
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.utils.validation.check_array",
 )
-"""What histogram boosting holds, beside what skops trusts by itself."""
+"""What boosting and the linear model hold, beside what skops trusts by itself."""
 
 
 def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
@@ -71,7 +72,7 @@ def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> No
 
 def types_of(content: bytes) -> list[str]:
     """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
-    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TREES]
+    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
 
 
 def is_trusted(name: str) -> bool:
@@ -114,7 +115,7 @@ def model_of(
             epochs=int(about["epochs"]),
         )
     try:
-        estimator = skops.io.loads(content, trusted=[*_TREES, *trusted])
+        estimator = skops.io.loads(content, trusted=[*_TRUSTED, *trusted])
     except UntrustedTypesFoundException as error:
         raise ConfigError(f"model: {error}") from None
     return MarginModel(estimator=estimator, head=head, words_as_one=bool(about["words_as_one"]))

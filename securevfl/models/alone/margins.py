@@ -7,9 +7,9 @@ out that no correction could reach it.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -17,6 +17,7 @@ from sklearn.base import clone
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -53,6 +54,15 @@ class OwnInputs:
     def take(self, rows: Int64[np.ndarray, " taken"]) -> "OwnInputs":
         """Return some of the rows."""
         return OwnInputs(values=self.values[rows], words=self.words)
+
+
+@runtime_checkable
+class Fitted(Protocol):
+    """A model that is read as margins."""
+
+    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
+        """Return the margins of rows, as the head reads them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,11 +179,36 @@ def cross_fit(
         )
 
     model = fitted(train)
+    margins = out_of_fold(model, fitted, inputs, targets, head, train=train, seed=seed)
+    return CrossFitted(model=model, margins=margins)
+
+
+def out_of_fold(
+    model: Fitted,
+    fitted: Callable[[Int64[np.ndarray, " some"]], Fitted],
+    inputs: OwnInputs,
+    targets: Shaped[np.ndarray, " rows"],
+    head: TaskHead,
+    *,
+    train: Int64[np.ndarray, " train"],
+    seed: int,
+) -> Float32[np.ndarray, "rows outputs"]:
+    """Return margins of all rows, of which none comes of a model that saw the row's label to learn.
+
+    Args:
+        model: Fitted to all training rows.
+        fitted: Returns such a model of some of them.
+        inputs: All rows.
+        targets: Their labels; see :func:`cross_fit`.
+        head: The task.
+        train: The training rows.
+        seed: Run seed, of the folds.
+    """
     margins = model.margins(inputs)
     for rest, held_out in _folds(targets[train], head, seed=seed):
         rows = train[held_out]
         margins[rows] = fitted(train[rest]).margins(inputs.take(rows))
-    return CrossFitted(model=model, margins=margins)
+    return margins
 
 
 def _folds(
@@ -217,7 +252,9 @@ def _unfitted(
         )
     if estimator == "linear":
         last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
-        return make_pipeline(StandardScaler(), last)
+        # Rows of training have every key, and a row that cannot be linked lacks one.
+        filled = SimpleImputer(keep_empty_features=True)
+        return make_pipeline(filled, StandardScaler(), last)
     if isinstance(estimator, str):
         raise ConfigError(f'{where}: must be "boosting" or "linear", got {estimator!r}')
     if not hasattr(estimator, "fit") or not hasattr(

@@ -33,7 +33,9 @@ class NetworkModel:
     @torch.no_grad()
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the outputs for rows, as the head reads them."""
-        table = torch.from_numpy((inputs.values - self.mean) / self.deviation)
+        standard = (inputs.values - self.mean) / self.deviation
+        # Rows of training have every key; one that cannot be linked gets the mean.
+        table = torch.from_numpy(np.where(np.isnan(standard), 0.0, standard))
         outputs: Float[Tensor, "rows outputs"] = self.network(table)
         return outputs.float().numpy()
 

@@ -47,7 +47,7 @@ class Comparison:
     """The federation file; its ``[methods]`` may say more of each method."""
 
     methods: tuple[str, ...]
-    """Names of families, of ``solo`` and ``combine``, or of ``[methods.NAME]`` tables."""
+    """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables."""
 
     seeds: int
     """How many; they count up from ``federation.seed``."""

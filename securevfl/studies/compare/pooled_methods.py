@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
@@ -13,7 +14,7 @@ from securevfl.config.methods import JOINED, Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import primary_data
-from securevfl.federation.own_numbers import features_of
+from securevfl.federation.own_numbers import features_of, own_inputs
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.linking.in_process import Linker
@@ -26,7 +27,13 @@ from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
 from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.tasks import Metrics, TaskHead
-from securevfl.runtime.baselines import joined_inputs, train_combined, train_solo, true_matches
+from securevfl.runtime.baselines import (
+    joined_inputs,
+    train_alone,
+    train_combined,
+    train_solo,
+    true_matches,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +51,8 @@ class Figures:
     """Epochs, or rounds of boosting, that were run."""
     best_epoch: int
     """The epoch whose model is measured."""
+    chosen: str | None = None
+    """Which model the primary alone is; None of other methods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +92,9 @@ def train_in_one_place(
     linked = Linker(spec, keys_of(spec.keys, primary)).primary
     data = primary_data(config, primary, split, linked, device=device)
     head = data.head
+    if family == "alone":
+        assert isinstance(settings, BaselineConfig)
+        return _alone(config, primary, data, settings), head
     if family == "solo":
         assert isinstance(settings, BaselineConfig)
         solo = train_solo(config, data, settings=settings)
@@ -145,6 +157,29 @@ def require_fitting(
     if family in JOINED:
         for party in config.secondaries:
             true_matches(tables[config.primary.name], tables[party.name])
+
+
+def _alone(
+    config: FederationConfig, table: PartyTable, data: PrimaryData, settings: BaselineConfig
+) -> Figures:
+    """Fit the candidates of the primary alone, and measure the one that validates best."""
+    alone = train_alone(config, table, data, settings=settings)
+    head, targets = data.head, data.targets.cpu().numpy()
+
+    def measured(rows: Int64[np.ndarray, " rows"]) -> Metrics:
+        return alone.measured(own_inputs(table).take(rows), targets[rows])[alone.chosen]
+
+    trained, tested = measured(data.split.train), measured(data.split.test)
+    return Figures(
+        train=head.headline(trained),
+        validation=head.headline(alone.best.validation),
+        test=head.headline(tested),
+        validation_metrics=alone.best.validation,
+        test_metrics=tested,
+        epochs=alone.epochs,
+        best_epoch=alone.epochs,
+        chosen=alone.chosen,
+    )
 
 
 def _boosted(

@@ -226,7 +226,7 @@ def _simulate(
             shutil.rmtree(folder)
     if metrics is None:
         metrics = simulate_federation(
-            own, tables, folder, device=device, with_solo=False, observe=observe
+            own, tables, folder, device=device, with_alone=False, observe=observe
         ).metrics
     figures = {name: metrics[name] for name in _KEPT}
     return {**figures, "epsilon": metrics["privacy"]["epsilon"]}, whole
@@ -242,7 +242,7 @@ def _go_on(
 ) -> dict[str, Any] | None:
     try:
         return simulate_federation(
-            own, tables, folder, device=device, resume=True, with_solo=False, observe=observe
+            own, tables, folder, device=device, resume=True, with_alone=False, observe=observe
         ).metrics
     except (ConfigError, PrivacyError):
         # Cut off before its first epoch was saved by all, or under other settings.

@@ -14,7 +14,7 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.studies.compare.run import LeftOut
 from securevfl.version import __version__
 
-REFERENCES: Final = ("fedsim", "fet")
+REFERENCES: Final = ("alone", "fedsim", "fet")
 """Methods that the others are compared with seed by seed, where they take part."""
 
 _OTHERS_ON_A_SCREEN: Final = 3
@@ -31,6 +31,7 @@ _CSV_FIELDS: Final = (
     "best_epoch",
     "seconds",
     "cpu_seconds",
+    "chosen",
 )
 
 
@@ -56,7 +57,8 @@ def summary(
     Returns:
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
         each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
-        test metric of each), and the same of every metric of the task in ``metrics``; and
+        test metric of each), and the same of every metric of the task in ``metrics``; of the
+        primary alone also which model was ``chosen`` with each seed; and
         ``differences``: for each reference that takes part, each other method minus it, seed by
         seed; ``left_out`` with the ``status`` and ``reason`` of each method without figures; and
         ``adapted``. A metric that is not defined for some seed's rows has no mean and no deviation.
@@ -83,6 +85,7 @@ def summary(
                 **_spread(tests[name]),
                 "metrics": {one.name: _spread(_tests(runs, one.name)) for one in ordered},
                 "family": runs[0]["family"],
+                **_chosen(runs),
                 "validation": _mean([run["validation_metrics"][shown.name] for run in runs]),
                 "epochs": [run["epochs"] for run in runs],
                 "samples_per_cpu_second": _speed(runs),
@@ -109,6 +112,12 @@ def summary(
         "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
         "version": __version__,
     }
+
+
+def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return which model the primary alone was with each seed; nothing of other methods."""
+    chosen = [run["chosen"] for run in runs if run.get("chosen")]
+    return {"chosen": chosen} if chosen else {}
 
 
 def _tests(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float | None]:

@@ -71,10 +71,14 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
 
 
 def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
-    """Without noise, encoders fitted to each table and records that choose: equal losses."""
+    """Without noise, encoders fitted to each table and records that choose, over a base.
+
+    Equal losses, and the same model answers.
+    """
     path = write_federation(
         tmp_path,
         model={"release": "pooled", "top": "additive", "hidden": 4},
+        base={"estimator": "boosting"},
         encoder={"method": "principal"},
         privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
         linkage={"choose": "records"},
@@ -84,7 +88,8 @@ def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
 
     assert len(losses) == len(alone.losses) > 0
     assert losses == pytest.approx(alone.losses, abs=2**-14)
-    for name in ("test", "test_metrics", "validation_metrics", "solo_test_metrics"):
+    assert metrics["base"] == pytest.approx(alone.metrics["base"])
+    for name in ("test", "test_metrics", "validation_metrics", "alone"):
         assert metrics[name] == alone.metrics[name]
     assert set(metrics["test_metrics"]) >= {"accuracy", "macro_f1", "macro_auc"}
 

@@ -76,7 +76,7 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--methods", "fet,fedsym"), ["method 'fedsym'", "there are 'solo', 'combine'", "'fet'"]),
+        (("--methods", "fet,fedsym"), ["method 'fedsym'", "there are 'alone', 'solo'", "'fet'"]),
         (("--methods", ""), ["methods: name at least one"]),
         (("--methods", "fet", "--metric", "auc"), ["metric: a multiclass task has accuracy"]),
         (("--methods", "fet", "--seeds", "0"), ["--seeds: must be at least 1, got 0"]),

@@ -72,7 +72,7 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path, capfd: Capture) -> Non
     assert ended.code == 0
     printed = json.loads(ended.out)
     assert printed == json.loads((out / "metrics.json").read_text())
-    assert {"task", "family", "metric", "train", "validation", "test", "solo_test"} <= set(printed)
+    assert {"task", "family", "metric", "train", "validation", "test", "alone_test"} <= set(printed)
     assert any('mechanism = "none"' in text for text in ended.warnings)
     again = securevfl(capfd, "simulate", path, "--out", out, "--json", "--resume")
     assert again.code == 0

@@ -194,7 +194,7 @@ def test_every_family_trains_on_rows_without_a_link(
     frame.to_csv(tmp_path / "agency.csv", index=False)
     tables = read_tables(config, tmp_path)
     result = simulate_federation(
-        config, tables, tmp_path / "run", device=torch.device("cpu"), with_solo=False
+        config, tables, tmp_path / "run", device=torch.device("cpu"), with_alone=False
     )
     assert np.isfinite(result.losses).all()
     assert np.isfinite(result.metrics["test"])

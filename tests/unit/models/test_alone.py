@@ -44,7 +44,7 @@ def test_each_kind_of_table_has_its_model() -> None:
     step = ((first > 0) ^ (first > 0.8)).astype(np.float32)
     assert chosen_among(inputs, step, BINARY).chosen == "boosting"
     curve = np.sin(2 * (first + second)).astype(np.float32)
-    patient = BaselineConfig(hidden=(32,), epochs=150, batch_size=20, learning_rate=1e-2, dropout=0)
+    patient = BaselineConfig(hidden=(32,), epochs=80, batch_size=25, learning_rate=2e-2, dropout=0)
     found = chosen_among(inputs, curve, NUMBER, network=patient)
     assert found.chosen == "network"
     assert np.abs(found.margins(inputs.take(TEST))[:, 0] - curve[TEST]).mean() < 0.3

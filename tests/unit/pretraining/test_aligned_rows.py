@@ -246,7 +246,7 @@ def test_a_secondary_refuses_rows_that_it_did_not_call_aligned(tmp_path: Path) -
 def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any family; validation and test rows stay all of them, and so do solo's."""
+    """Of any family; validation and test rows stay all of them, and so do alone's."""
     model = {"family": family} if family == "exact" else {}
     seen: list[Rows] = []
     train = NetworkPrimary._train_batch
@@ -271,7 +271,7 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     assert np.array_equal(found["all"][0], labelled)
     assert np.array_equal(found["aligned"][0], labelled[labelled < COMMON_IDS])
     assert found["aligned"][1]["alignment"]["training_rows"] == (labelled < COMMON_IDS).sum()
-    assert found["aligned"][1]["solo_test"] == found["all"][1]["solo_test"]
+    assert found["aligned"][1]["alone"] == found["all"][1]["alone"]
 
 
 def test_a_batch_may_have_one_row_or_one_linked_record(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def trained(*, useful: bool = True, rows: int = 300, **more: Any) -> sv.RunResul
         sv.data.from_frame(bank, name="bank", key=["id"], label="pays"),
         sv.data.from_frame(bureau, name="bureau", key=["id"]),
     ]
-    settings = {"privacy": NO_NOISE, "training": SHORT, "base": "linear", "with_solo": False}
+    settings = {"privacy": NO_NOISE, "training": SHORT, "base": "linear", "with_alone": False}
     return sv.simulate(parties, TOP1, **{**settings, **more})
 
 
@@ -46,11 +46,12 @@ def written(out: Path) -> pd.DataFrame:
     return pd.read_csv(out / FILE).set_index("row")
 
 
+@pytest.mark.parametrize("estimator", ["linear", "best"])
 def test_partners_who_know_more_are_used_and_predictions_are_those_of_the_run(
-    tmp_path: Path,
+    estimator: str, tmp_path: Path
 ) -> None:
     """Epoch 0 is the base; the joint model beats it by far, and the kept one says the same."""
-    run = trained(training=LONG, out=tmp_path)
+    run = trained(training=LONG, base=estimator, out=tmp_path)
     base = run.metrics["base"]
     assert base["used"] == "joint"
     assert base["gain"] > 2 * base["error"] > 0

@@ -55,7 +55,8 @@ def test_tensorboard_reads_the_runs_own_figures(tmp_path: Path) -> None:
         (row["epoch"], pytest.approx(row["validation"], rel=1e-6)) for row in run.history
     ]
     assert curve("end/test") == [(0, pytest.approx(run.metrics["test"], rel=1e-6))]
-    assert curve("end/solo_test") == [(0, pytest.approx(run.metrics["solo_test"], rel=1e-6))]
+    assert curve("end/alone_test") == [(0, pytest.approx(run.metrics["alone_test"], rel=1e-6))]
+    assert curve("end/gain") == [(0, pytest.approx(run.metrics["gain"]["value"], rel=1e-6))]
     assert {"end/delta", "epoch/seconds"} <= set(found.Tags()["scalars"])
 
 

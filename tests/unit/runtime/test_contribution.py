@@ -64,7 +64,7 @@ def partners(
 def run(path: Path, out: Path) -> RunResult:
     config = read_federation(path)
     return simulate_federation(
-        config, read_tables(config, path.parent), out, device=torch.device("cpu"), with_solo=False
+        config, read_tables(config, path.parent), out, device=torch.device("cpu"), with_alone=False
     )
 
 

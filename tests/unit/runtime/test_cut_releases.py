@@ -57,7 +57,7 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=unheard) -> RunR
         out,
         device=torch.device("cpu"),
         resume=resume,
-        with_solo=False,
+        with_alone=False,
         observe=observe,
     )
 

@@ -39,7 +39,7 @@ def run(path: Path, out: Path, **options: Any) -> RunResult:
 
 
 def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Capture) -> None:
-    """The chosen one first, as the headline; of test and validation rows, and of solo."""
+    """The chosen one first, as the headline; of test and validation rows, and of alone."""
     training = {"metric": "f1", "epochs": 3}
     path, out = binary(tmp_path, share=0.4, training=training), tmp_path / "run"
     ended = securevfl(capfd, "simulate", path, "--out", out)
@@ -47,14 +47,33 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
     assert ended.code == 0, ended.err
     metrics = json.loads((out / "metrics.json").read_text())
     assert (metrics["metric"], metrics["higher_is_better"]) == ("f1", True)
-    for part in ("validation", "test", "solo_test"):
-        figures = metrics[f"{part}_metrics"]
+    alone = metrics["alone"]
+    measured = {
+        "validation": metrics["validation_metrics"],
+        "test": metrics["test_metrics"],
+        "alone_test": alone["metrics"],
+    }
+    for part, figures in measured.items():
         assert tuple(figures) == ("f1", *(name for name in BINARY if name != "f1"))
         assert metrics[part] == figures["f1"]
         for value in figures.values():
             assert f"{value:.4f}" in ended.out
             assert f"{value:.4f}" in (out / "report.html").read_text()
     assert "best epoch by validation f1" in ended.out
+    assert set(alone["candidates"]) == {"linear", "boosting", "network"}
+    assert alone["candidates"][alone["chosen"]]["test"] == metrics["alone_test"]
+    assert (
+        max(one["validation"] for one in alone["candidates"].values())
+        == (alone["candidates"][alone["chosen"]]["validation"])
+    )
+    gain, page = metrics["gain"], (out / "report.html").read_text()
+    assert gain["value"] == pytest.approx(metrics["test"] - metrics["alone_test"])
+    assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]
+    assert (gain["metric"], gain["used"]) == ("f1", "joint")
+    assert f"verdict: {gain['verdict']}" in " ".join(ended.out.split())
+    assert f"Verdict: {gain['verdict']}." in page
+    assert f"({alone['chosen']})" in ended.out
+    assert f"{alone['chosen']} (alone, chosen)" in page
     with (out / "history.csv").open(newline="") as file:
         best = list(csv.DictReader(file))[metrics["best_epoch"] - 1]
     for name in BINARY:
@@ -113,7 +132,7 @@ def test_the_chosen_metric_decides_the_epoch(tmp_path: Path) -> None:
     for metric in ("auc", "accuracy"):
         training = {"metric": metric, "epochs": 6, "patience": 6, "learning_rate": 1e-3}
         path = binary(tmp_path, share=0.25, training=training)
-        found[metric] = run(path, tmp_path / metric, with_solo=False)
+        found[metric] = run(path, tmp_path / metric, with_alone=False)
         values = [line[f"validation_{metric}"] for line in found[metric].history]
         assert found[metric].metrics["best_epoch"] == 1 + int(np.argmax(values))
     auc, accuracy = found["auc"], found["accuracy"]

@@ -38,7 +38,7 @@ def after_an_epoch(folder: Path, **model: Any) -> dict[str, dict[str, Tensor]]:
         read_tables(config, folder),
         folder / "run",
         device=torch.device("cpu"),
-        with_solo=False,
+        with_alone=False,
     )
     return {name: kept_positions(folder / "run" / "parties" / name) for name in PARTIES}
 

@@ -50,12 +50,17 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunRe
     )
 
 
-@pytest.mark.parametrize(("epoch", "done"), [(2, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize(
+    ("epoch", "done", "base"), [(2, 1, "none"), (3, 2, "linear"), (5, 2, "none")]
+)
 def test_interrupted_run_ends_like_an_undisturbed_one(
-    epoch: int, done: int, tmp_path: Path
+    epoch: int, done: int, base: str, tmp_path: Path
 ) -> None:
-    """With dropout, party dropout and averaged encodings: every later loss is the same number."""
-    path = write_federation(tmp_path, model=MODEL, **SHORT)
+    """With dropout, party dropout and averaged encodings: every later loss is the same number.
+
+    With a base, which is fitted again: the same choice too.
+    """
+    path = write_federation(tmp_path, model=MODEL, base={"estimator": base}, **SHORT)
     once = run(path, tmp_path / "once")
     out = tmp_path / "cut"
     with pytest.raises(PowerCutError):
@@ -63,8 +68,9 @@ def test_interrupted_run_ends_like_an_undisturbed_one(
     again = run(path, out, resume=True)
     a_round = len(once.losses) // EPOCHS
     assert again.losses == once.losses[(epoch - 1) * a_round :]
-    for figure in ("train", "validation", "test", "epochs", "best_epoch", "solo_test"):
+    for figure in ("train", "validation", "test", "epochs", "best_epoch", "alone_test"):
         assert again.metrics[figure] == once.metrics[figure]
+    assert again.metrics.get("base") == once.metrics.get("base")
     histories = [
         pd.read_csv(folder / "history.csv").drop(columns="seconds")
         for folder in (tmp_path / "once", out)

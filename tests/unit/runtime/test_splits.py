@@ -66,7 +66,7 @@ def test_a_run_is_split_by_a_column(tmp_path: Path, column: str) -> None:
     raw = pd.read_csv(tmp_path / "agency.csv")[column]
     train, validation, test = (raw[rows] for rows in (split.train, split.validation, split.test))
     result = simulate_federation(
-        config, tables, tmp_path / "run", device=torch.device("cpu"), with_solo=False
+        config, tables, tmp_path / "run", device=torch.device("cpu"), with_alone=False
     )
 
     assert tables["agency"].feature_names == ("x0", "x1", "x2")

@@ -55,25 +55,19 @@ def without_times(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
-    """A comparison adds nothing: the seed's simulation, and the solo baseline beside it."""
-    plan = comparison(tmp_path, "solo", "fet")
+    """A comparison adds nothing: the seed's simulation, and the primary alone beside it."""
+    plan = comparison(tmp_path, "alone", "fet")
     results = {(one["method"], one["seed"]): one for one in compare_methods(plan)}
-    assert list(results) == [("solo", 3), ("fet", 3), ("solo", 4), ("fet", 4)]
+    assert list(results) == [("alone", 3), ("fet", 3), ("alone", 4), ("fet", 4)]
     config = run_config(plan.config, MethodRun(method="fet", seed=4))
     alone = simulate_federation(
         config, read_tables(config, tmp_path), tmp_path / "alone", device=torch.device("cpu")
     ).metrics
     for figure in ("test", "validation", "train", "best_epoch", *METRICS):
         assert results["fet", 4][figure] == alone[figure]
-    longer = comparison(tmp_path, "solo", methods={})
-    elsewhere = {"folder": tmp_path / "longer", "seeds": 2}
-    again = compare_methods(Comparison(**{**fields_of(longer), **elsewhere}))
-    assert again[1]["test"] == alone["solo_test"]
-    assert again[1]["test_metrics"] == alone["solo_test_metrics"]
-
-
-def fields_of(plan: Comparison) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in ("config", "methods", "data_root")}
+    assert results["alone", 4]["test"] == alone["alone_test"]
+    assert results["alone", 4]["test_metrics"] == alone["alone"]["metrics"]
+    assert results["alone", 4]["chosen"] == alone["alone"]["chosen"]
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -298,6 +292,26 @@ def test_figures(tmp_path: Path) -> None:
     assert markdown_table(figures).splitlines()[2].startswith("| solo | 4.00 ± 1.41 | +0.50")
     runs = pd.read_csv(tmp_path / "comparison.csv")
     assert runs.groupby("method")["test"].mean().to_dict() == {"solo": 4, "fedsim": 3.5, "fet": 1}
+
+
+def test_every_method_is_held_against_alone() -> None:
+    """A column of paired differences with their deviation, and which model alone was each time."""
+    tests = {"alone": [3.0, 5.0], "fet": [2.5, 5.5]}
+    chosen = {0: "boosting", 1: "network"}
+    results = [
+        {
+            **made_up(name, seed, values[seed]),
+            **({"chosen": chosen[seed]} if name == "alone" else {}),
+        }
+        for seed in (0, 1)
+        for name, values in tests.items()
+    ]
+    figures = summary(results, federation="made-up", task="regression")
+    assert figures["differences"]["alone"]["fet"]["seeds"] == [-0.5, 0.5]
+    assert figures["methods"]["alone"]["chosen"] == ["boosting", "network"]
+    assert "chosen" not in figures["methods"]["fet"]
+    head, _, fet = table_rows(figures)
+    assert dict(zip(head, fet, strict=True))["minus alone"] == "+0.0000 ± 0.7071"
 
 
 def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
