@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "securevfl"
 
 # Methods that torch's modules and CrypTen's communicators are called by.
-CALLED_BY_LIBRARIES = frozenset({"forward", "get_rank", "get_world_size", "reduce"})
+CALLED_BY_LIBRARIES = frozenset(
+    {"forward", "get_extra_state", "set_extra_state", "get_rank", "get_world_size", "reduce"}
+)
 
 
 def trees(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.Module]]:
