@@ -30,6 +30,7 @@ from securevfl.federation.rounds import EpochMark, RoundCounter
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import key_scaler, keys_of, model_keys
+from securevfl.models.alone.margins import MarginModel
 from securevfl.models.contribution import Coalition, Valued
 from securevfl.models.fitted_top import FittedTop
 from securevfl.runtime.coalitions import Alone, Gone, at_work, ranks_of
@@ -98,9 +99,12 @@ class Releases:
         margins = None
         part = self.alone.part
         if part.base is not None:
-            own = part.base.estimator if self._config.base.estimator == OWN else None
-            fitted = fit_base(self._config, self._table, self.data, own)
-            margins = torch.from_numpy(fitted.margins).to(self._device)
+            # A named one is fitted by its name again.
+            named = self._config.base.estimator != OWN
+            fitted = part.base if isinstance(part.base, MarginModel) else None
+            own = None if named or fitted is None else fitted.estimator
+            cross = fit_base(self._config, self._table, self.data, own)
+            margins = torch.from_numpy(cross.margins).to(self._device)
         kept = _KeptOutputs(folder / CACHE, self._model)
         gone = self.gone()
 
