@@ -103,8 +103,7 @@ class Releases:
             named = self._config.base.estimator != OWN
             fitted = part.base if isinstance(part.base, MarginModel) else None
             own = None if named or fitted is None else fitted.estimator
-            cross = fit_base(self._config, self._table, self.data, own)
-            margins = torch.from_numpy(cross.margins).to(self._device)
+            margins = fit_base(self._config, self._table, self.data, own).margins
         kept = _KeptOutputs(folder / CACHE, self._model)
         gone = self.gone()
 

@@ -40,7 +40,7 @@ def test_shapley_values_are_the_mean_over_all_orders_and_add_up() -> None:
     assert worth.method == "exact"
     assert worth.coalitions == 8
     for metric, sign in (("r2", 1), ("mse", -1)):
-        value = {one: sign * figures[metric] for one, figures in worth.values.items()}
+        value = {one: sign * figures[metric].value for one, figures in worth.values.items()}
         for name in names:
             added = []
             for order in itertools.permutations(names):
