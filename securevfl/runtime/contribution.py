@@ -157,16 +157,14 @@ def _measured(
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
     source = _source(trained, model, figures)
-    if isinstance(source, Releases):
-        cost = COST
+    cost = COST if isinstance(source, Releases) else _NOT_SENT
+    if isinstance(source, KeptModels) and config.model.party_dropout == 0:
+        notes.append(NEVER_FEWER)
+    if config.privacy.mechanism != "none":
         notes.append(
             "noise of the released numbers is that of all secondaries, also where one is taken "
             "out: with fewer, predictions would have a little less of it"
         )
-    else:
-        cost = _NOT_SENT
-        if config.model.party_dropout == 0:
-            notes.append(NEVER_FEWER)
     data, names = source.data, [party.name for party in config.secondaries]
     targets = source.alone.tested
     common = {"permutations": permutations, "seed": seed}
