@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from securevfl.core.errors import SecureVflError
     from securevfl.estimators.federated import FederatedClassifier, FederatedRegressor
     from securevfl.models.fedhssl.settings import PretrainingSettings
+    from securevfl.runtime.contribution import Contribution, contribution
     from securevfl.runtime.entry import train
     from securevfl.runtime.in_memory import simulate
     from securevfl.runtime.prediction_entry import features, predict
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditSettings",
+    "Contribution",
     "FederatedClassifier",
     "FederatedRegressor",
     "LinkageSettings",
@@ -42,6 +44,7 @@ __all__ = [
     "audit",
     "callbacks",
     "compare",
+    "contribution",
     "data",
     "dp",
     "features",
@@ -58,6 +61,7 @@ __all__ = [
 
 _HOME = {
     "AuditSettings": "securevfl.studies.audit.settings",
+    "Contribution": "securevfl.runtime.contribution",
     "FederatedClassifier": "securevfl.estimators.federated",
     "FederatedRegressor": "securevfl.estimators.federated",
     "LinkageSettings": "securevfl.config.linkage",
@@ -69,6 +73,7 @@ _HOME = {
     "TrainingSettings": "securevfl.config.sections",
     "audit": "securevfl.studies.audit.report",
     "compare": "securevfl.studies.entry",
+    "contribution": "securevfl.runtime.contribution",
     "features": "securevfl.runtime.prediction_entry",
     "link": "securevfl.studies.entry",
     "predict": "securevfl.runtime.prediction_entry",

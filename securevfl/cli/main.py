@@ -192,6 +192,7 @@ def party(
     rows: Annotated[Path | None, typer.Option("--rows", hidden=True)] = None,
     predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
     id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
+    without: Annotated[str | None, typer.Option("--without", hidden=True)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -200,7 +201,8 @@ def party(
 
     asked = None
     if rows is not None and predictions is not None:
-        asked = NewRows(path=rows, out=predictions, id_column=id_column)
+        absent = tuple(without.split(",")) if without else ()
+        asked = NewRows(path=rows, out=predictions, id_column=id_column, without=absent)
 
     run_party(
         federation,

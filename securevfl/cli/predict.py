@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def run_predict(
     rows: Path,
     out: Path,
     id_column: str | None,
+    without: Sequence[str],
     federation: Path | None,
     identity: Path | None,
     listen: str | None,
@@ -45,6 +47,7 @@ def run_predict(
             rows=rows,
             out=out,
             id_column=id_column,
+            without=without,
             identity=identity,
             listen=listen,
             data_root=data_root,
@@ -62,6 +65,8 @@ def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
         "metrics": predictions.metrics,
         "epsilon": predictions.epsilon,
         "used": predictions.used,
+        "without": list(predictions.without),
+        "measured_without": predictions.measured_without,
     }
 
 
@@ -75,9 +80,26 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
     if predictions.used == "alone":
         cost = " by the primary alone: nothing was sent to anybody, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
+    if predictions.without:
+        print(f"securevfl: {_absence(predictions)}", file=sys.stderr)
     if predictions.metrics:
         table = Table("metric", "of these rows")
         for name, value in predictions.metrics.items():
             table.add_row(name, "not defined" if value is None else f"{value:.4f}")
         Console().print(table)
     print(out)
+
+
+def _absence(predictions: Predictions) -> str:
+    """Say who was absent, and what predictions without them are worth."""
+    who = f"without {', '.join(predictions.without)}"
+    measured = predictions.measured_without
+    if measured is None:
+        return f"{who}: not measured what such predictions are worth"
+    found = []
+    for name, figure in measured["metrics"].items():
+        value = f"{name} {figure['value']:.4g}"
+        ends = figure["interval"]
+        found.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
+    by = "the primary alone, who does better then" if measured["used"] == "alone" else "the others"
+    return f"{who}, answered by {by}: on the run's test rows {', '.join(found)}"

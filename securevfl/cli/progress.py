@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from securevfl.core.progress import (
     CiphertextsMade,
+    CoalitionsValued,
     EpochDone,
     LinksMade,
     Listening,
@@ -81,6 +82,8 @@ class RunProgress:
                 self._long_step(f"linking {event.name}", event)
             case CiphertextsMade():
                 self._long_step(f"{event.name} prepares ciphertexts", event)
+            case CoalitionsValued():
+                self._long_step(event.name, event)
             case RowsReleased():
                 self._advance("releasing rows", event.done, event.of)
             case PretrainingRound():
@@ -114,7 +117,7 @@ class RunProgress:
         if "seconds_left" in figures:
             self._figures["left"] = f"{timedelta(seconds=round(figures['seconds_left']))} left"
 
-    def _long_step(self, stage: str, event: LinksMade | CiphertextsMade) -> None:
+    def _long_step(self, stage: str, event: LinksMade | CiphertextsMade | CoalitionsValued) -> None:
         self._advance(stage, event.done, event.of)
         if "left" in self._figures:
             self._line(f"{stage} {event.done}/{event.of}: {self._text()}")

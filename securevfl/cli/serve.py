@@ -40,6 +40,12 @@ def serve(
     gather: Annotated[
         float, typer.Option(help="Seconds that a request waits for others to go with it.")
     ] = 0.005,
+    without_lost: Annotated[
+        bool,
+        typer.Option(
+            "--without-lost", help="Go on without a secondary that is lost; answers name it."
+        ),
+    ] = False,
     federation: Annotated[
         Path | None,
         typer.Option(
@@ -85,6 +91,7 @@ def serve(
         max_bytes=max_bytes,
         rate=rate,
         gather=gather,
+        without_lost=without_lost,
         as_json=as_json,
     )
 
@@ -105,6 +112,7 @@ def _run(
     max_bytes: int,
     rate: float | None,
     gather: float,
+    without_lost: bool,
     as_json: bool,
 ) -> None:
     """Serve the model that a run has kept."""
@@ -148,6 +156,7 @@ def _run(
             data_root=(data_root or Path()).resolve(),
             device=device,
             observe=progress,
+            without_lost=without_lost,
         ) as model,
     ):
         shown, taken = f"[{host}]" if ":" in host else host, listener.getsockname()[1]

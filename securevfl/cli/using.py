@@ -32,6 +32,10 @@ def predict(
         str | None,
         typer.Option("--id", help="Column that names rows; default: their numbers from 1 on."),
     ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
+    ] = None,
     federation: Annotated[
         Path | None,
         typer.Option(
@@ -62,9 +66,47 @@ def predict(
         rows=rows,
         out=out,
         id_column=id_column,
+        without=[name.strip() for name in without.split(",")] if without else [],
         federation=federation,
         identity=identity,
         listen=listen,
+        data_root=data_root,
+        device=device,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def contribution(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    permutations: Annotated[
+        int,
+        typer.Option("--permutations", help="Orders that Shapley values of many partners take."),
+    ] = 32,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", help="Federation file, if it is not RUN/federation.toml."),
+    ] = None,
+    data_root: _DataRoot = None,
+    device: _Device = "cpu",
+    as_json: _AsJson = False,
+) -> None:
+    """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
+    from securevfl.cli.contribution import run_contribution
+
+    run_contribution(
+        run,
+        permutations=permutations,
+        seed=seed,
+        plot=plot,
+        federation=federation,
         data_root=data_root,
         device=device,
         as_json=as_json,

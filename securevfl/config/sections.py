@@ -135,11 +135,20 @@ class PredictionSettings:
     ledger; default: any number. Where nothing is promised, it is the one bound on how often a
     primary may ask, of any place that it likes."""
 
+    least_secondaries: int | None = None
+    """How few secondaries may answer where others are absent; default: with noise one more than
+    ``privacy.colluding``; without it as few as a training round has (``model.party_dropout``), and
+    of frozen encoders all of them, or one with ``encoder.layout = "blocks"``. Where one alone
+    answers, the primary sees its numbers by themselves, behind its own noise if there is any."""
+
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             checks.positive(epsilon=self.epsilon)
         if self.rows is not None:
             checks.at_least(1, rows=self.rows)
+        if self.least_secondaries is not None:
+            checks.whole(least_secondaries=self.least_secondaries)
+            checks.at_least(1, least_secondaries=self.least_secondaries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,6 +172,19 @@ class PretrainingIteration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CoalitionsValued:
+    """So many sets of partners are valued, to see what each of them is worth."""
+
+    EVENT: ClassVar[str] = "coalitions"
+
+    name: str
+    """How: by the model that was kept, or by one that is trained again."""
+    done: int
+    of: int
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PartyDone:
     """A secondary is done."""
 
@@ -196,6 +209,7 @@ ProgressEvent = (
     | EpochDone
     | PretrainingRound
     | PretrainingIteration
+    | CoalitionsValued
     | PartyDone
 )
 """Everything that a run may tell."""
@@ -218,6 +232,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         EpochDone,
         PretrainingRound,
         PretrainingIteration,
+        CoalitionsValued,
         PartyDone,
     )
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
 from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.rounds import EpochMark, Exchange, RoundPlan
+from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
 from securevfl.transport.message import MessageKind, TypedMessage
 
 
@@ -19,13 +19,22 @@ class ReleasedRows:
     def __init__(
         self,
         aggregates: Float[Tensor, "rows positions width"],
-        released_by: Exchange,
         *,
+        ranks: tuple[int, ...],
+        rounds: RoundCounter,
         device: torch.device,
     ) -> None:
+        """Make it.
+
+        Args:
+            aggregates: Of all rows.
+            ranks: Of all secondaries.
+            rounds: Gives out the session's round numbers.
+            device: Where the top model computes.
+        """
         self._aggregates = aggregates
-        self._ranks = released_by.ranks
-        self.rounds = released_by.rounds
+        self._ranks = ranks
+        self.rounds = rounds
         self._device = device
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.core.errors import AuthenticationError, ProtocolError
+from securevfl.federation.absence import absent_names, require_active
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import KeyOffer, SessionKey
@@ -69,13 +70,16 @@ def require_one_run(config: FederationConfig, hellos: Mapping[str, Hello], *, ru
 
     Args:
         config: The federation file.
-        hellos: Every caller's, by name; one that only helps to link keeps nothing of a run.
+        hellos: Of every caller that takes part, by name; one that only helps to link keeps nothing
+            of a run.
         run: The run that the primary goes on with; empty for a fresh start.
 
     Raises:
         ProtocolError: Naming the party and what to do.
     """
     for party in config.secondaries:
+        if party.name not in hellos:
+            continue
         theirs = hellos[party.name].run
         if theirs != run:
             raise ProtocolError(_other_run(repr(config.primary.name), run, party.name, theirs))
@@ -164,14 +168,20 @@ def welcome(hellos: Mapping[str, Hello], facts: RunFacts) -> Welcome:
 def open_welcome(
     config: FederationConfig, message: Message, *, key: SessionKey, pinned: Mapping[str, str]
 ) -> tuple[RunFacts, dict[int, bytes]]:
-    """Check the welcome; return the run's facts and this party's key with every other secondary.
+    """Check the welcome; return the run's facts and this party's key with every other caller.
 
     Raises:
         AuthenticationError: If a session key is not signed by the identity that is pinned.
-        ProtocolError: If a number is missing or impossible.
+        ProtocolError: If a number is missing or impossible, or parties are left out as they must
+            not be.
     """
-    names = [party.name for party in config.callers]
-    opened = Welcome.from_message(message, callers=names)
+
+    def callers(facts: RunFacts) -> list[str]:
+        require_active(config, facts.active, rank=key.offer.rank)
+        absent = absent_names(config, facts.active)
+        return [party.name for party in config.callers if party.name not in absent]
+
+    opened = Welcome.from_message(message, callers=callers)
     offers = {}
     for name, (public, signature) in opened.keys.items():
         offer = KeyOffer(

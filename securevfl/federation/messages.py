@@ -1,7 +1,7 @@
 """The messages of a session's beginning and of its rounds, each checked where it is read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final, get_args
 
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan, read_ranks
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
@@ -117,7 +117,7 @@ class Welcome(TypedMessage):
     """All have joined: every caller's signed public key of the session.
 
     With them come the run's id, how many rows the primary has for training, validation and test,
-    and where the run goes on.
+    and where the run goes on; or which secondaries answer for a kept model.
     """
 
     KIND: ClassVar = RoundKind.WELCOME
@@ -133,11 +133,19 @@ class Welcome(TypedMessage):
         for name, (public, signature) in self.keys.items():
             tensors[f"public:{name}"] = _array(public)
             tensors[f"signature:{name}"] = _array(signature)
-        return Message(kind=self.KIND, meta=asdict(self.facts), tensors=tensors)
+        meta, active = asdict(self.facts), self.facts.active
+        meta["active"] = None if active is None else list(active)
+        return Message(kind=self.KIND, meta=meta, tensors=tensors)
 
     @classmethod
-    def from_message(cls, message: Message, *, callers: Sequence[str]) -> "Welcome":
+    def from_message(
+        cls, message: Message, *, callers: Callable[[RunFacts], Sequence[str]]
+    ) -> "Welcome":
         """Read the primary's.
+
+        Args:
+            message: What came.
+            callers: Returns the names of those that take part, or refuses what the facts say.
 
         Raises:
             ProtocolError: If a number or a key is missing or impossible.
@@ -145,12 +153,15 @@ class Welcome(TypedMessage):
         given: dict[str, Any] = {
             field.name: message.figure(field.name, bool if field.name == "predicts" else int)
             for field in fields(RunFacts)
-            if field.name != "run"
+            if field.name not in ("run", "active")
         }
         run = message.figure("run", str)
         if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
-        facts = RunFacts(run=run, **given)
+        active = None if message.meta.get("active") is None else read_ranks(message)
+        if active is not None and not given["predicts"]:
+            raise ProtocolError("the primary leaves out parties of a run that trains")
+        facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
         least = 0 if facts.predicts else 1
@@ -167,7 +178,7 @@ class Welcome(TypedMessage):
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
                 _bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
             )
-            for name in callers
+            for name in callers(facts)
         }
         return cls(facts=facts, keys=keys)
 
@@ -243,16 +254,12 @@ class Announcement(TypedMessage):
         number = message.round_number
         rows = message.tensor("rows", dtype=np.int64, shape=(None,))
         purpose = message.figure("purpose", str)
-        active = message.figure("active", list)
+        active = read_ranks(message)
         if not len(rows):
             raise ProtocolError(f"round {number}: the primary named no rows")
         if purpose not in _PURPOSES:
             raise ProtocolError(f"round {number}: unknown purpose {purpose!r}")
-        if not all(type(rank) is int for rank in active):
-            raise ProtocolError(f"round {number}: impossible parties {active!r}")
-        return cls(
-            plan=RoundPlan(round_number=number, rows=rows, active=tuple(active), purpose=purpose)
-        )
+        return cls(plan=RoundPlan(round_number=number, rows=rows, active=active, purpose=purpose))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

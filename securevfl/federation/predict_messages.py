@@ -14,7 +14,7 @@ _MOST_ROWS: Final = 2**31
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictRequest(TypedMessage):
-    """New rows want predictions of the kept model: the request's id, and how many rows.
+    """New rows want predictions of the kept model: the request's id, how many rows, and of whom.
 
     Some rows may take part in linking alone: those of training, beside which a record chose its
     rows then.
@@ -29,6 +29,8 @@ class PredictRequest(TypedMessage):
     """Rows that are linked."""
     predicted_rows: int
     """How many of them, the last ones, are predicted."""
+    active: tuple[int, ...]
+    """Ranks of the secondaries that answer, ascending."""
 
     @property
     def facts(self) -> RunFacts:
@@ -41,11 +43,13 @@ class PredictRequest(TypedMessage):
             test_rows=0,
             predicts=True,
             predicted_rows=self.predicted_rows,
+            active=self.active,
         )
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        return Message(kind=self.KIND, meta=asdict(self))
+        meta = {**asdict(self), "active": list(self.active)}
+        return Message(kind=self.KIND, meta=meta)
 
     @classmethod
     def from_message(cls, message: Message) -> "PredictRequest":
@@ -60,4 +64,9 @@ class PredictRequest(TypedMessage):
             raise ProtocolError("the primary's id of a request is not one")
         if not 1 <= predicted <= rows <= _MOST_ROWS:
             raise ProtocolError(f"the primary asks for {predicted} predictions of {rows} rows")
-        return cls(run=run, rows=rows, predicted_rows=predicted)
+        active = message.figure("active", list)
+        if not all(type(rank) is int for rank in active):
+            raise ProtocolError(
+                f"the primary asks for predictions of impossible parties {active!r}"
+            )
+        return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))

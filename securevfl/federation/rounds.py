@@ -9,7 +9,8 @@ import numpy.typing as npt
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.core.errors import ProtocolError
+from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
 
@@ -130,3 +131,15 @@ def active_parties(secondaries: Sequence[object], party_dropout: float) -> int:
         [FeT] section 5.1, party dropout: ``(1 - r_d) k``, here rounded to the nearest whole.
     """
     return max(1, round((1 - party_dropout) * len(secondaries)))
+
+
+def read_ranks(message: Message) -> tuple[int, ...]:
+    """Return the ranks of the secondaries that a message says are active, whoever they are.
+
+    Raises:
+        ProtocolError: If they are no whole numbers.
+    """
+    active = message.figure("active", list)
+    if not all(type(rank) is int for rank in active):
+        raise ProtocolError(f"round {message.round_number}: impossible parties {active!r}")
+    return tuple(active)

@@ -50,6 +50,9 @@ class RunFacts:
     predicted_rows: int = 0
     """How many rows, the last ones, are predicted; the others only take part in linking."""
 
+    active: tuple[int, ...] | None = None
+    """Ranks of the secondaries that answer requests for predictions, ascending; None: all."""
+
     resume_pretraining: int = 0
     """Iterations of pretraining that are done already."""
 
@@ -185,8 +188,10 @@ class RunPlan:
 
     @property
     def secondaries(self) -> dict[int, str]:
-        """Names of the secondaries by rank."""
-        return {self.ranks[party.name]: party.name for party in self.config.secondaries}
+        """Names by rank of the secondaries that take part."""
+        active = self.facts.active
+        names = {self.ranks[party.name]: party.name for party in self.config.secondaries}
+        return {rank: name for rank, name in names.items() if active is None or rank in active}
 
     @property
     def active(self) -> int:
@@ -295,7 +300,9 @@ def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Agg
 def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
     training, frozen = config.training, config.privacy.encoder == "frozen"
     batch = training.batch_size
-    secondaries = len(config.secondaries)
+    # Fewer active secondaries add less noise: what a request costs is reckoned for those that
+    # answer it.
+    secondaries = len(config.secondaries if facts.active is None else facts.active)
     released = facts.predicted_rows if facts.predicts else facts.rows
     if frozen or facts.predicts:
         rounds, row_releases, per_row = math.ceil(released / batch), released, 1

@@ -88,11 +88,22 @@ class LinkRoles:
     helpers: Mapping[str, str] = field(default_factory=dict)
     """Parties without a table by role, in the order of their ranks."""
 
+    absent: frozenset[str] = frozenset()
+    """Secondaries that take no part; they keep their ranks."""
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The secondaries that take part, in the order of their ranks."""
+        return tuple(name for name in self.secondaries if name not in self.absent)
+
     @property
     def ranks(self) -> dict[str, int]:
-        """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
+        """Name to rank of those that take part.
+
+        The primary is 0, secondaries count from 1, helpers come after them.
+        """
         names = (self.primary, *self.secondaries, *self.helpers.values())
-        return {name: rank for rank, name in enumerate(names)}
+        return {name: rank for rank, name in enumerate(names) if name not in self.absent}
 
 
 @dataclass(frozen=True, kw_only=True)

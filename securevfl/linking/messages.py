@@ -214,7 +214,7 @@ def alignment_of(spec: LinkSpec, told: Sequence[LinkedRows | None]) -> Alignment
     given = [one for one in told if one is not None]
     if not given:
         return None
-    names = spec.roles.secondaries
+    names = spec.roles.present
     return Alignment(
         names=names,
         linked=np.stack([one.rows for one in given], axis=1),

@@ -61,6 +61,18 @@ def bootstrap_intervals(
     References:
         Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
     """
+    drawn = bootstrap_draws(metrics, rows=rows, resamples=resamples, seed=seed)
+    return {name: percentile_interval(values) for name, values in drawn.items()}
+
+
+def bootstrap_draws(
+    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
+) -> dict[str, Float64[np.ndarray, " resamples"]]:
+    """Return every metric of every resample: the same resamples for all of them.
+
+    Sums and differences of what is returned are therefore paired by rows. The same rows, number
+    and seed give the same resamples in another call. Arguments as of :func:`bootstrap_intervals`.
+    """
     random = stream(seed, "bootstrap")
     drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
     left = resamples
@@ -73,10 +85,11 @@ def bootstrap_intervals(
         weights = counts.reshape(block, rows).astype(np.float64)
         for name, measure in metrics.items():
             drawn[name].append(measure(weights))
-    return {name: _interval(np.concatenate(blocks)) for name, blocks in drawn.items()}
+    return {name: np.concatenate(blocks) for name, blocks in drawn.items()}
 
 
-def _interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
+def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
+    """Return the interval that holds :data:`LEVEL` of the resamples, None if few are defined."""
     known = values[np.isfinite(values)]
     if len(known) < _DEFINED * len(values):
         return None

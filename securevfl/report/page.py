@@ -9,6 +9,7 @@ from securevfl.core import files
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
+from securevfl.report.worth import readings, sampled_in_words
 from securevfl.runtime.figures import (
     alone_in_words,
     candidates_in_words,
@@ -17,6 +18,7 @@ from securevfl.runtime.figures import (
     models_measured,
     threshold_in_words,
 )
+from securevfl.runtime.kept_contribution import read_contribution
 from securevfl.runtime.run_folder import read_figures, read_history
 
 _TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -53,6 +55,7 @@ def write_report(run: Path) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     if (run / "explanation.json").exists():
         figures += plots.explanation_plots(files.read_json(run / "explanation.json"))
+    measured = read_contribution(run, run=metrics["run"])
     page = _TEMPLATE.render(
         metrics=metrics,
         models=models_measured(metrics),
@@ -61,6 +64,7 @@ def write_report(run: Path) -> Path:
         threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
+        contribution=None if measured is None else _contribution(measured),
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
@@ -78,6 +82,17 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",
         "cells": [interval_in_words(one) for one in intervals],
+    }
+
+
+def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return what the section on partners shows."""
+    return {
+        **{name: measured[name] for name in ("metric", "rows", "cost")},
+        "level": f"{measured['level']:.0%}",
+        "plot": plots.contribution_plot(measured),
+        "readings": list(readings(measured)),
+        "notes": [*measured["notes"], *sampled_in_words(measured)],
     }
 
 

@@ -195,6 +195,44 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
     return _svg(figure)
 
 
+def contribution_plot(measured: Mapping[str, Any]) -> str:
+    """Return what each partner is worth: bars with intervals, without it and by Shapley.
+
+    Args:
+        measured: What ``contribution.json`` holds.
+    """
+    metric, level = measured["metric"], measured["level"]
+    bars = [
+        ("gone", "leave_one_out", "gone tomorrow", _BLUE),
+        ("again", "leave_one_out", "trained again without it", _ORANGE),
+        ("again", "shapley", "Shapley, trained again", _GREY),
+    ]
+    if measured["again"] is None:
+        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", _GREY)]
+    names = list(measured["gone"]["partners"])
+    figure, axes = _axes(
+        f"what each partner adds to {metric} (positive is better; {level:.0%} intervals)",
+        metric,
+        "",
+    )
+    figure.set_figheight(1.3 + 0.5 * len(names))
+    height = 0.8 / len(bars)
+    for number, (reading, kind, label, colour) in enumerate(bars):
+        partners = measured[reading]["partners"]
+        found = [partners[name][kind][metric] for name in names]
+        places = [place + (number - (len(bars) - 1) / 2) * height for place in range(len(names))]
+        values = [one["value"] for one in found]
+        axes.barh(places, values, height, color=colour, label=label)
+        for place, one in zip(places, found, strict=True):
+            if one["interval"] is not None:
+                axes.plot(one["interval"], [place, place], color="black", linewidth=1)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), [_short(name) for name in names])
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     """Return the links' similarities (negative distances) in falling order, a line a secondary."""
     figure, axes = _axes("similarity of all links, sorted", "share of the links", "similarity")

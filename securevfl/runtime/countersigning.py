@@ -5,6 +5,7 @@ from pathlib import Path
 
 from securevfl.core import files as core_files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.absence import absent_names
 from securevfl.federation.countersign import Countersigner, Occasion
 from securevfl.federation.run_plan import RunFacts
 from securevfl.runtime.party_job import PartyLife
@@ -35,7 +36,11 @@ def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Counte
     return Countersigner(
         ledger,
         life.identity,
-        {party.name: life.pinned[party.name] for party in config.table_parties},
+        {
+            party.name: life.pinned[party.name]
+            for party in config.table_parties
+            if party.name not in absent_names(config, facts.active)
+        },
         Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
         session=session,
     )

@@ -139,6 +139,8 @@ def predict_in_processes(
         Between the processes: what a real request reveals. This machine holds all of it.
     """
     asked = ["--rows", str(new.path), "--predictions", str(new.out)]
+    if new.without:
+        asked += ["--without", ",".join(new.without)]
     told, _ = _run_parties(
         config,
         run_folder,
@@ -149,6 +151,7 @@ def predict_in_processes(
         more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
         of_all=["--serve", "--once"],
         log_name="predictions.log",
+        without=new.without,
     )
     return dict(told)
 
@@ -283,6 +286,7 @@ def _run_parties(
     more: Sequence[str],
     of_all: Sequence[str] = (),
     log_name: str = "output.log",
+    without: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
     """Run all parties; return what the primary tells in the end, and how each process ended."""
     require_covered_channels(config)
@@ -300,14 +304,18 @@ def _run_parties(
             observe(event)
 
     with _parties_here(config) as here:
-        commands = here.commands(
-            run_folder,
-            data_root,
-            device=device,
-            of_all=[*(["--resume"] if resume else []), *of_all],
-            of_primary=more,
-            log_name=log_name,
-        )
+        commands = [
+            command
+            for command in here.commands(
+                run_folder,
+                data_root,
+                device=device,
+                of_all=[*(["--resume"] if resume else []), *of_all],
+                of_primary=more,
+                log_name=log_name,
+            )
+            if command.name not in without
+        ]
         exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
     return outcome, exits
 

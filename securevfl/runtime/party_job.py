@@ -31,6 +31,8 @@ class NewRows:
     out: Path
     id_column: str | None = None
     """What rows are called; None numbers them from 1 on."""
+    without: tuple[str, ...] = ()
+    """Secondaries that are absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.absence import absent_names, in_blocks
 from securevfl.federation.build import build_top
+from securevfl.federation.exchange_of_present_blocks import PresentBlocks
 from securevfl.federation.fitted_top import read_by_top
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.own_numbers import features_of, own_inputs
@@ -42,23 +44,43 @@ class Request:
         return np.arange(self.facts.rows - self.facts.predicted_rows, self.facts.rows)
 
 
-def request_of(model: KeptModel, new: KeyTable) -> Request:
+def request_of(
+    config: FederationConfig, model: KeptModel, new: KeyTable, *, active: tuple[int, ...] | None
+) -> Request:
     """Return the request for predictions of new rows.
 
     Args:
+        config: The federation file.
         model: The primary's.
         new: Keys of the new rows.
+        active: Ranks of the secondaries that answer; None: all.
     """
     assert model.primary is not None, "the primary asks"
     keys = new if model.primary.keys is None else _joined(model.primary.keys, new)
-    asked = PredictRequest(run=new_run(), rows=keys.num_rows, predicted_rows=new.num_rows)
+    everybody = tuple(config.ranks[party.name] for party in config.secondaries)
+    asked = PredictRequest(
+        run=new_run(),
+        rows=keys.num_rows,
+        predicted_rows=new.num_rows,
+        active=everybody if active is None else active,
+    )
     return Request(facts=asked.facts, keys=keys)
 
 
-def prediction_spec(config: FederationConfig, model: KeptModel) -> LinkSpec:
-    """Return how a party links new rows: as in training, scaled as then, and kept nowhere."""
+def prediction_spec(
+    config: FederationConfig, model: KeptModel, *, active: tuple[int, ...] | None = None
+) -> LinkSpec:
+    """Return how a party links new rows: as in training, scaled as then, and kept nowhere.
+
+    Args:
+        config: The federation file.
+        model: The party's.
+        active: Ranks of the secondaries that take part; None: all.
+    """
+    spec = link_spec(config)
     return replace(
-        link_spec(config),
+        spec,
+        roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,
         cache=None,
@@ -104,7 +126,15 @@ def top_model(
     asked = request.rows
     part = model.primary
     assert part is not None, "the primary asks"
-    similarities = None if linked.similarities is None else linked.similarities[asked]
+    active = [rank - 1 for rank in exchange.ranks]
+    similarities = None
+    if linked.similarities is not None:
+        # The top model finds each secondary's at its rank.
+        told = linked.similarities[asked]
+        similarities = np.full((len(told), len(config.secondaries), told.shape[2]), np.nan, "f4")
+        similarities[:, active] = told
+    if in_blocks(config) and len(active) < len(config.secondaries):
+        exchange = PresentBlocks(exchange, blocks=len(config.secondaries))
     read, keys = read_by_top(
         config,
         table,
@@ -185,6 +215,20 @@ def answers_alone(model: KeptModel) -> bool:
     return model.primary is not None and model.primary.used == "alone"
 
 
+def made_alone(model: KeptModel, *, threshold: float | None = None) -> KeptModel:
+    """Return the primary's model as it answers without partners; itself where there is no base.
+
+    Args:
+        model: The primary's.
+        threshold: Of the best model alone, of a binary task; None: that of the model.
+    """
+    part = model.primary
+    if part is None or part.alone is None:
+        return model
+    chosen = part.threshold if threshold is None else threshold
+    return replace(model, primary=replace(part, used="alone", threshold=chosen))
+
+
 def answered(
     config: FederationConfig,
     model: KeptModel,
@@ -195,6 +239,7 @@ def answered(
     names: Sequence[Any] | None,
     row_name: str,
     device: torch.device,
+    without: tuple[str, ...] = (),
 ) -> Predictions:
     """Have the rows that can be linked released, and answer for all; see :func:`answer_of`.
 
@@ -209,6 +254,7 @@ def answered(
         names: What the rows are called; None numbers them from 1 on.
         row_name: What these names are called.
         device: Where outputs are.
+        without: Secondaries that are absent.
 
     Raises:
         DataError: If the rows have other features than the model; nothing is released then.
@@ -226,7 +272,7 @@ def answered(
             outputs = alone_outputs(model, rows, device=device)
         else:
             outputs, spent = released(rows)
-    return answer_of(
+    answer = answer_of(
         config,
         model,
         new,
@@ -236,6 +282,7 @@ def answered(
         row_name=row_name,
         epsilon=spent,
     )
+    return replace(answer, without=without)
 
 
 def answer_of(

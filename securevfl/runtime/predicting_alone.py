@@ -2,33 +2,39 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.runtime.predicting import answered
+from securevfl.runtime.predicting import answered, unlinked_outputs
 from securevfl.runtime.predictions import Predictions
 
 
 class AlonePredictor:
     """A kept model that answers without the primary's partners, in sessions like any other."""
 
-    def __init__(self, config: FederationConfig, model: KeptModel) -> None:
+    def __init__(
+        self, config: FederationConfig, model: KeptModel, *, without: tuple[str, ...] = ()
+    ) -> None:
         """Make it.
 
         Args:
             config: The federation file.
-            model: The primary's, which answers alone.
+            model: The primary's, which answers alone. Where it has no base, rows are answered as
+                those that nothing is linked to.
+            without: Secondaries that are absent.
         """
         self.config = config
         self.model = model
+        self.without = without
         self.broken = False
         """Whether parties were left in the middle of a request: there are none."""
 
@@ -62,13 +68,13 @@ class AlonePredictor:
             self.config,
             self.model,
             new,
-            _nobody,
+            self._unlinked,
             linkable=linkable,
             names=names,
             row_name=row_name,
             device=torch.device("cpu"),
+            without=self.without,
         )
 
-
-def _nobody(_rows: PartyTable) -> NoReturn:
-    raise AssertionError("nobody is asked")
+    def _unlinked(self, rows: PartyTable) -> tuple[Tensor, float]:
+        return unlinked_outputs(self.config, self.model, rows, device=torch.device("cpu")), 0.0

@@ -9,9 +9,11 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from securevfl.core import files
+from securevfl.core.errors import PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.progress import Listening, Observer, Stage
 from securevfl.data.tables import PartyTable
 from securevfl.federation import handshake
+from securevfl.federation.absence import absent_names, active_without
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
@@ -106,20 +108,26 @@ class PredictingPrimary:
             names=names,
             row_name=row_name,
             device=life.job.device,
+            without=absent_names(life.config, self._facts.active),
         )
 
     def _released(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
         """Return the outputs for rows that are linked, and what releasing them cost."""
         life, model, transport = self.life, self.model, self._transport
         config = life.config
-        spec = prediction_spec(config, model)
-        request = request_of(model, keys_of(spec.keys, new))
+        active = self._facts.active
+        spec = prediction_spec(config, model, active=active)
+        request = request_of(config, model, keys_of(spec.keys, new), active=active)
         plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
         ledger = life.files.open_prediction(plan, model=model.run)
         deadline_s = config.runtime.round_timeout_s
-        callers = [party.name for party in config.callers]
-        facts = request.facts
-        asked = PredictRequest(run=facts.run, rows=facts.rows, predicted_rows=facts.predicted_rows)
+        callers, facts = self._callers, request.facts
+        asked = PredictRequest(
+            run=facts.run,
+            rows=facts.rows,
+            predicted_rows=facts.predicted_rows,
+            active=tuple(plan.secondaries),
+        )
         self.broken = True
         transport.broadcast(callers, asked.to_message())
         for _ in transport.receive_each(
@@ -134,7 +142,7 @@ class PredictingPrimary:
                 log=life.files.log,
             )
             self._countersigning.start()
-        observe(Stage(text="linking", of=len(config.secondaries)))
+        observe(Stage(text="linking", of=len(plan.secondaries)))
         place = OwnPlace(
             spec=spec,
             keys=request.keys,
@@ -172,8 +180,13 @@ class PredictingPrimary:
         """
         if self._countersigning is not None:
             self._countersigning.request("end")
-        callers = [party.name for party in self.life.config.callers]
-        self._transport.broadcast(callers, Done().to_message())
+        self._transport.broadcast(self._callers, Done().to_message())
+
+    @property
+    def _callers(self) -> list[str]:
+        """Those that take part."""
+        absent = absent_names(self.life.config, self._facts.active)
+        return [party.name for party in self.life.config.callers if party.name not in absent]
 
 
 @contextmanager
@@ -182,31 +195,41 @@ def predicting(
     model: KeptModel,
     *,
     opened: Callable[[PrimaryTransport], None] = lambda _transport: None,
+    without: Sequence[str] = (),
 ) -> Iterator[PredictingPrimary]:
-    """Wait for all parties, and hold a session of predictions with them.
+    """Wait for the parties, and hold a session of predictions with them.
 
     Args:
         life: The primary's.
         model: Its half of the network.
         opened: Gets the primary's end of the star before anybody is waited for; whoever keeps it
             can end the wait from another thread.
+        without: Secondaries that are absent, and turned away should they come.
 
     Raises:
-        ConfigError: If another party holds another federation file.
+        ConfigError: If another party holds another federation file, or too few are left.
         ProtocolError: If a party does not come, or holds the model of another run.
 
     Reveals:
         What the messages of joining say.
     """
     config, deadline_s = life.config, life.config.runtime.round_timeout_s
+    active = active_without(config, without)
     facts = RunFacts(
-        rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True, run=model.run
+        rows=0,
+        train_rows=0,
+        validation_rows=0,
+        test_rows=0,
+        predicts=True,
+        run=model.run,
+        active=active,
     )
-    with listening(life) as transport:
+    callers = [party for party in config.callers if party.name not in without]
+    with listening(life, without=without) as transport:
         opened(transport)
         host, port = transport.listen()
         life.observe(Listening(host=host, port=port))
-        life.observe(Stage(text="waiting for parties", of=len(config.callers)))
+        life.observe(Stage(text="waiting for parties", of=len(callers)))
         transport.wait_for_parties(
             config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
         )
@@ -217,7 +240,7 @@ def predicting(
                     party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
                 ),
             )
-            for party in config.callers
+            for party in callers
         }
         handshake.require_one_run(config, hellos, run=model.run)
         transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
@@ -240,12 +263,27 @@ def predict_once(life: PartyLife) -> Predictions:
     files.require_writable_folder(job.new_rows.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, life.config, party=job.name)
     rows = read_new_rows(life.config, model, job.new_rows.path, id_column=job.new_rows.id_column)
-    with predicting(life, model) as session:
-        predictions = session.ask(
-            rows.table, linkable=rows.linkable, names=rows.names, row_name=rows.row_name
-        )
+    try:
+        with predicting(life, model, without=job.new_rows.without) as session:
+            predictions = session.ask(
+                rows.table, linkable=rows.linkable, names=rows.names, row_name=rows.row_name
+            )
+    except (PartyTimeoutError, PartyFailedError) as error:
+        raise _with_advice(life, error, without=job.new_rows.without) from error
     predictions.write(job.new_rows.out)
     return predictions
+
+
+def _with_advice(life: PartyLife, error: ProtocolError, *, without: Sequence[str]) -> ProtocolError:
+    """Return the error with how to go on, where it is about secondaries that are not there."""
+    lost = [] if error.party is None else error.party.split(", ")
+    secondaries = [party.name for party in life.config.secondaries]
+    if not lost or not set(lost) <= set(secondaries):
+        return error
+    names = ",".join(name for name in secondaries if name in (*without, *lost))
+    told = type(error)(f"{error}; to predict without it: --without {names}")
+    told.party = error.party
+    return told
 
 
 def _finite(value: float) -> float | None:

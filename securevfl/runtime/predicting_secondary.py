@@ -1,8 +1,10 @@
 """A caller's life with a kept model: join, answer requests for predictions, and join again."""
 
 import math
+from dataclasses import replace
 from typing import Final
 
+from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import (
     BudgetExceededError,
@@ -12,6 +14,7 @@ from securevfl.core.errors import (
 )
 from securevfl.core.progress import PartyDone, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import absent_names
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
 from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
@@ -127,6 +130,7 @@ class _Requests:
     def _answer(self, request: PredictRequest) -> None:
         life, model, star = self._life, self._model, self._star
         config, files = life.config, life.files
+        _require_same_parties(config, star, request)
         plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
         # Before anything is said: no room is no answer.
         ledger = files.open_prediction(plan, model=model.run)
@@ -144,7 +148,7 @@ class _Requests:
             self._sum, self._masks = sum_from_secondary(
                 star.transport, plan, star.pair_keys, rank=star.rank
             )
-        spec = prediction_spec(config, model)
+        spec = prediction_spec(config, model, active=star.facts.active)
         place = OwnPlace(
             spec=spec,
             keys=keys_of(spec.keys, self._table),
@@ -207,7 +211,8 @@ def serve_as_helper(life: PartyLife) -> None:
 
 def _help(life: PartyLife) -> None:
     config, name = life.config, life.job.name
-    spec, role = link_spec(config), config.party(name).role
+    role = config.party(name).role
+    spec = link_spec(config)
     assert role == "coordinator" or role == "dealer", "others have a table"
     if spec.similarities is not None:
         raise ProtocolError(
@@ -217,6 +222,8 @@ def _help(life: PartyLife) -> None:
     with joined(
         config, life.identity, life.pinned, epochs=[], pretrained=[], predicts=True
     ) as star:
+        absent = frozenset(absent_names(config, star.facts.active))
+        spec = replace(spec, roles=replace(spec.roles, absent=absent))
         while True:
             message = star.transport.receive(
                 (RoundKind.PREDICT, StarKind.DONE),
@@ -226,6 +233,7 @@ def _help(life: PartyLife) -> None:
             if message.kind is StarKind.DONE:
                 return
             request = PredictRequest.from_message(message)
+            _require_same_parties(config, star, request)
             star.transport.send(Ready().to_message())
             help_to_link(
                 spec,
@@ -235,3 +243,18 @@ def _help(life: PartyLife) -> None:
                 rows=request.rows,
                 cache=LinkCache(None),
             )
+
+
+def _require_same_parties(config: FederationConfig, star: Joined, request: PredictRequest) -> None:
+    """Refuse a request to other secondaries than the session's, which this party has checked.
+
+    Raises:
+        ProtocolError: Naming their ranks.
+    """
+    ranks = tuple(config.ranks[party.name] for party in config.secondaries)
+    session = ranks if star.facts.active is None else star.facts.active
+    if request.active != session:
+        raise ProtocolError(
+            f"the primary asks for predictions of the parties {list(request.active)!r}, and the "
+            f"session has {list(session)!r}"
+        )

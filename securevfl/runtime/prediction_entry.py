@@ -1,6 +1,6 @@
 """Where a trained run is used, from Python and from the command line alike."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def predict(
     federation: FederationSource | None = None,
     parties: Iterable[PartyTable] | None = None,
     id_column: str | None = None,
+    without: Sequence[str] = (),
     out: str | Path | None = None,
     identity: str | Path | None = None,
     listen: str | None = None,
@@ -45,6 +46,7 @@ def predict(
         parties: The secondaries' tables, of a run that was simulated on tables in memory; others
             are read again.
         id_column: The column that names rows; None numbers them from 1 on.
+        without: Secondaries that are absent: they are not asked, and not waited for.
         out: A file that gets the predictions too.
         identity: The primary's own folder, as made by ``securevfl provision``.
         listen: Where the primary listens, if not at its address in the file.
@@ -70,7 +72,11 @@ def predict(
         device=device,
     )
     return trained.predict(
-        rows, id_column=id_column, out=None if out is None else Path(out), observe=observe
+        rows,
+        id_column=id_column,
+        without=without,
+        out=None if out is None else Path(out),
+        observe=observe,
     )
 
 
@@ -146,6 +152,7 @@ def predict_file(
     rows: Path,
     out: Path,
     id_column: str | None = None,
+    without: Sequence[str] = (),
     identity: Path | None = None,
     listen: str | None = None,
     data_root: Path | None = None,
@@ -160,6 +167,7 @@ def predict_file(
         rows: The file of new rows.
         out: Where predictions go.
         id_column: The column that names rows; None numbers them from 1 on.
+        without: Secondaries that are absent.
         identity: The primary's own folder, as made by ``securevfl provision``.
         listen: Where the primary listens, if not at its address in the file.
         data_root: Where relative data paths start.
@@ -182,6 +190,7 @@ def predict_file(
         rows,
         federation=config,
         id_column=id_column,
+        without=without,
         out=out,
         identity=identity,
         listen=listen,

@@ -55,6 +55,14 @@ class Predictions:
     """Who answered: the joint model, or the best model of the primary ``alone``, which asks nobody
     and costs nothing."""
 
+    without: tuple[str, ...] = ()
+    """Secondaries that were absent."""
+
+    measured_without: Mapping[str, Any] | None = None
+    """What the model was worth on the run's test rows without them: ``used``, who answered then,
+    and each ``metric`` with its ``value`` and ``interval``; None where it was not measured, or
+    nobody was absent."""
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -73,7 +81,8 @@ class Predictions:
         """Return a table: ``row``, ``prediction``, and probabilities.
 
         A binary task has one column ``probability``, that of the second class; a multiclass task
-        has ``probability_CLASS`` for each; a regression has none.
+        has ``probability_CLASS`` for each; a regression has none. Where secondaries were absent,
+        ``without`` names them.
         """
         columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
         if self.probabilities is not None and self.classes is not None:
@@ -84,6 +93,8 @@ class Predictions:
                     f"probability_{name}": self.probabilities[:, number]
                     for number, name in enumerate(self.classes)
                 }
+        if self.without:
+            columns["without"] = " ".join(self.without)
         if self.notes is not None:
             columns["note"] = list(self.notes)
         return pd.DataFrame(columns)
@@ -96,6 +107,7 @@ class Predictions:
             "metrics": self.metrics,
             "epsilon": self.epsilon,
             "used": self.used,
+            "without": list(self.without),
         }
 
     def write(self, path: Path) -> None:
@@ -199,6 +211,7 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
         metrics=told["metrics"],
         epsilon=told["epsilon"],
         used=told["used"],
+        without=tuple(told["without"]),
     )
 
 

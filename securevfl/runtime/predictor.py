@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import absent_names, active_without
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.kept_model import FOLDER, load_model
@@ -47,18 +48,24 @@ class Predictor:
         tables: Mapping[str, PartyTable],
         *,
         device: torch.device,
+        without: Sequence[str] = (),
     ) -> None:
-        """Load every party's model.
+        """Load the model of every party that is there.
 
         Args:
             config: The federation file.
             run_folder: Of the run that trained.
             tables: The secondaries' tables, by name, encoded as their models' schemas say.
             device: Where models and noise are computed.
+            without: Secondaries that are absent; neither their tables nor their models are needed.
 
         Raises:
-            ConfigError: If a model is missing or damaged, or they are of several runs.
+            ConfigError: If a model is missing or damaged, they are of several runs, or too few
+                secondaries are left.
         """
+        self.active = active_without(config, without)
+        self.absent = absent_names(config, self.active)
+        self.secondaries = [one for one in config.secondaries if one.name not in self.absent]
         self.config = config
         self.run_folder = run_folder
         self.tables = tables
@@ -67,7 +74,7 @@ class Predictor:
             party.name: load_model(
                 run_folder / "parties" / party.name / FOLDER, config, party=party.name
             )
-            for party in config.table_parties
+            for party in (config.primary, *self.secondaries)
         }
         self.primary = self.models[config.primary.name]
         for name, model in self.models.items():
@@ -125,7 +132,7 @@ class Predictor:
                             simulated=True,
                         )
                     )
-                    for party in self.config.table_parties
+                    for party in (self.config.primary, *self.secondaries)
                 },
             )
 
@@ -172,16 +179,17 @@ class SimulatedSession:
             names=names,
             row_name=row_name,
             device=predictor.device,
+            without=predictor.absent,
         )
 
     def _released(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
         """Return the outputs for rows that are linked, and what releasing them cost."""
         predictor = self._predictor
         config, primary, device = predictor.config, predictor.primary, predictor.device
-        spec = prediction_spec(config, primary)
-        request = request_of(primary, keys_of(spec.keys, new))
+        spec = prediction_spec(config, primary, active=predictor.active)
+        request = request_of(config, primary, keys_of(spec.keys, new), active=predictor.active)
         plan = plan_prediction(config, request.facts, noise_share_std=primary.noise_share_std)
-        observe(Stage(text="linking", of=len(config.secondaries)))
+        observe(Stage(text="linking", of=len(predictor.secondaries)))
         with contextlib.ExitStack() as opened:
             ledgers = {
                 name: files.open_prediction(plan, model=primary.run)
@@ -189,7 +197,7 @@ class SimulatedSession:
             }
             link = Linker(spec, request.keys)
             parties = {}
-            for party in config.secondaries:
+            for party in predictor.secondaries:
                 table, model = predictor.tables[party.name], predictor.models[party.name]
                 if party.name not in self._bottoms:
                     self._bottoms[party.name] = bottom_at_work(

@@ -1,6 +1,6 @@
 """The primary's life in its own process: listen, greet, link, pretrain, train, finish."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -118,8 +118,13 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     return run.finish(job.run_folder, mode="federated", traffic=traffic)
 
 
-def listening(life: PartyLife) -> PrimaryTransport:
-    """Return the primary's end of the star; parties join when its block begins to greet them."""
+def listening(life: PartyLife, *, without: Collection[str] = ()) -> PrimaryTransport:
+    """Return the primary's end of the star; parties join when its block begins to greet them.
+
+    Args:
+        life: The primary's.
+        without: Parties that are turned away.
+    """
     config = life.config
     assert config.primary.address is not None, "checked with the federation file"
     return PrimaryTransport(
@@ -127,7 +132,7 @@ def listening(life: PartyLife) -> PrimaryTransport:
         life.identity,
         life.pinned,
         new_session(),
-        config.ranks,
+        {name: rank for name, rank in config.ranks.items() if name not in without},
         limits=handshake.transport_limits(config),
     )
 

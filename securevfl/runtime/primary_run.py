@@ -174,7 +174,12 @@ class PrimaryRun:
         aggregates = release_once(self.exchange, kept, observe=self._tell)
         if released and self._countersigning is not None:
             self._countersigning.request("released")
-        cache = ReleasedRows(aggregates, self.exchange, device=self.data.features.device)
+        cache = ReleasedRows(
+            aggregates,
+            ranks=self.exchange.ranks,
+            rounds=self.exchange.rounds,
+            device=self.data.features.device,
+        )
         secondaries, self.primary.exchange = self.primary.exchange, cache
         try:
             self.primary.train(after_epoch=self._save)

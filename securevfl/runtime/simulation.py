@@ -1,7 +1,7 @@
 """The whole federation in one process: the same parties, the same noise, no cryptography."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,7 @@ class RunResult:
         rows: Any,
         *,
         id_column: str | None = None,
+        without: Sequence[str] = (),
         out: str | Path | None = None,
         observe: Observer = unheard,
     ) -> Predictions:
@@ -78,6 +79,7 @@ class RunResult:
                 encoded as that table was, of a simulation alone. Labels are not needed; with them
                 there are metrics.
             id_column: The column that names rows; None numbers them from 1 on.
+            without: Secondaries that are absent: they are not asked, and not waited for.
             out: A file that gets the predictions too.
             observe: Hears of progress.
 
@@ -97,7 +99,9 @@ class RunResult:
         if self.trained is None:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
         path = None if out is None else Path(out)
-        return self.trained.predict(rows, id_column=id_column, out=path, observe=observe)
+        return self.trained.predict(
+            rows, id_column=id_column, without=without, out=path, observe=observe
+        )
 
     def features(self, *, own: bool = False) -> pd.DataFrame:
         """Return what a frozen run has released, for models of the primary's own.

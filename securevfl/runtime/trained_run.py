@@ -4,26 +4,27 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.progress import Observer, unheard
+from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.frame_tables import as_pandas
 from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import absent_names, active_without, in_blocks
 from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.new_rows import NamedRows, read_new_rows, rows_of_frame, rows_of_table
 from securevfl.runtime.party_job import NewRows, PartyJob
-from securevfl.runtime.predicting import answers_alone
+from securevfl.runtime.predicting import answers_alone, made_alone
 from securevfl.runtime.predicting_alone import AlonePredictor
 from securevfl.runtime.predictions import FILE, Predictions, read_predictions
 from securevfl.runtime.predictor import Predictor
@@ -94,17 +95,36 @@ class TrainedRun:
         rows: Any,
         *,
         id_column: str | None = None,
+        without: Sequence[str] = (),
         out: Path | None = None,
         observe: Observer = unheard,
     ) -> Predictions:
         """Predict new rows of the primary; see :meth:`RunResult.predict`."""
+        active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         named = self.named(rows, id_column=id_column)
         model = self.model(self.config.primary.name)
         here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
-        if here or answers_alone(model):
-            asker: AlonePredictor | Predictor
-            asker = AlonePredictor(self.config, model) if answers_alone(model) else self._predictor
+        absent = absent_names(self.config, active)
+        measured = self._measured_without(absent, observe) if absent else None
+        nobody = active is not None and not active
+        if nobody or (measured is not None and measured["used"] == "alone"):
+            # The primary alone does better than those that are left, or has to.
+            model = made_alone(model, threshold=None if measured is None else measured["threshold"])
+        alone = nobody or answers_alone(model)
+        if (
+            absent
+            and not alone
+            and self.config.model.party_dropout == 0
+            and not in_blocks(self.config)
+        ):
+            observe(Warned(text=NEVER_FEWER))
+        if here or alone:
+            asker: AlonePredictor | Predictor = (
+                AlonePredictor(self.config, model, without=absent)
+                if alone
+                else self._predictor_without(absent)
+            )
             with asker.session() as session:
                 predictions = session.ask(
                     named.table,
@@ -115,7 +135,7 @@ class TrainedRun:
                 )
             if out is not None:
                 predictions.write(out)
-            return predictions
+            return replace(predictions, measured_without=measured)
         if isinstance(rows, PartyTable):
             raise ConfigError(
                 "rows: the parties of this run have processes of their own, and the primary's "
@@ -126,13 +146,24 @@ class TrainedRun:
                 path=_file_of(rows, Path(temporary)),
                 out=(out or Path(temporary) / FILE).resolve(),
                 id_column=id_column,
+                without=absent,
             )
             if self.identity is None:
                 predictions = self._ask_processes(new, observe)
             else:
                 predictions = self._ask_others(new, self.identity, observe)
+        predictions = replace(predictions, measured_without=measured)
         # As the frame has them: a file knows texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
+
+    def _measured_without(
+        self, absent: tuple[str, ...], observe: Observer
+    ) -> Mapping[str, Any] | None:
+        from securevfl.runtime.contribution import worth_without
+
+        if absent not in self._worths:
+            self._worths[absent] = worth_without(self, absent, observe=observe)
+        return self._worths[absent]
 
     def _ask_processes(self, new: NewRows, observe: Observer) -> Predictions:
         told = predict_in_processes(
@@ -202,16 +233,42 @@ class TrainedRun:
         return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
 
     @cached_property
-    def _predictor(self) -> Predictor:
-        tables = self.tables or {
-            party.name: read_party(self.config, party, self.data_root, model=self.model(party.name))
-            for party in self.config.secondaries
-        }
-        return Predictor(self.config, self.folder, tables, device=device_named(self.device))
+    def _predictors(self) -> dict[tuple[str, ...], Predictor]:
+        return {}
+
+    @cached_property
+    def _worths(self) -> dict[tuple[str, ...], Mapping[str, Any] | None]:
+        return {}
+
+    def _predictor_without(self, absent: tuple[str, ...]) -> Predictor:
+        if absent not in self._predictors:
+            tables = self.tables or {
+                party.name: read_party(
+                    self.config, party, self.data_root, model=self.model(party.name)
+                )
+                for party in self.config.secondaries
+                if party.name not in absent
+            }
+            self._predictors[absent] = Predictor(
+                self.config,
+                self.folder,
+                tables,
+                device=device_named(self.device),
+                without=absent,
+            )
+        return self._predictors[absent]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: a loaded model is loaded again."""
-        return {name: value for name, value in vars(self).items() if name != "_predictor"}
+        loaded = ("_predictors", "_worths")
+        return {name: value for name, value in vars(self).items() if name not in loaded}
+
+
+NEVER_FEWER: Final = (
+    "the model was trained without party dropout and has never met an average over fewer "
+    "secondaries; with model.party_dropout it would have"
+)
+"""What there is to say of an average over fewer secondaries than in training."""
 
 
 def _file_of(rows: Any, folder: Path) -> Path:

@@ -59,6 +59,9 @@ class Answer(BaseModel):
         description="Who answered: the joint model, or the primary alone, which asks nobody and "
         "costs nothing"
     )
+    without: list[str] = Field(
+        description="Secondaries that were lost, and without which the others have answered"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,6 +194,7 @@ def _answer(predictions: Predictions) -> Answer:
         ],
         epsilon=predictions.epsilon,
         used=predictions.used,
+        without=list(predictions.without),
     )
 
 

@@ -23,6 +23,7 @@ from securevfl.runtime.predicting_primary import predicting
 from securevfl.runtime.predictor import Predictor
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.tables import read_party, schema_of
+from securevfl.serving.absence import WithoutLost
 from securevfl.serving.api import Served
 from securevfl.serving.asking import Model
 from securevfl.serving.rows import RowFormat
@@ -64,6 +65,7 @@ def opened(
     data_root: Path,
     device: str,
     observe: Observer,
+    without_lost: bool = False,
 ) -> Iterator[Opened]:
     """Load a run's model, and make ready to ask its parties.
 
@@ -79,6 +81,7 @@ def opened(
         data_root: Where relative data paths start.
         device: ``"cpu"`` or ``"cuda"``.
         observe: Hears of progress.
+        without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
         ConfigError: If the run has kept no model, or one that does not fit.
@@ -118,7 +121,9 @@ def opened(
             listen=listen,
             serves=True,
         )
-        yield held.enter_context(between_processes(job, place, processes, observe=observe))
+        yield held.enter_context(
+            between_processes(job, place, processes, observe=observe, without_lost=without_lost)
+        )
 
 
 def in_process(
@@ -166,6 +171,7 @@ def between_processes(
     processes: KeptProcesses | None,
     *,
     observe: Observer,
+    without_lost: bool = False,
 ) -> Iterator[Opened]:
     """Hold the primary's life, and sessions with the others in it.
 
@@ -174,15 +180,19 @@ def between_processes(
         identity: Its own; None reads it from the job's folder.
         processes: The others, where they run beside it.
         observe: Hears of progress.
+        without_lost: Whether a session goes on without a secondary that the one before it lost.
     """
     with living(job, observe, identity=identity) as life:
         config = life.config
         model = load_model(job.folder / FOLDER, config, party=job.name)
         star = _Star()
         life.files.log("serving", run=model.run)
+        going_on = WithoutLost(life, model, opened=star.hold, observe=observe)
         yield Opened(
             model=Model(
-                open=lambda: predicting(life, model, opened=star.hold),
+                open=going_on.session
+                if without_lost
+                else lambda: predicting(life, model, opened=star.hold),
                 rows=_reader(config, model),
                 interrupt=star.end,
             ),

@@ -143,7 +143,7 @@ def link_as_threads(
     lives: dict[str, Any] = {
         spec.roles.primary: lambda: hides.link_as_primary(party(spec.roles.primary))
     }
-    for name in spec.roles.secondaries:
+    for name in spec.roles.present:
         lives[name] = lambda name=name: hides.link_as_secondary(party(name))
     for role in hides.helpers:
         name = spec.roles.helpers[role]

@@ -198,7 +198,7 @@ class Blockwise(Coordinated):
         tag = table_tag(party.cache.folder, units)
         if spec.hiding.cell is not None:
             shift = fresh_shift(units.shape[1])
-            lines.send(Shift(shift=shift).to_message(), *spec.roles.secondaries)
+            lines.send(Shift(shift=shift).to_message(), *spec.roles.present)
             self._send_cells(party, units, shift)
         with self.primary_shares(party, units) as share:
 

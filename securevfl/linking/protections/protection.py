@@ -289,7 +289,7 @@ class Coordinated(Protection):
         """
         spec, parts, linked = party.spec, [], []
         with self.at_primary(party) as compare:
-            for name in spec.roles.secondaries:
+            for name in spec.roles.present:
                 compare(name)
                 # A secondary's similarities come before its neighbour's.
                 if spec.similarities is not None:
@@ -367,7 +367,7 @@ class Coordinated(Protection):
         """
         spec, lines, figures = helper.spec, helper.lines, {}
         heard = self.hear_primary(helper)
-        for name in spec.roles.secondaries:
+        for name in spec.roles.present:
             candidates, similar = self.find(helper, name, heard)
             lines.send(Lists(candidates=candidates).to_message(), name)
             if similar is not None:

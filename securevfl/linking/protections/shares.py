@@ -58,7 +58,7 @@ class DealerTurn(TypedMessage):
             ProtocolError: If it names nobody, or a figure is none.
         """
         rank, rows, records = (message.figure(n, int) for n in ("secondary", "rows", "records"))
-        if not 1 <= rank <= len(roles.secondaries):
+        if rank not in [roles.ranks[name] for name in roles.present]:
             raise ProtocolError("the primary named a secondary that there is not")
         return cls(secondary=rank, rows=rows, records=records)
 

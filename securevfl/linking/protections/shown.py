@@ -129,7 +129,7 @@ class Shown(Protection):
         Reveals:
             To every secondary: the primary's keys, their mean and deviation.
         """
-        spec, names, lines = party.spec, party.spec.roles.secondaries, party.lines
+        spec, names, lines = party.spec, party.spec.roles.present, party.lines
         scaler = key_scaler(spec, party.keys)
         lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
         parts, linked = [], []

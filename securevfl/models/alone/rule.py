@@ -73,16 +73,13 @@ def decide(
     if scale is None:
         scale = choose_scale(head, base=base, correction=correction, targets=targets)
     joint = head.row_losses(scaled(base, correction, scale), targets)
-    differences = head.row_losses(alone, targets) - joint
-    rows = len(differences)
-    gain = float(differences.mean())
-    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    gain, error = _gain(head.row_losses(alone, targets) - joint)
     return Decision(
         used="joint" if scale > 0 and gain > error else "alone",
         scale=scale,
         gain=gain,
         error=error,
-        rows=rows,
+        rows=len(targets),
     )
 
 
@@ -108,6 +105,25 @@ def choose_scale(
     # A correction that is not finite has no mean, and is none.
     finite = {step: mean for step, mean in means.items() if mean < float("inf")}
     return min(finite, key=lambda step: finite[step], default=0) / _STEPS
+
+
+def who_answers(
+    head: TaskHead,
+    *,
+    joint: Float[Tensor, "rows outputs"],
+    alone: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+) -> Used:
+    """Return who answers where lambda was chosen before; by the rule of :func:`decide`."""
+    gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
+    return "joint" if gain > error else "alone"
+
+
+def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
+    """Return the mean of rows' differences, and one standard error of it; 0 for a single row."""
+    rows = len(differences)
+    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    return float(differences.mean()), error
 
 
 def scaled(

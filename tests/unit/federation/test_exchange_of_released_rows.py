@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.damage import damage
-from helpers.secondaries import make_secondary
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.cut import Cut
-from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.rounds import EpochMark, RoundPlan, active_parties
+from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan, active_parties
 from securevfl.federation.state_files import StateFolder
 from securevfl.mpc.ring_format import RingFormat
 
@@ -30,10 +28,9 @@ class Recorded(ReleasedRows):
 
     def __init__(self, rows: int) -> None:
         self.values = torch.arange(rows * 2, dtype=torch.float32).view(rows, 1, 2)
-        secondaries = SimulatedExchange(
-            {1: make_secondary(), 2: make_secondary()}, CUT, end_epoch=lambda _mark: None
+        super().__init__(
+            self.values, ranks=(1, 2), rounds=RoundCounter(), device=torch.device("cpu")
         )
-        super().__init__(self.values, secondaries, device=torch.device("cpu"))
         self.plans: list[RoundPlan] = []
 
     def release(self, plan: RoundPlan) -> Tensor:

@@ -71,6 +71,21 @@ def test_links_are_those_of_one_process(
     assert found["agency"].similarities is None
 
 
+@pytest.mark.parametrize("protection", ["none", "bloom", "shares", "paillier"])
+def test_an_absent_secondary_is_left_out(protection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two: the other keeps its rank, and has the links that it always has."""
+    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    spec, keys = hidden_spec(protection, links_per_record=3), tables()
+    wanted = in_process(spec, keys)["shop"]
+    spec = replace(spec, roles=replace(spec.roles, absent=frozenset({"bank"})))
+    found, wires = link_as_threads(spec, keys)
+
+    assert np.array_equal(found["shop"].source.link(np.arange(60)).indices, wanted)
+    assert not isinstance(found["agency"], Exception)
+    assert spec.roles.ranks["shop"] == 2
+    assert "bank" not in {name for sender, to, _ in wires.travelled for name in (sender, to)}
+
+
 @pytest.mark.parametrize(
     ("protection", "cap", "cell"),
     [

@@ -320,7 +320,7 @@ def test_rows_that_are_not_as_in_training_are_one_line(plain: Path, change: str)
 def request_plan(run: Path, *, rows: int, predicted_rows: int) -> tuple[FederationConfig, Any]:
     config = config_of(run)
     model = load_model(run / "parties/bank-1" / FOLDER, config, party="bank-1")
-    asked = PredictRequest(run="a" * 32, rows=rows, predicted_rows=predicted_rows)
+    asked = PredictRequest(run="a" * 32, rows=rows, predicted_rows=predicted_rows, active=(1, 2))
     return config, plan_prediction(config, asked.facts, noise_share_std=model.noise_share_std)
 
 
@@ -404,12 +404,13 @@ def test_a_session_of_predictions_has_no_rows_before_a_request() -> None:
         rows=10, train_rows=10, validation_rows=0, test_rows=0, predicts=True, run="a" * 32
     )
     with pytest.raises(ProtocolError, match="do not add up"):
-        Welcome.from_message(Welcome(facts=facts, keys={}).to_message(), callers=[])
+        Welcome.from_message(Welcome(facts=facts, keys={}).to_message(), callers=lambda _facts: [])
 
 
 @pytest.mark.parametrize(("rows", "asked"), [(5, 0), (5, 6), (0, 0), (2**31 + 1, 1)])
 def test_impossible_requests_are_refused(rows: int, asked: int) -> None:
-    message = PredictRequest(run="a" * 32, rows=rows, predicted_rows=asked).to_message()
+    request = PredictRequest(run="a" * 32, rows=rows, predicted_rows=asked, active=(1,))
+    message = request.to_message()
     with pytest.raises(ProtocolError, match="asks for"):
         PredictRequest.from_message(message)
 

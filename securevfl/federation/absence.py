@@ -1,0 +1,109 @@
+"""Predictions without some secondaries: who may be missing, and what each party checks of it.
+
+A primary that may choose who answers could ask for one secondary alone, whose numbers the secure
+sum is there to hide. So every secondary has a least number of its own reckoning.
+"""
+
+from collections.abc import Sequence
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.federation.rounds import active_parties
+
+
+def least_secondaries(config: FederationConfig) -> int:
+    """Return how few secondaries may answer a request for predictions.
+
+    ``prediction.least_secondaries``, where the file says it. Else, with noise, one more than may
+    collude: the request's epsilon is computed for those that answer, so the promise holds for any
+    number that an honest one is among. Without noise there is no promise, and fewer may answer
+    only where training rounds had as few (``model.party_dropout``), or where each one's numbers
+    have coordinates of their own.
+    """
+    told = config.prediction.least_secondaries
+    if told is not None:
+        return told
+    if config.privacy.mechanism != "none":
+        return config.privacy.colluding + 1
+    if in_blocks(config):
+        # Without noise, each one's numbers are seen by themselves whoever answers.
+        return 1
+    if config.privacy.encoder == "frozen":
+        return len(config.secondaries)
+    return active_parties(config.secondaries, config.model.party_dropout)
+
+
+def in_blocks(config: FederationConfig) -> bool:
+    """Whether every secondary writes into coordinates of the sum that are its own."""
+    return config.encoder is not None and config.encoder.layout == "blocks"
+
+
+def active_without(config: FederationConfig, without: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the ranks of the secondaries that answer, ascending; None for all.
+
+    Args:
+        config: The federation file.
+        without: Names of those that do not. Where these are all, nobody is asked.
+
+    Raises:
+        ConfigError: If one is no secondary, is named twice, or too few are left.
+    """
+    if not without:
+        return None
+    names = [party.name for party in config.secondaries]
+    for name in without:
+        if name not in names:
+            near = checks.did_you_mean(name, names)
+            raise ConfigError(
+                f"without: there is no secondary {name!r}; there are {', '.join(names)}{near}"
+            )
+    if len(set(without)) != len(without):
+        raise ConfigError(f"without: names a secondary twice, in {', '.join(without)}")
+    left = [name for name in names if name not in without]
+    if not left:
+        return ()
+    least = least_secondaries(config)
+    if len(left) < least:
+        raise ConfigError(
+            f"without: leaves {len(left)} of {len(names)} secondaries, and {least} must answer; "
+            f"write least_secondaries = {max(1, len(left))} in [prediction] of every party's file "
+            f"if all of them agree to what that shows (docs/predictions.md)"
+        )
+    return tuple(config.ranks[name] for name in left)
+
+
+def require_active(config: FederationConfig, active: Sequence[int] | None, *, rank: int) -> None:
+    """Refuse a primary that leaves out parties as it must not.
+
+    Args:
+        config: The federation file, as this party has it.
+        active: Ranks of the secondaries that answer, as the primary says; None: all.
+        rank: This party's own.
+
+    Raises:
+        ProtocolError: If they are not some of the secondaries, ascending; this party is one and
+            not among them; or they are fewer than this party's file allows.
+    """
+    if active is None:
+        return
+    ranks = [config.ranks[party.name] for party in config.secondaries]
+    if not active or sorted(set(active) & set(ranks)) != list(active):
+        raise ProtocolError(f"the primary asks for predictions of impossible parties {active!r}")
+    if rank in ranks and rank not in active:
+        raise ProtocolError(
+            f"the primary asks this party for predictions without it, of {list(active)!r}"
+        )
+    least = least_secondaries(config)
+    if len(active) < least:
+        raise ProtocolError(
+            f"the primary asks for predictions of {len(active)} secondaries, and this party's file "
+            f"wants {least} at least (prediction.least_secondaries)"
+        )
+
+
+def absent_names(config: FederationConfig, active: Sequence[int] | None) -> tuple[str, ...]:
+    """Return the names of the secondaries that do not answer, by rank."""
+    if active is None:
+        return ()
+    return tuple(p.name for p in config.secondaries if config.ranks[p.name] not in active)

@@ -1,0 +1,98 @@
+"""Averages in blocks where secondaries are absent: their coordinates are zero."""
+
+from collections.abc import Collection, Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
+from securevfl.transport.message import MessageKind, TypedMessage
+
+
+class PresentBlocks:
+    """An exchange for a top model that knows averages over all secondaries, a block for each.
+
+    An average over fewer divides each one's numbers by fewer. The number of all of them makes the
+    blocks as large as in training; what else lies in an absent one's block is the others' noise.
+    """
+
+    def __init__(self, inner: Exchange, *, blocks: int) -> None:
+        """Make it.
+
+        Args:
+            inner: Reaches those that are there, whose ranks count from 1.
+            blocks: How many secondaries there are in all.
+        """
+        self.inner = inner
+        self.blocks = blocks
+
+    @property
+    def rounds(self) -> RoundCounter:
+        """Gives out the session's round numbers."""
+        return self.inner.rounds
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the secondaries that are there."""
+        return self.inner.ranks
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the sum of those that are there over the number of all.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        average = self.inner.release(plan) * (len(plan.active) / self.blocks)
+        absent = set(range(1, self.blocks + 1)) - set(plan.active)
+        return without_blocks(average, [rank - 1 for rank in absent], blocks=self.blocks)
+
+    def return_gradient(
+        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
+    ) -> None:
+        """Pass the gradient on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.return_gradient(plan, gradient)
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pass the request on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self.inner.average_positions(own)
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        """Pass the message on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.tell(message, answer=answer)
+
+    def end_epoch(self, mark: EpochMark) -> None:
+        """Pass the mark on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.end_epoch(mark)
+
+
+def without_blocks(
+    aggregate: Float[Tensor, "rows positions width"], absent: Collection[int], *, blocks: int
+) -> Float[Tensor, "rows positions width"]:
+    """Return averages with zeros in the coordinates of some secondaries.
+
+    Args:
+        aggregate: Whose last axis is one block after the other.
+        absent: Numbers of the blocks that become zero, from 0.
+        blocks: How many there are.
+    """
+    masked = aggregate.clone()
+    each = aggregate.shape[-1] // blocks
+    for block in absent:
+        masked[..., each * block : each * (block + 1)] = 0
+    return masked

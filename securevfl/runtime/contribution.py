@@ -1,0 +1,341 @@
+"""What each partner of a finished run is worth, measured without asking anybody."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError, PrivacyError
+from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
+from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import in_blocks
+from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.run_plan import RunFacts, plan_prediction
+from securevfl.models.bootstrap import LEVEL
+from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, measure, solve
+from securevfl.runtime.coalitions_of_models import KeptModels
+from securevfl.runtime.coalitions_of_releases import Releases
+from securevfl.runtime.device import device_named
+from securevfl.runtime.entry import FederationSource
+from securevfl.runtime.kept_contribution import read_contribution, write_contribution
+from securevfl.runtime.prediction_entry import trained_run
+from securevfl.runtime.released_table import COST, METADATA, released_table
+from securevfl.runtime.run_folder import read_figures
+from securevfl.runtime.simulation import RunResult
+from securevfl.runtime.tables import read_party
+from securevfl.runtime.trained_run import NEVER_FEWER, TrainedRun
+
+PERMUTATIONS: Final = 32
+"""Drawn where there are too many partners for exact Shapley values."""
+
+EXACT_TRAINED: Final = 5
+"""Up to so many partners all sets of them are trained again: 30 trainings for five."""
+
+EXACT_KEPT: Final = 10
+"""Up to so many partners the kept model is asked for all sets of them."""
+
+_NOT_SENT: Final = "nothing: the run promises nothing, and all of it is computed in this process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What each partner of a run adds to its model."""
+
+    run: str
+    """The run's id."""
+    metric: str
+    """Which training goes by; what figures have beside it is the loss."""
+    higher_is_better: bool
+    rows: int
+    """Test rows."""
+    seed: int
+    """Of permutations and of resamples."""
+    threshold: float
+    """Of the primary alone, of a binary task."""
+    gone: Worth
+    """If it is gone tomorrow: the kept model answers without it."""
+    again: Worth | None
+    """If it leaves, and the model is trained again without it; None where that would take another
+    run."""
+    cost: str
+    """What measuring this cost, in words."""
+    notes: tuple[str, ...]
+    """What a reader must know."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``contribution.json`` has it."""
+        return {
+            "run": self.run,
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "rows": self.rows,
+            "seed": self.seed,
+            "threshold": self.threshold,
+            "level": LEVEL,
+            "gone": self.gone.as_json(),
+            "again": None if self.again is None else self.again.as_json(),
+            "cost": self.cost,
+            "notes": list(self.notes),
+        }
+
+
+def contribution(
+    run: str | Path | RunResult,
+    *,
+    permutations: int = PERMUTATIONS,
+    seed: int | None = None,
+    federation: FederationSource | None = None,
+    parties: Iterable[PartyTable] | None = None,
+    data_root: Path | None = None,
+    device: str = "cpu",
+    observe: Observer = unheard,
+) -> Contribution:
+    """Measure what each secondary adds to the model of a finished run, on its test rows.
+
+    Two questions have two answers. *Gone tomorrow*: the model that was kept answers without the
+    secondary. *Trained again*: the secondary leaves, and the top model is trained again on the
+    others' released numbers. Each has the value of all partners less that of all others (leave one
+    out), and Shapley values, which add up to what the joint model gains over the primary alone;
+    both with intervals of paired resamples of the test rows.
+
+    It is free where the answer lies at the primary: a frozen run whose secondaries write into
+    coordinates of their own (``encoder.layout = "blocks"``, or a single secondary). Of a simulation
+    without a promise the kept models say who is missed tomorrow. The result is written to
+    ``contribution.json`` in the run folder.
+
+    Args:
+        run: The run folder, or what :func:`securevfl.simulate` returned.
+        permutations: Orders that Shapley values are taken over, where there are more than
+            :data:`EXACT_TRAINED` partners (:data:`EXACT_KEPT` for the kept model).
+        seed: Of permutations and resamples; None: the run's.
+        federation: The federation file; default: that of the run.
+        parties: The parties' tables, of a run that was simulated on tables in memory; others are
+            read again.
+        data_root: Where relative data paths start; default: the current folder.
+        device: ``"cpu"`` or ``"cuda"``.
+        observe: Hears of progress.
+
+    Raises:
+        ConfigError: If the folder is not that of a finished run, or it would take another run.
+        DataError: If a table is not the one of training.
+        PrivacyError: If it would take further releases, or the primary's ledger was altered.
+
+    Reveals:
+        Nothing: nobody is asked, and no ledger is charged.
+
+    References:
+        Ghorbani and Zou, Data Shapley, ICML 2019: a model's metric as the game. Wang et al.,
+        A Principled Approach to Data Valuation for Federated Learning, 2020: parties as players.
+    """
+    if isinstance(run, RunResult):
+        if run.trained is None:
+            raise ConfigError("the run has pretrained encoders, and no model to measure")
+        trained = run.trained
+    else:
+        trained = trained_run(
+            run, federation=federation, parties=parties, data_root=data_root, device=device
+        )
+    measured = _measured(trained, permutations=permutations, seed=seed, observe=observe)
+    write_contribution(trained.folder, measured.as_json())
+    return measured
+
+
+def _measured(
+    trained: TrainedRun, *, permutations: int, seed: int | None, observe: Observer
+) -> Contribution:
+    # Before anything long begins.
+    checks.whole(permutations=permutations)
+    checks.at_least(LEAST_PERMUTATIONS, permutations=permutations)
+    config, folder = trained.config, trained.folder
+    figures = read_figures(folder)
+    model = trained.model(config.primary.name)
+    seed = config.federation.seed if seed is None else seed
+    again, notes = None, []
+    source = _source(trained, model, figures)
+    cost = COST if isinstance(source, Releases) else _NOT_SENT
+    if isinstance(source, KeptModels) and config.model.party_dropout == 0:
+        notes.append(NEVER_FEWER)
+    if config.privacy.mechanism != "none":
+        notes.append(
+            "noise of the released numbers is that of all secondaries, also where one is taken "
+            "out: with fewer, predictions would have a little less of it"
+        )
+    data, names = source.data, [party.name for party in config.secondaries]
+    targets = source.alone.tested
+    common = {"permutations": permutations, "seed": seed}
+    gone = solve(
+        names,
+        source.gone(),
+        data.head,
+        targets,
+        exact_up_to=EXACT_KEPT,
+        heard=Pace(observe, CoalitionsValued, name="without partners"),
+        **common,
+    )
+    if isinstance(source, Releases):
+        observe(Stage(text="training without partners"))
+        again = solve(
+            names,
+            source.again(folder / "parties" / config.primary.name),
+            data.head,
+            targets,
+            exact_up_to=EXACT_TRAINED,
+            heard=Pace(observe, CoalitionsValued, name="training without partners"),
+            **common,
+        )
+    if gone.used[frozenset(names)] == "alone":
+        notes.append(
+            "the primary alone answers in this run, so nobody is missed, and all values are 0"
+        )
+    return Contribution(
+        run=model.run,
+        metric=data.head.metric_name,
+        higher_is_better=data.head.higher_is_better,
+        rows=len(targets),
+        seed=seed,
+        threshold=source.alone.threshold,
+        gone=gone,
+        again=again,
+        cost=cost,
+        notes=tuple(notes),
+    )
+
+
+def worth_without(
+    trained: TrainedRun, absent: Sequence[str], *, observe: Observer = unheard
+) -> dict[str, Any] | None:
+    """Return what the kept model is worth on the run's test rows without some partners.
+
+    Args:
+        trained: The run.
+        absent: Names of those that are gone.
+        observe: Hears that it is measured.
+
+    Returns:
+        ``used``, who answers then (the primary alone where that is better on validation rows);
+        ``threshold`` of the primary alone; ``metrics``, each with ``value`` and ``interval``. From
+        ``contribution.json``, or measured now where that is free; None where it is neither.
+
+    Reveals:
+        Nothing: nobody is asked, and no ledger is charged.
+    """
+    config = trained.config
+    model = trained.model(config.primary.name)
+    present = {party.name for party in config.secondaries} - set(absent)
+    kept = read_contribution(trained.folder, run=model.run)
+    if kept is not None:
+        for one in kept["gone"]["values"]:
+            if set(one["partners"]) == present:
+                found = {name: one[name] for name in ("used", "metrics")}
+                return {**found, "threshold": kept["threshold"]}
+    try:
+        source = _source(trained, model, read_figures(trained.folder))
+    except (ConfigError, DataError, PrivacyError):
+        # It would take releases, or what it takes is not here.
+        return None
+    observe(Stage(text="measuring the model without them"))
+    valued = source.gone()(frozenset(present))
+    figures = measure(valued, source.data.head, source.alone.tested, seed=config.federation.seed)
+    return {
+        "used": valued.used,
+        "metrics": {name: figure.as_json() for name, figure in figures.items()},
+        "threshold": source.alone.threshold,
+    }
+
+
+def _source(
+    trained: TrainedRun, model: KeptModel, figures: Mapping[str, Any]
+) -> Releases | KeptModels:
+    """Return where outputs with fewer partners come from.
+
+    Raises:
+        ConfigError: Like DataError and PrivacyError, if they cannot be had for nothing.
+    """
+    if _in_blocks(trained.config):
+        return _releases(trained, model)
+    return _kept_models(trained, figures)
+
+
+def _in_blocks(config: FederationConfig) -> bool:
+    if config.privacy.encoder != "frozen":
+        return False
+    return len(config.secondaries) == 1 or in_blocks(config)
+
+
+def _releases(trained: TrainedRun, model: KeptModel) -> Releases:
+    config = trained.config
+    if config.training.rows == "aligned":
+        raise ConfigError(
+            'training.rows = "aligned": which rows were trained on is not kept, so nothing can be '
+            'trained again; run with training.rows = "all"'
+        )
+    if config.family.needs_similarities(config.model):
+        raise ConfigError(
+            f"model.family: {config.family.name!r} reads similarities, which are not kept; the "
+            f"value of partners can be measured of families that read releases alone"
+        )
+    table = (trained.tables or {}).get(config.primary.name)
+    if table is None:
+        table = read_party(config, config.primary, trained.data_root)
+    frame = released_table(config, trained.folder, table)
+    shape = frame.attrs[METADATA]["shape"]
+    numbers = frame.iloc[:, -int(np.prod(shape)) :].to_numpy(dtype=np.float32, copy=True)
+    return Releases(
+        config,
+        table,
+        model,
+        torch.from_numpy(numbers.reshape(len(frame), *shape)),
+        device=device_named(trained.device),
+    )
+
+
+def _kept_models(trained: TrainedRun, figures: Mapping[str, Any]) -> KeptModels:
+    config = trained.config
+    if config.privacy.mechanism != "none":
+        raise PrivacyError(_what_it_would_take(trained, figures))
+    if figures["mode"] != "simulated":
+        raise ConfigError(
+            "run: its parties have processes and tables of their own; simulate the same file, or "
+            'take privacy.encoder = "frozen" with encoder.layout = "blocks", of which everything '
+            "lies at the primary"
+        )
+    tables = trained.tables or {
+        party.name: read_party(config, party, trained.data_root) for party in config.table_parties
+    }
+    models = {party.name: trained.model(party.name) for party in config.table_parties}
+    return KeptModels(config, tables, models, device=device_named(trained.device))
+
+
+def _what_it_would_take(trained: TrainedRun, figures: Mapping[str, Any]) -> str:
+    config, rows = trained.config, figures["evaluation"]["rows"]
+    passes = len(config.secondaries)
+    model = trained.model(config.primary.name)
+    facts = RunFacts(
+        rows=rows,
+        train_rows=0,
+        validation_rows=0,
+        test_rows=0,
+        predicts=True,
+        predicted_rows=rows,
+    )
+    plan = plan_prediction(config, facts, noise_share_std=model.noise_share_std)
+    once = plan.releases
+    several = replace(
+        once,
+        min_active=max(1, passes - 1),
+        rounds=passes * once.rounds,
+        row_releases=passes * once.row_releases,
+        releases_per_row=passes,
+    )
+    epsilon = several.epsilon(plan.noise_share_std)
+    return (
+        f"contribution: this run's releases are sums over the secondaries, and leaving out each "
+        f"of {passes} would take {passes} more releases of the {rows} test rows, epsilon "
+        f'{epsilon:.3g} beside the run\'s; a run with privacy.encoder = "frozen" and [encoder] '
+        f'layout = "blocks" has the answer in what it releases, for nothing'
+    )
