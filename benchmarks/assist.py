@@ -150,7 +150,7 @@ def main() -> None:
             )
             start = time.monotonic()
             training = sv.TrainingSettings(batch_size=1024)
-            run = sv.simulate(parties, model, training=training, **settings)
+            run = sv.simulate(parties, model, training=training, base="boosting", **settings)
             joint = run.metrics["joint_test_metrics"][run.metrics["metric"]]
             took(f"assist, {estimator}", start, joint)
             rounds = [line["validation"] for line in run.history]
@@ -165,7 +165,7 @@ def main() -> None:
             run = sv.simulate(parties, fet, training=training, base="none", **settings)
             took("fet", start, run.metrics["test"])
             start = time.monotonic()
-            run = sv.simulate(parties, fet, training=training, **settings)
+            run = sv.simulate(parties, fet, training=training, base="boosting", **settings)
             took("fet on the base", start, run.metrics["joint_test_metrics"][run.metrics["metric"]])
     print(f"\n{options.table}, {run.metrics['metric']}, {options.seeds} seeds")
     for name, values in found.items():

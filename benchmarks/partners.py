@@ -68,6 +68,7 @@ def _measured(epsilon: str, seed: int, out: Path) -> sv.Contribution:
         privacy={**promise, **noise, "unit": "secondary-record"},
     )
     source["linkage"]["choose"] = "records"
+    source["base"] = {"estimator": "boosting"}
     source["encoder"] = {"method": "principal", "layout": "blocks"}
     config = parse_federation(copy.deepcopy(source), file="benchmarks/partners.py")
     folder = out / f"epsilon-{epsilon}-seed-{seed}"

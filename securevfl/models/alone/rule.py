@@ -67,8 +67,7 @@ def decide(
         scale: lambda, where more rows than these have chosen it; None: these do.
 
     References:
-        Measured in this project (docs/base.md): choosing lambda alone still lost to the primary
-        alone on small tables, and with one standard error it did not.
+        A rule of this project's own; docs/base.md has what was measured of it.
     """
     if scale is None:
         scale = choose_scale(head, base=base, correction=correction, targets=targets)
