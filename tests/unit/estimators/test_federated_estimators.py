@@ -145,7 +145,6 @@ def test_predictions_are_charged_once_for_the_same_rows() -> None:
         privacy=promise,
         bounds=[-4, 4],
         prediction_epsilon=25.0,
-        base="none",
         **QUICK,
     ).fit(own, pays)
     assert model.epsilon_ == pytest.approx(20.0, abs=0.1)

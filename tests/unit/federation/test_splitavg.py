@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from securevfl.federation.rounds import EpochMark, Purpose, RoundCounter, RoundPlan
 from securevfl.federation.splitavg import split_average
+from securevfl.transport.message import MessageKind, TypedMessage
 
 ROWS = 5
 
@@ -40,6 +41,9 @@ class PlainExchange:
 
     def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(own)
+
+    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
+        raise AssertionError("split networks are told nothing")
 
     def end_epoch(self, mark: EpochMark) -> None:
         return None

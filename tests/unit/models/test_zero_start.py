@@ -38,8 +38,8 @@ CASES = [
 
 
 def test_every_family_is_tried() -> None:
-    """A family that comes to the package comes to this file."""
-    assert set(SMALL) == set(family_names())
+    """A family that comes to the package comes to this file, unless nothing of it is a network."""
+    assert set(SMALL) == {name for name in family_names() if not family_named(name).assisted}
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
