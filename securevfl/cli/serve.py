@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from securevfl.cli.options import DataRoot, Device, Federation, Identity, Listen, RunFolder
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
@@ -17,9 +18,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
-    ],
+    run: RunFolder,
     host: Annotated[str, typer.Option(help="Where HTTP is spoken.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 lets the system choose one.")] = 8080,
     token_file: Annotated[
@@ -46,31 +45,11 @@ def serve(
             "--without-lost", help="Go on without a secondary that is lost; answers name it."
         ),
     ] = False,
-    federation: Annotated[
-        Path | None,
-        typer.Option(
-            "--federation",
-            help="Federation file, if its \\[prediction] or \\[runtime] has changed.",
-        ),
-    ] = None,
-    identity: Annotated[
-        Path | None,
-        typer.Option(
-            "--identity",
-            help="The primary's folder of securevfl provision: the others run party --serve.",
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the primary listens, with --identity."),
-    ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option("--data-root", help="Where relative data paths start; default: here."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="cpu, or cuda where there is a GPU.")
-    ] = "cpu",
+    federation: Federation = None,
+    identity: Identity = None,
+    listen: Listen = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print where it serves as a JSON object.")
     ] = False,

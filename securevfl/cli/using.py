@@ -5,23 +5,18 @@ from typing import Annotated
 
 import typer
 
+from securevfl.cli.options import DataRoot, Device, Federation, Identity, Listen, RunFolder
+
 app = typer.Typer()
 
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
-_Device = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is a GPU.")]
-_DataRoot = Annotated[
-    Path | None,
-    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
-]
 
 
 @app.command()
 def predict(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
-    ],
+    run: RunFolder,
     rows: Annotated[
         Path, typer.Option("--rows", help="New rows of the primary: columns as in training.")
     ],
@@ -36,26 +31,11 @@ def predict(
         str | None,
         typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
     ] = None,
-    federation: Annotated[
-        Path | None,
-        typer.Option(
-            "--federation",
-            help="Federation file, if its \\[prediction] or \\[runtime] has changed.",
-        ),
-    ] = None,
-    identity: Annotated[
-        Path | None,
-        typer.Option(
-            "--identity",
-            help="The primary's folder of securevfl provision: the others run party --serve.",
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the primary listens, with --identity."),
-    ] = None,
-    data_root: _DataRoot = None,
-    device: _Device = "cpu",
+    federation: Federation = None,
+    identity: Identity = None,
+    listen: Listen = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
     as_json: _AsJson = False,
 ) -> None:
     """Predict new rows with the model of a run; every party's ledger is charged."""
@@ -94,8 +74,8 @@ def contribution(
         Path | None,
         typer.Option("--federation", help="Federation file, if it is not RUN/federation.toml."),
     ] = None,
-    data_root: _DataRoot = None,
-    device: _Device = "cpu",
+    data_root: DataRoot = None,
+    device: Device = "cpu",
     as_json: _AsJson = False,
 ) -> None:
     """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
@@ -130,7 +110,7 @@ def features(
         Path | None,
         typer.Option("--federation", help="Federation file, if it is not RUN/federation.toml."),
     ] = None,
-    data_root: _DataRoot = None,
+    data_root: DataRoot = None,
     as_json: _AsJson = False,
 ) -> None:
     """Write what a frozen run has released as a table for tools of your own; it costs nothing."""

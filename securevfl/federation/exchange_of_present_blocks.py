@@ -1,15 +1,15 @@
 """Averages in blocks where secondaries are absent: their coordinates are zero."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.federation.exchange_around import ExchangeAround
+from securevfl.federation.rounds import Exchange, RoundPlan
 
 
-class PresentBlocks:
+class PresentBlocks(ExchangeAround):
     """An exchange for a top model that knows averages over all secondaries, a block for each.
 
     An average over fewer divides each one's numbers by fewer. The number of all of them makes the
@@ -23,18 +23,8 @@ class PresentBlocks:
             inner: Reaches those that are there, whose ranks count from 1.
             blocks: How many secondaries there are in all.
         """
-        self.inner = inner
+        super().__init__(inner)
         self.blocks = blocks
-
-    @property
-    def rounds(self) -> RoundCounter:
-        """Gives out the session's round numbers."""
-        return self.inner.rounds
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the secondaries that are there."""
-        return self.inner.ranks
 
     def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
         """Return the sum of those that are there over the number of all.
@@ -45,40 +35,6 @@ class PresentBlocks:
         average = self.inner.release(plan) * (len(plan.active) / self.blocks)
         absent = set(range(1, self.blocks + 1)) - set(plan.active)
         return without_blocks(average, [rank - 1 for rank in absent], blocks=self.blocks)
-
-    def return_gradient(
-        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
-    ) -> None:
-        """Pass the gradient on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.return_gradient(plan, gradient)
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pass the request on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        return self.inner.average_positions(own)
-
-    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
-        """Pass the message on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.tell(message, answer=answer)
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        """Pass the mark on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.end_epoch(mark)
 
 
 def without_blocks(

@@ -1,36 +1,26 @@
 """The primary books every release in its own ledger before it asks for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int64
 from torch import Tensor
 
+from securevfl.federation.exchange_around import ExchangeAround
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import EpochMark, Exchange, RoundCounter, RoundPlan
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.federation.rounds import Exchange, RoundPlan
 
 
-class ChargedExchange:
+class ChargedExchange(ExchangeAround):
     """An exchange that charges each release to the primary's own ledger before asking for it."""
 
     def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.ledger = ledger
         self.heard = heard
         self.booked_before: Int64[np.ndarray, " batch"] | None = None
         """Rows that were booked and asked for when the run was cut, and that are asked for once
         more: what comes back is the same release."""
-
-    @property
-    def rounds(self) -> RoundCounter:
-        """Gives out the session's round numbers."""
-        return self.inner.rounds
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries."""
-        return self.inner.ranks
 
     def release(self, plan: RoundPlan) -> Tensor:
         """Charge, then release.
@@ -46,35 +36,3 @@ class ChargedExchange:
         )
         self.heard(epsilon)
         return self.inner.release(plan)
-
-    def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
-        """Pass the gradient on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.return_gradient(plan, gradient)
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pass the request on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        return self.inner.average_positions(own)
-
-    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
-        """Pass the message on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.tell(message, answer=answer)
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        """Pass the mark on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.end_epoch(mark)
