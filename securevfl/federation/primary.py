@@ -156,8 +156,20 @@ class Primary(TopModel, ABC):
     @property
     def finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
-        stale = self.epoch - self.best_epoch >= self.training.patience
+        stale = self.epoch - self._last_gain >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
+
+    @property
+    def _last_gain(self) -> int:
+        """The epoch that validated best of those that have trained; the base is none of them.
+
+        A network that starts at the base may be below it for some epochs and still be learning.
+        """
+        best, epoch = float("nan"), 0
+        for line in self.history:
+            if line["epoch"] and self.head.is_better(line["validation"], best):
+                best, epoch = line["validation"], line["epoch"]
+        return epoch
 
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
