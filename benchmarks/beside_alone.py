@@ -149,7 +149,7 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
     trained = {
         **common,
         # Ids that are equal tell no similarity, which fedsim reads.
-        "model": {"family": "top1sim" if exact else "fedsim", **model},
+        "model": {"family": "avgsim" if exact else "fedsim", **model},
         "privacy": {"mechanism": "none", "encoder": "trained"},
     }
     # As many numbers from each secondary as the narrowest of them has, 16 at most.
