@@ -52,6 +52,7 @@ def federation(
     source = tomllib.loads(HOUSING.read_text(encoding="utf-8"))
     source["federation"]["seed"] = seed
     source["model"] = FAMILIES[family]
+    source["base"] = {"estimator": "none"}
     source["training"] |= {"epochs": epochs, "batch_size": 64}
     # Ranges also scale the keys that models see, so they are given without protection too.
     source["linkage"] = {**PROTECTIONS[protection], "ranges": RANGES[data]}
