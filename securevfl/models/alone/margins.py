@@ -24,8 +24,8 @@ Named = Literal["boosting", "linear"]
 FOLDS: Final = 5
 """Parts of the training rows, each of which gets margins of models that never saw it."""
 
-_LEAST: Final = 1e-4
-"""The least probability that a margin stands for."""
+LEAST_PROBABILITY: Final = 1e-4
+"""What a margin stands for at least, and less than 1 by at most."""
 
 _MOST_WORDS: Final = 254
 """Words that scikit-learn's trees take as one column, less the place for none of them."""
@@ -76,7 +76,7 @@ class MarginModel:
             return predicted.reshape(len(table), 1)
         share = np.zeros((len(table), max(2, self.head.outputs)))
         share[:, self.estimator.classes_.astype(np.int64)] = self.estimator.predict_proba(table)
-        share = share.clip(_LEAST, 1 - _LEAST)
+        share = share.clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
         logarithms = np.log(share).astype(np.float32)
         if self.head.task == "binary":
             return logarithms[:, 1:] - logarithms[:, :1]

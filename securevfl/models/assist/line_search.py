@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.tasks import TaskHead
 
 _LONGEST: Final = 50.0
@@ -15,18 +16,14 @@ _ACCURACY: Final = 1e-3
 """Of a step, in the same units."""
 
 
-_LEAST: Final = 1e-4
-"""The least probability that a class starts from."""
-
-
 def constant_margin(targets: Shaped[Tensor, " rows"], head: TaskHead) -> Float[Tensor, " outputs"]:
     """Return the margin of a row of which nothing is known but that its label is one of these."""
     if head.task == "regression":
         return targets.mean().reshape(1)
     if head.task == "binary":
-        return targets.mean().clamp(_LEAST, 1 - _LEAST).logit().reshape(1)
+        return targets.mean().clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY).logit().reshape(1)
     counts = torch.bincount(targets, minlength=head.outputs)
-    return (counts / len(targets)).clamp_min(_LEAST).log()
+    return (counts / len(targets)).clamp_min(LEAST_PROBABILITY).log()
 
 
 def residuals_of(
