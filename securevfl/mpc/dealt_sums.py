@@ -9,10 +9,10 @@ This is oblivious transfer, row by row, from correlated randomness ([Beaver97], 
    and one matrix P of that shape. The primary gets the shifts and ``Q = sum_i roll(A_i, d_i) + P``,
    where ``roll(., d)`` moves line j to line (j + d) mod bins; the secondary the seed of A and P.
 2. The primary says ``s_i = (bin_i - d_i) mod bins``: uniform, as d_i is.
-3. The secondary answers with ``Z_i = e_(s_i) (x) r_i + A_i``, uniform as A_i is, and with ``P + N``,
-   where N is its noise.
-4. The primary has ``sum_i roll(Z_i, d_i) - Q + (P + N) = sum_i e_(bin_i) (x) r_i + N``, and no other
-   function of the vectors: given that sum, all else that it has seen is uniform.
+3. The secondary answers with ``Z_i = e_(s_i) (x) r_i + A_i``, uniform as A_i is, and with
+   ``P + N``, where N is its noise.
+4. The primary has ``sum_i roll(Z_i, d_i) - Q + (P + N) = sum_i e_(bin_i) (x) r_i + N``, and no
+   other function of the vectors: given that sum, all else that it has seen is uniform.
 
 Whatever the primary says in step 2, each row's vector enters exactly one line, once. A secondary
 that does not follow the protocol can send anything in step 3, as it can with sums of any kind.
@@ -110,15 +110,13 @@ def masked(
         bins: That rows fall into.
 
     Raises:
-        ProtocolError: If the primary's numbers are not one for each row, in [0, bins); nothing was
-            yielded then.
+        ProtocolError: If one of the primary's numbers is not in [0, bins); nothing was yielded
+            then.
 
     Reveals:
         To the primary, which must not know the seed: together with :func:`masked_noise`, each bin's
         sum with the noise, where the primary decides which one bin each row is in. Nothing else.
     """
-    if len(said) != len(vectors):
-        raise ProtocolError(f"shifts: {len(said)} of them for {len(vectors)} rows")
     require_bins(said, bins, whose="shifts")
     own = vectors.view(np.uint64)
     return _masked(own, said, _row_masks(seed, *_sizes(vectors, bins)))
