@@ -34,7 +34,7 @@ def run_linkage_helper(life: PartyLife) -> None:
             spec,
             role,
             star.transport,
-            star.pair_keys,
+            star.sealed,
             rows=star.facts.rows,
             cache=LinkCache.of_party(spec, name, files.folder),
         )

@@ -161,7 +161,7 @@ class _Requests:
                 plan, party, self._table, device=life.job.device, model=model
             )
         linked = link_as_secondary(
-            place, star.transport, star.pair_keys, rows=request.rows, observe=life.observe
+            place, star.transport, star.sealed, rows=request.rows, observe=life.observe
         )
         secondary = build_secondary(
             plan,
@@ -239,7 +239,7 @@ def _help(life: PartyLife) -> None:
                 spec,
                 role,
                 star.transport,
-                star.pair_keys,
+                star.sealed,
                 rows=request.rows,
                 cache=LinkCache(None),
             )

@@ -93,7 +93,7 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
     linked = link_as_secondary(
         place,
         star.transport,
-        star.pair_keys,
+        star.sealed,
         rows=plan.facts.rows,
         observe=life.observe,
     )
