@@ -325,7 +325,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         links=config.model.neighbours,
         pooled=pools(config),
         contested=config.linkage.choose == "rows",
-        disjoint=config.encoder is not None and config.encoder.layout == "blocks",
+        disjoint=config.encoder is not None and config.encoder.in_blocks,
         fitting=config.encoder.fitting if config.encoder and not facts.predicts else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
