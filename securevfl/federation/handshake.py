@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.core.errors import AuthenticationError, ProtocolError
-from securevfl.federation.absence import absent_names, require_active
+from securevfl.federation.absence import callers_in_predictions, require_active
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import KeyOffer, SessionKey
@@ -179,8 +179,9 @@ def open_welcome(
 
     def callers(facts: RunFacts) -> list[str]:
         require_active(config, facts.active, rank=key.offer.rank)
-        absent = absent_names(config, facts.active)
-        return [party.name for party in config.callers if party.name not in absent]
+        if facts.predicts:
+            return list(callers_in_predictions(config, facts.active))
+        return [party.name for party in config.callers]
 
     opened = Welcome.from_message(message, callers=callers)
     offers = {}
