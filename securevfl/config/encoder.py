@@ -72,7 +72,7 @@ class EncoderSettings:
         checks.one_of(("shares", "randomised", "shown"), labels=self.labels)
         if self.layout == "blocks":
             raise ConfigError(
-                'encoder.layout: votes are written into numbers that all secondaries share; write '
+                "encoder.layout: votes are written into numbers that all secondaries share; write "
                 '"sum", or leave it out'
             )
 

@@ -59,6 +59,7 @@ def top_source(top: Any) -> str:
         return top
     if not hasattr(top, "fit") or not hasattr(top, "get_params"):
         raise ConfigError(
-            f'top: must be "boosting", "linear", "tied" or an estimator of scikit-learn, got {top!r:.60}'
+            f'top: must be "boosting", "linear", "tied" or an estimator of scikit-learn, '
+            f"got {top!r:.60}"
         )
     return f"{_OWN}{described(top)}"

@@ -1,4 +1,4 @@
-r"""Sums of a table's records by the class of the row that they are linked to, behind Gaussian noise.
+r"""Sums of records by the class of the row that they are linked to, behind Gaussian noise.
 
 Every record ``x`` is drawn back to the ball of radius R and written as ``u = (R/2, x)``, in whole
 units, as for :mod:`securevfl.dp.moments`. A row's vector ``r`` is the sum of its records' ``u``,

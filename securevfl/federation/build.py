@@ -150,7 +150,7 @@ def build_secondary(
     if plan.frozen:
         fit: Voter | Fitting | None = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
-            if config.encoder is not None and config.encoder.method == "votes":
+            if plan.votes:
                 fit = voter = Voter(plan, party, bottom, features, linked.source, ledger)
             else:
                 fit = Fitting(plan, bottom, features, ledger, name=party.name)

@@ -175,6 +175,12 @@ class RunPlan:
         return self.config.family.assisted
 
     @property
+    def votes(self) -> bool:
+        """Whether encoders are fitted to class sums, which takes the primary's labels."""
+        encoder = self.config.encoder
+        return encoder is not None and encoder.method == "votes" and not self.facts.predicts
+
+    @property
     def single_pass(self) -> Purpose | None:
         """What every row is released once for, if that is all that happens."""
         if self.facts.predicts:

@@ -1,7 +1,7 @@
 """A secondary whose encoder votes: it adds up its records by class, and fits its directions."""
 
 import numpy as np
-from jaxtyping import Float64, Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import PrivacyError
@@ -27,11 +27,12 @@ def sums_of(plan: RunPlan, numbers: int) -> SumFormat:
         PrivacyError: If the noise leaves nothing to fit to.
     """
     _, classes = plan.cut.shape
-    promised = plan.config.privacy.mechanism != "none"
+    # Where nothing is promised there may be no cap: a record is in a row once.
+    cap = plan.config.privacy.links_per_record or plan.facts.rows
     return SumFormat.choose(
         features=numbers,
         bins=classes + 1,
-        links_per_record=plan.config.privacy.links_per_record if promised else plan.facts.rows,
+        links_per_record=cap,
         noise_multiplier=plan.releases.fitting_multiplier(),
     )
 

@@ -147,8 +147,10 @@ def fit_tied(
 
 def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
     if outputs == 1:
-        return torch.linspace(-1, 1, width, dtype=torch.float64)[:, None] if width > 1 else (
-            torch.ones(1, 1, dtype=torch.float64)
+        return (
+            torch.linspace(-1, 1, width, dtype=torch.float64)[:, None]
+            if width > 1
+            else (torch.ones(1, 1, dtype=torch.float64))
         )
     if width == outputs:
         return torch.eye(width, dtype=torch.float64)

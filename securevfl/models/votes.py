@@ -18,9 +18,7 @@ PROJECTED: Final = 24
 _SMALLEST: Final = 1e-12
 
 
-def public_projection(
-    features: int, *, seed: int
-) -> Float64[np.ndarray, "features numbers"]:
+def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
     """Return orthonormal directions that a record's numbers are taken along; drawn without data.
 
     Args:

@@ -1,19 +1,18 @@
 """Votes in a simulation: the same sums and noise as between processes, without masks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int64
 
 from securevfl.federation.ballot import Ballot
-from securevfl.federation.voter import Voter
+from securevfl.federation.secondary import Secondary
 
 
-def vote_in_process(voters: Sequence[Voter], ballot: Ballot) -> None:
+def vote_in_process(secondaries: Sequence[Secondary], ballot: Ballot) -> None:
     """Let every secondary fit its votes.
 
     Args:
-        voters: Of all secondaries.
+        secondaries: All of them.
         ballot: The primary's rows by class.
 
     Raises:
@@ -23,7 +22,9 @@ def vote_in_process(voters: Sequence[Voter], ballot: Ballot) -> None:
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    for voter in voters:
+    for secondary in secondaries:
+        voter = secondary.voter
+        assert voter is not None, "all encoders of a run vote, or none"
         if voter.settled:
             continue
         hidden = ballot.label_noise is not None
