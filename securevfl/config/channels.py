@@ -88,7 +88,7 @@ def positions(config: FederationConfig) -> Channel:
 def linkage(config: FederationConfig) -> Channel:
     """Describe what linking the keys shows."""
     spec = link_spec(config)
-    helpers = [("the", party.role) for party in config.parties if party.is_helper]
+    helpers = [("the", role) for role in spec.roles.helpers]
     return Channel(
         "linkage",
         "; ".join(
