@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ BINS = CLASSES + 1
 
 
 def write_voting(
-    folder: Path, *, labels: str = "shares", dealer: bool = True, **sections: dict[str, Any]
+    folder: Path, *, labels: str = "shares", dealer: bool = True, **sections: Any
 ) -> Path:
     """Write a small federation of three classes that promises nothing; sections update its own."""
     path = write_federation(
@@ -65,25 +66,25 @@ def vote_as_threads(
     """
     wires, config, plan = Wires(), one.plan.config, one.plan
 
-    def secondary(rank: int) -> Any:
+    def secondary(rank: int) -> None:
         name = plan.secondaries[rank]
         voter = one.secondaries[rank].voter
         assert voter is not None
         lines = wires.of(name)
         part = SecondaryVoting(plan, voter, lines)
         call = wires.queue(config.primary.name, name).get(timeout=60)
-        return part(call)
+        part(call)
 
     lives: dict[str, Callable[[], Any]] = {
         config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(told)
     }
     for rank, name in plan.secondaries.items():
-        lives[name] = lambda rank=rank: secondary(rank)
+        lives[name] = partial(secondary, rank)
     dealer = config.helper("dealer")
     if dealer is not None:
         lives[dealer.name] = lambda: deal_for_votes(
             config, wires.of(dealer.name), rows=plan.facts.rows
         )
     for name, life in (instead or {}).items():
-        lives[name] = lambda life=life: life(wires)
+        lives[name] = partial(life, wires)
     return run_all(lives), wires
