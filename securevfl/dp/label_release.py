@@ -9,11 +9,14 @@ a delta; against k that put theirs together it is as if there were k releases.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussian_noise_multiplier
+
+SMALLEST_EPSILON: Final = 1e-6
+"""Of labels; below it nothing is left of them."""
 
 LabelMechanism = Literal["randomised", "noised", "shares", "shown"]
 """How labels reach secondaries: classes by ``randomised`` response or numbers ``noised`` by a

@@ -32,15 +32,15 @@ class LabelsSpent:
 def charge_labels(ledger: "Ledger", release: LabelRelease) -> bool:
     """Book what secondaries will be told of labels, durably; call it before anything is sent.
 
-    Labels that were drawn once may be told again, as when a run is resumed: that says nothing new,
-    and costs nothing.
+    Labels that were drawn once, or shown, may be told again, as when a run is resumed: that says
+    nothing new, and costs nothing.
 
     Args:
         ledger: The primary's.
         release: What will be told.
 
     Returns:
-        Whether it was booked; False where this run has booked the same drawn labels before.
+        Whether it was booked; False where this run has booked the same labels before.
 
     Raises:
         PrivacyError: If the ledger is closed.
@@ -48,7 +48,8 @@ def charge_labels(ledger: "Ledger", release: LabelRelease) -> bool:
     """
     sessions = ledger.budgeted
     before = [one for session in sessions for one in session.labels]
-    if release.digest and release in before:
+    once = release.digest or release.mechanism == "shown"
+    if once and release in before:
         return False
     ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
     sessions[-1].labels.append(release)
