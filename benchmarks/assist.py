@@ -139,7 +139,7 @@ def main() -> None:
     common: dict[str, Any] = {"privacy": sv.dp.Privacy(mechanism="none"), "task": task}
     epsilons = [None if one == "none" else float(one) for one in options.label_epsilon.split(",")]
     split: Any = "random" if any(epsilons) else None
-    ends = dict(zip(("label_lower", "label_upper"), RANGES.get(options.table, ()), strict=False))
+    lower, upper = RANGES.get(options.table, (None, None))
     run: Any = None
     found: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
@@ -159,7 +159,8 @@ def main() -> None:
                 neighbours=options.neighbours,
                 estimator=estimator,
                 label_epsilon=epsilon,
-                **(ends if epsilon else {}),
+                label_lower=lower if epsilon else None,
+                label_upper=upper if epsilon else None,
             )
             start = time.monotonic()
             training = sv.TrainingSettings(batch_size=1024, split=split)

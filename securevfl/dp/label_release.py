@@ -132,6 +132,10 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
     delta = min((one.delta for one in noised), default=0.0)
     if any(one.mechanism == "shown" for one in all_of_them):
         return LabelTotal(epsilon=None, together=None, delta=delta)
+    if len(all_of_them) == 1:
+        # As it was asked for, which its noise gives back but for the last digits.
+        (only,) = all_of_them
+        return LabelTotal(epsilon=only.epsilon, together=only.together, delta=delta)
     pure = math.fsum(one.epsilon or 0.0 for one in all_of_them if not one.gaussian)
     alone = [label_noise_multiplier(one.epsilon or 0.0, one.delta) for one in noised]
     joint = [

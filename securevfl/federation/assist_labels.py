@@ -4,7 +4,7 @@ With ``model.label_epsilon`` all that is told is a function of labels that were 
 the primary's columns, and of what secondaries answered. So that one draw is all that is charged.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from securevfl.config.base import OWN
+from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import PrivacyError
 from securevfl.data.scaling import LabelScaler
 from securevfl.data.tables import PartyTable
@@ -51,6 +52,19 @@ class ToldLabels:
     """Before the first round."""
 
 
+def label_release(config: FederationConfig) -> LabelRelease | None:
+    """Return what a federation tells secondaries of labels; None where it is not this family's."""
+    if not config.family.assisted:
+        return None
+    epsilon, parties = config.label_epsilon, len(config.secondaries)
+    if epsilon is None:
+        return LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
+    if config.federation.task == "regression":
+        delta = config.privacy.delta
+        return LabelRelease(mechanism="noised", epsilon=epsilon, delta=delta, parties=parties)
+    return LabelRelease(mechanism="randomised", epsilon=epsilon, delta=0.0, parties=parties)
+
+
 def tell_labels(
     plan: RunPlan,
     table: PartyTable,
@@ -80,23 +94,15 @@ def tell_labels(
     Reveals:
         Nothing yet: what is sent later is a function of it.
     """
-    config, parties = plan.config, len(plan.config.secondaries)
+    config, release = plan.config, label_release(plan.config)
     model = config.model
     assert isinstance(model, AssistConfig), "the family's own"
+    assert release is not None, "of this family"
     if model.label_epsilon is None:
-        shown = LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
-        charge_labels(ledger, shown)
+        charge_labels(ledger, release)
         return None
-    regression = data.head.task == "regression"
     drawn = _drawn(model, table, data, delta=config.privacy.delta, files=files)
-    release = LabelRelease(
-        mechanism="noised" if regression else "randomised",
-        epsilon=model.label_epsilon,
-        delta=config.privacy.delta if regression else 0.0,
-        parties=parties,
-        digest=digest_of_labels(drawn),
-    )
-    charge_labels(ledger, release)
+    charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
     told = _told(drawn, data.head, epsilon=model.label_epsilon)
     start = _constant(told, data.head)
     margins = start.expand(len(drawn), -1).clone()
@@ -147,7 +153,7 @@ def _drawn(
             upper=model.label_upper,
             epsilon=model.label_epsilon,
             delta=delta,
-        )
+        ).astype(np.float32)
     else:
         drawn = randomised_labels(
             table.labels[rows].astype(np.int64), _classes(data.head), model.label_epsilon

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from securevfl.dp.label_release import LabelRelease, labels_total
+from securevfl.dp.label_release import LabelRelease, LabelTotal, labels_total
 
 if TYPE_CHECKING:
     from securevfl.federation.ledger import Ledger
@@ -17,16 +17,10 @@ _FIELDS: Final = ("mechanism", "epsilon", "delta", "parties", "digest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LabelsSpent:
-    """What all runs on a table told secondaries of its labels."""
+class LabelsSpent(LabelTotal):
+    """What runs on a table told secondaries of its labels."""
 
     runs: int
-    epsilon: float | None
-    """Against one secondary that took part in all of them; None: labels were shown."""
-    together: float | None
-    """Against all secondaries together; None: labels were shown."""
-    delta: float
-    """At which both hold; 0 where all labels were randomised."""
 
 
 def charge_labels(ledger: "Ledger", release: LabelRelease) -> bool:
