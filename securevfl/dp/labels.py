@@ -54,8 +54,7 @@ def randomised_labels(
         To whoever reads the result: each class within epsilon, and which rows have none.
 
     References:
-        Warner, Randomized Response (JASA 60, 1965); Kairouz, Bonawitz, Ramage, Discrete
-        Distribution Estimation under Local Privacy (ICML 2016), section 3.
+        [W65] for two classes, [KBR16] for K.
     """
     _, weight = slots(epsilon, classes)
     known = bins < classes
