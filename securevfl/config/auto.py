@@ -12,10 +12,9 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 
 AUTO: Final = "auto"
-CLASSES_OF_NUMBERS: Final = 5
-"""Votes of a label that is a number: its classes have equally many rows."""
+CLASSES_OF_NUMBERS: Final = 2
+"""Votes of a label that is a number: for its lower and for its upper half."""
 _NEIGHBOURS: Final = 4
-_FEW_SECONDARIES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +24,8 @@ class Situation:
     task: Task
     classes: int
     """Of the label; of a number, of its votes."""
-    secondaries: int
     dealer: bool
     """Whether there is a party that deals masks."""
-    promised: bool
-    """Whether noise is added."""
 
 
 Settings = dict[str, dict[str, Any]]
@@ -39,32 +35,26 @@ Settings = dict[str, dict[str, Any]]
 def winning_settings(situation: Situation) -> Settings:
     """Return the settings that did best where a situation like this one was measured.
 
-    From two secondaries on they vote: what they agree on adds up, and the noise is paid once. One
-    alone has nobody to agree with, and gives a few principal components.
+    Encoders vote, with one secondary too: what all of them write has as many numbers as the label
+    has classes, so nothing is spent on what says nothing of it.
 
     Args:
         situation: What is known before anything is computed.
     """
-    votes = situation.secondaries > 1
-    few = situation.secondaries < _FEW_SECONDARIES
-    width = situation.classes if votes else (4 if few else 2) * situation.secondaries
-    encoder: dict[str, Any] = {"method": "principal", "layout": "blocks"}
-    if votes:
-        labels = "shares" if situation.dealer else "randomised"
-        encoder = {"method": "votes", "layout": "sum", "labels": labels}
+    labels = "shares" if situation.dealer else "randomised"
     return {
         "model": {
             "family": "fet",
             "neighbours": _NEIGHBOURS,
-            "hidden": width,
+            "hidden": situation.classes,
             "heads": 1,
             "release": "pooled",
             "top": "tied",
             "average_positions_every": 0,
         },
-        "encoder": encoder,
-        "privacy": {"encoder": "frozen", **({"links_per_record": 1} if situation.promised else {})},
-        "linkage": {"choose": "records"} if situation.promised else {},
+        "encoder": {"method": "votes", "layout": "sum", "labels": labels},
+        "privacy": {"encoder": "frozen", "links_per_record": 1},
+        "linkage": {"choose": "records"},
     }
 
 
@@ -98,11 +88,9 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
 
 
 def _situation(source: Mapping[str, Any]) -> Situation:
-    federation, privacy = (source.get(name) for name in ("federation", "privacy"))
-    if not isinstance(federation, Mapping) or not isinstance(privacy, Mapping):
-        raise ConfigError(
-            'encoder.method: "auto" follows from [federation] and [privacy]; write them'
-        )
+    federation = source.get("federation")
+    if not isinstance(federation, Mapping):
+        raise ConfigError('encoder.method: "auto" follows from [federation]; write it')
     task: Any = federation.get("task")
     roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
     classes: Any = federation.get("classes")
@@ -116,7 +104,5 @@ def _situation(source: Mapping[str, Any]) -> Situation:
     return Situation(
         task=task,
         classes=classes,
-        secondaries=roles.count("secondary"),
         dealer="dealer" in roles,
-        promised=privacy.get("mechanism") != "none",
     )

@@ -107,7 +107,11 @@ class FederationConfig:
 
     @property
     def label_epsilon(self) -> float | None:
-        """What secondaries may learn of one training row's label; None promises nothing."""
+        """What secondaries may learn of one training row's label, where they are told drawn ones;
+        None promises nothing, or tells them no row's.
+        """
+        if self.encoder is not None and self.encoder.labels == "randomised":
+            return self.encoder.label_epsilon
         return self.family.label_epsilon(self.model)
 
     @property

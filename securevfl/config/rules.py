@@ -247,7 +247,14 @@ def _require_fitted(config: FederationConfig) -> None:
 def _require_votes(config: FederationConfig) -> None:
     """Refuse votes where the bound on what a record does to class sums would not hold."""
     encoder, privacy = config.encoder, config.privacy
-    if encoder is None or encoder.method != "votes" or privacy.mechanism == "none":
+    if encoder is None or encoder.method != "votes":
+        return
+    if encoder.labels == "randomised" and config.training.split == "stratified":
+        raise ConfigError(
+            'training.split: "stratified" chooses rows by their labels and tells secondaries which '
+            "train, so encoder.label_epsilon would not hold; leave it out, for a random one"
+        )
+    if privacy.mechanism == "none":
         return
     if config.linkage.choose != "records":
         raise ConfigError(

@@ -1,7 +1,7 @@
 """What the primary brings to the fitting of votes: which row is of which class."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -40,6 +40,19 @@ class Ballot:
     go out as they are here."""
 
 
+def label_release_of_votes(config: FederationConfig) -> LabelRelease | None:
+    """Return what a federation tells secondaries of labels for votes; None where nobody votes."""
+    encoder, parties = config.encoder, len(config.secondaries)
+    if encoder is None or encoder.labels is None:
+        return None
+    if encoder.labels == "shown":
+        return LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
+    delta = 0.0 if encoder.labels == "randomised" else config.privacy.delta
+    return LabelRelease(
+        mechanism=encoder.labels, epsilon=encoder.label_epsilon, delta=delta, parties=parties
+    )
+
+
 def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFolder) -> Ballot:
     """Charge for what secondaries will learn of labels, and return it.
 
@@ -53,42 +66,28 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
         ConfigError: If votes have not one number for each class.
         StorageError: If the disk takes no more.
     """
-    encoder = plan.config.encoder
-    assert encoder is not None, "encoders vote"
+    release = label_release_of_votes(plan.config)
+    assert release is not None, "encoders vote"
     bins = _classes_of(plan.config, data)
-    classes, parties = plan.cut.shape[1], len(plan.secondaries)
-    epsilon, delta = encoder.label_epsilon, plan.releases.privacy.delta
-    match encoder.labels:
-        case "shown":
-            charge_labels(
-                ledger, LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
-            )
-            return Ballot(bins_of_rows=bins, bins=classes + 1)
-        case "randomised":
-            drawn = _drawn_once(files, bins, classes, epsilon)
-            charge_labels(
-                ledger,
-                LabelRelease(
-                    mechanism="randomised",
-                    epsilon=epsilon,
-                    delta=0.0,
-                    parties=parties,
-                    digest=digest_of_labels(drawn),
-                ),
-            )
-            keep = keep_probability(epsilon, classes)
-            return Ballot(bins_of_rows=drawn, bins=classes + 1, keep=keep)
-        case _:
-            charge_labels(
-                ledger,
-                LabelRelease(mechanism="shares", epsilon=epsilon, delta=delta, parties=parties),
-            )
-            multiplier = label_noise_multiplier(epsilon, delta)
+    classes = plan.cut.shape[1]
+    # A number's class is by its rank: one that is exchanged takes a row over each border.
+    moved = classes if data.head.task == "regression" else 1
+    if release.epsilon is None:
+        charge_labels(ledger, release)
+        return Ballot(bins_of_rows=bins, bins=classes + 1)
+    if release.mechanism == "randomised":
+        epsilon = release.epsilon / moved
+        drawn = _drawn_once(files, bins, classes, epsilon)
+        charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
+        keep = keep_probability(epsilon, classes)
+        return Ballot(bins_of_rows=drawn, bins=classes + 1, keep=keep)
+    charge_labels(ledger, release)
+    multiplier = moved * label_noise_multiplier(release.epsilon, release.delta)
 
-            def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
-                return sums.noise(multiplier * sums.change_of_label)
+    def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
+        return sums.noise(multiplier * sums.change_of_label)
 
-            return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
+    return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
 
 
 def _drawn_once(
@@ -107,14 +106,16 @@ def _drawn_once(
 def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray, " rows"]:
     """Return the class of every row, and the number of classes for rows that are not for learning.
 
-    Labels of a regression fall into as many classes as votes have numbers, equally many training
-    rows in each.
+    Labels of a regression fall into as many classes as votes have numbers, by rank, equally many
+    training rows in each. Rows of one label are told apart by their place, so that a label that is
+    exchanged for another moves its own row, and at most one more over each border.
     """
     _, classes = config.family.cut_shape(config.model)
     targets, train = data.targets.cpu().numpy(), data.split.train
     if data.head.task == "regression":
-        inner = np.quantile(targets[train], np.arange(1, classes) / classes)
-        found = np.searchsorted(inner, targets, side="right")
+        ranks = np.empty(len(train), dtype=np.int64)
+        ranks[np.argsort(targets[train], kind="stable")] = np.arange(len(train))
+        known = ranks * classes // len(train)
     else:
         there = max(2, data.head.outputs)
         if classes != there:
@@ -122,7 +123,7 @@ def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray
                 f"model.hidden: votes have one number for each class, and the label has {there}; "
                 f"write hidden = {there}, got {classes}"
             )
-        found = targets.astype(np.int64)
+        known = targets[train].astype(np.int64)
     bins = np.full(len(targets), classes, dtype=np.int64)
-    bins[train] = found[train]
+    bins[train] = known
     return bins
