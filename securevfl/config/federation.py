@@ -45,7 +45,9 @@ class FederationConfig:
     encoder: EncoderSettings | None
     """How frozen encoders are made; None leaves that to the family."""
     source: Mapping[str, Any] = field(repr=False)
-    """The parsed file, for the hash that parties compare."""
+    """The parsed file, for the hash that parties compare; what ``auto`` chose is written out."""
+    chosen: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What ``auto`` has chosen, by ``table.name``; empty where the file says all."""
 
     @property
     def primary(self) -> PartySettings:

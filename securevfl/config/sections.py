@@ -21,12 +21,23 @@ class FederationSettings:
     task: Task
     """What the label is: a number, one of two classes, or one of several."""
 
+    classes: int | None = None
+    """How many classes the label of a multiclass task has. Only ``encoder.method = "auto"`` needs
+    it; where it is written, the primary's label must have as many."""
+
     seed: int = 0
     """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
 
     def __post_init__(self) -> None:
         checks.file_name(name=self.name)
         checks.at_least(0, seed=self.seed)
+        if self.classes is not None:
+            checks.whole(classes=self.classes)
+            checks.at_least(2, classes=self.classes)
+            if self.task != "multiclass":
+                raise ConfigError(
+                    f"classes: is of a multiclass task, and this one is {self.task}; leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

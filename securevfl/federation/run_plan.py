@@ -109,6 +109,12 @@ def _require_classes(config: FederationConfig, table: PartyTable, split: RowSpli
     """Refuse a split of which some part lacks a class that its metric needs."""
     if table.labels is None or table.classes is None:
         return
+    declared = config.federation.classes
+    if declared is not None and declared != len(table.classes):
+        raise DataError(
+            f"table of {table.name!r}: label {config.primary.label!r} has {len(table.classes)} "
+            f"classes, and federation.classes says {declared}; correct the file, of every party"
+        )
     metric, *_ = metrics_of(config.federation.task, config.training.metric)
     for name in ("train", "validation", "test"):
         part = table.labels[getattr(split, name)]

@@ -82,6 +82,7 @@ class Check:
             "parties": {one.party.name: _party_json(one) for one in self.parties},
             "links": {name: asdict(links) for name, links in self.links.items()},
             "privacy": self.privacy(),
+            "chosen": {} if self.config is None else dict(self.config.chosen),
             "base": None if self.config is None else self.config.base.estimator,
             "costs": None if self.costs is None else asdict(self.costs),
             "learns": self.learns(),
