@@ -88,6 +88,8 @@ def _print_privacy(console: Console, found: Check) -> None:
             f"delta = {privacy['delta']:g}",
         )
     _say(console, "promise: ", privacy["statement"])
+    if privacy["labels"] is not None:
+        _say(console, "labels: ", privacy["labels"])
 
 
 def _print_costs(console: Console, found: Check) -> None:

@@ -71,7 +71,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
             training goes by, or the table lacks the column that decides.
     """
     training = config.training
-    kind = training.split_of(config.federation.task)
+    kind = config.split
     by = table.labels if kind == "stratified" else table.split_by
     if kind != "random" and by is None:
         raise DataError(
@@ -124,7 +124,7 @@ def _require_classes(config: FederationConfig, table: PartyTable, split: RowSpli
         counts = np.bincount(known.astype(np.int64), minlength=len(table.classes))
         there = np.bincount(part.astype(np.int64), minlength=len(table.classes))
         rarest = int(np.argmin(np.where(there == 0, counts, len(known) + 1)))
-        kind = config.training.split_of(config.federation.task)
+        kind = config.split
         raise DataError(
             f"table of {table.name!r}: label {config.primary.label!r}: {counts[rarest]} of "
             f"{len(known)} rows are of class {table.classes[rarest]!r}, and none of these is for "
