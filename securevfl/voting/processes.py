@@ -121,6 +121,8 @@ class PrimaryVoting:
         assert self._dealer is not None, "checked with the federation file"
         assert ballot.label_noise is not None, "sums come back behind it"
         lines, bins, rows = self._lines, ballot.bins, len(ballot.bins_of_rows)
+        # First, so that noise which cannot be drawn costs the secondary nothing.
+        label_noise = ballot.label_noise(sums_of(self._plan, numbers - 1))
         turn = VotesTurn(secondary=self._plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
         dealing = VotesDealing.from_message(
@@ -148,8 +150,7 @@ class PrimaryVoting:
                 yield words
 
         sums = opened(pieces(), noise, dealing)
-        sums = sums + ballot.label_noise(sums_of(self._plan, numbers - 1))
-        lines.send(VotesSums(sums=sums).to_message(), name)
+        lines.send(VotesSums(sums=sums + label_noise).to_message(), name)
 
 
 class SecondaryVoting:

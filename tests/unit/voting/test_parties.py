@@ -7,7 +7,7 @@ import pytest
 from helpers.built import Built, built
 from helpers.voting import BINS, ballot, vote_as_threads, write_voting
 
-from securevfl.core.errors import PrivacyError, ProtocolError
+from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.voter import Voter
 from securevfl.linking.lines import Lines
@@ -97,6 +97,29 @@ def test_what_a_secondary_hears_of_labels_is_uniform_and_other_each_time(one: Bu
     # in 10^72.
     assert [set(one.tolist()) for one in said] == [set(range(BINS))] * 2
     assert not np.array_equal(*said)
+
+
+def test_a_budget_that_forbids_it_lets_nothing_out(one: Built) -> None:
+    """Charged before anything leaves: only that votes are not fitted yet was said before."""
+
+    def begin(*, leaves: bool) -> None:
+        assert leaves
+        raise BudgetExceededError("no room")
+
+    one.secondaries[1].voter.begin = begin
+    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(0.0)))
+    assert isinstance(results["bank-1"], BudgetExceededError)
+    sent = [message.kind for by, _, message in wires.travelled if by == "bank-1"]
+    assert sent == [VotingKind.VOTES_STATE]
+
+
+def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> None:
+    """No secondary is asked for its sums, which could not be asked for again."""
+    charged = {rank: one.booked(rank) for rank in one.secondaries}
+    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(1e30)))
+    assert isinstance(results["agency"], ConfigError)
+    assert VotingKind.VOTES_TURN not in {m.kind for _, _, m in wires.travelled}
+    assert {rank: one.booked(rank) for rank in one.secondaries} == charged
 
 
 @pytest.mark.parametrize("labels", ["shown", "randomised"])
