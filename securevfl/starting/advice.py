@@ -102,12 +102,10 @@ class Rehearsed:
         """Return it in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
         gain = f"{self.gain:+.3f}" + (
-            ""
-            if self.deviation is None
-            else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
+            "" if self.deviation is None else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
         )
-        told = f"{at}: partners of such information would add {gain} {self.metric} to alone's "
-        told += f"{self.alone:.3f}"
+        told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
+        told += f" alone {self.alone:.3f})"
         match self.outcome:
             case "clear":
                 return f"{told}: a clear gain"
