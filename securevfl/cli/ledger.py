@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from securevfl.federation.ledger_labels import LabelsSpent
     from securevfl.federation.ledger_place import Book
     from securevfl.federation.ledger_summary import LedgerSummary, UnitSpent
 
@@ -46,7 +47,13 @@ def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson =
     path = ledger_of_table(table, book=_book(pretraining))
     summary = summary_of(path) if path.exists() else None
     if as_json:
-        nothing: dict[str, Any] = {"ledger": None, "runs": [], "units": [], "head": None}
+        nothing: dict[str, Any] = {
+            "ledger": None,
+            "runs": [],
+            "units": [],
+            "labels": None,
+            "head": None,
+        }
         print(json.dumps({"table": str(table), **(asdict(summary) if summary else nothing)}))
     elif summary is None:
         print(f"{table}: has no ledger; no run has released anything of it, and no limit is set")
@@ -143,6 +150,9 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
         console.print(_total(unit), markup=False, highlight=False, soft_wrap=True)
     if len(summary.units) > 1:
         console.print("Totals of different units stand side by side; they do not add up.")
+    if summary.labels is not None:
+        text = _labels(summary.labels)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for label, text in (("ledger", summary.ledger), ("head", summary.head)):
         console.print(f"{label}: {text}", markup=False, highlight=False, soft_wrap=True)
 
@@ -153,6 +163,17 @@ def _total(unit: "UnitSpent") -> str:
     return (
         f"total of {runs}, unit {unit.unit}: epsilon = {_epsilon(unit.epsilon)} at delta = "
         f"{unit.delta:g}; {limit}"
+    )
+
+
+def _labels(labels: "LabelsSpent") -> str:
+    runs = f"{labels.runs} run{'' if labels.runs == 1 else 's'}"
+    if labels.epsilon is None:
+        return f"labels towards secondaries, {runs}: without bound, as a run has shown them"
+    at = f" at delta = {labels.delta:g}" if labels.delta else ""
+    return (
+        f"labels towards secondaries, {runs}: epsilon = {_epsilon(labels.epsilon)} against one "
+        f"alone, {_epsilon(labels.together)} against all together{at}"
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from securevfl.core import checks
+from securevfl.core.errors import ConfigError
 from securevfl.dp.fitting import FittingPlan
 
 
@@ -11,14 +12,30 @@ from securevfl.dp.fitting import FittingPlan
 class EncoderSettings:
     """The ``[encoder]`` table; without it frozen encoders are the family's own random ones."""
 
-    method: Literal["random", "principal", "autoencoder"]
+    method: Literal["random", "principal", "autoencoder", "votes"]
     """``random`` draws a projection without data. The others are fitted to each secondary's own
     records, behind noise that the run's epsilon counts: ``principal`` to their leading principal
-    components, ``autoencoder`` by DP-SGD to what survives the noise of a release."""
+    components, ``autoencoder`` by DP-SGD to what survives the noise of a release, ``votes`` to
+    sums of records by the class of the row that they are linked to: ``hidden`` numbers, one for
+    each class, that all secondaries write into."""
 
-    layout: Literal["blocks", "sum"] = "blocks"
+    layout: Literal["blocks", "sum"] | None = None
     """``blocks`` gives every secondary its own coordinates of the sum, ``hidden`` over their
-    number each; with ``sum`` all of them write into all."""
+    number each; with ``sum`` all of them write into all. Unless written, ``sum`` for votes and
+    ``blocks`` for others."""
+
+    labels: Literal["shares", "randomised", "shown"] | None = None
+    """How votes meet the primary's labels. With ``shares`` class sums are computed under masks of
+    a dealer, no secondary sees a label, and the sums that come back carry noise; ``randomised``
+    sends labels behind randomised response; ``shown`` sends them as they are."""
+
+    label_epsilon: float = 2.0
+    """What the labels that votes are fitted to may cost: with ``shares`` against each secondary by
+    itself, with ``randomised`` against all of them together."""
+
+    whiten: bool = False
+    """Whether votes are along a linear discriminant's directions, for which half of ``share`` goes
+    to a covariance; without, along class means."""
 
     share: float = 0.05
     """Part of the run's privacy, in squared mu, that fitting may use, in (0, 1)."""
@@ -30,12 +47,39 @@ class EncoderSettings:
     """Rate of the fresh secret sample of records that each of those steps sees, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        checks.one_of(("random", "principal", "autoencoder"), method=self.method)
+        checks.one_of(("random", "principal", "autoencoder", "votes"), method=self.method)
         checks.whole(steps=self.steps)
         checks.at_least(1, steps=self.steps)
         checks.rate(sampling_rate=self.sampling_rate)
-        checks.one_of(("blocks", "sum"), layout=self.layout)
+        if self.layout is not None:
+            checks.one_of(("blocks", "sum"), layout=self.layout)
         checks.open_unit(share=self.share)
+        checks.positive(label_epsilon=self.label_epsilon)
+        if self.method != "votes":
+            if self.labels is not None or self.whiten:
+                field = "whiten" if self.labels is None else "labels"
+                raise ConfigError(
+                    f'encoder.{field}: is of method = "votes"; {self.method!r} knows no class, '
+                    f"leave it out"
+                )
+            return
+        if self.labels is None:
+            raise ConfigError(
+                'encoder.labels: votes are fitted to labels; write "shares" (a dealer\'s masks '
+                'hide them), "randomised" (randomised response) or "shown" (every secondary sees '
+                "them)"
+            )
+        checks.one_of(("shares", "randomised", "shown"), labels=self.labels)
+        if self.layout == "blocks":
+            raise ConfigError(
+                "encoder.layout: votes are written into numbers that all secondaries share; write "
+                '"sum", or leave it out'
+            )
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether every secondary writes into coordinates of its own."""
+        return (self.layout or ("sum" if self.method == "votes" else "blocks")) == "blocks"
 
     @property
     def fitting(self) -> FittingPlan | None:
@@ -45,6 +89,8 @@ class EncoderSettings:
                 return None
             case "principal":
                 return FittingPlan(share=self.share)
+            case "votes":
+                return FittingPlan(share=self.share, steps=2 if self.whiten else 1)
             case "autoencoder":
                 return FittingPlan(
                     share=self.share, steps=self.steps, sampling_rate=self.sampling_rate

@@ -137,6 +137,7 @@ def require_trainable(config: FederationConfig) -> None:
             "added to; leave it out"
         )
     _require_fitted(config)
+    _require_votes(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
     if _reads_keys(config) and not keys.are_numbers:
@@ -191,6 +192,33 @@ def _require_fitted(config: FederationConfig) -> None:
             f'model.top: "{name}" takes the place of the network that {config.family.name!r} '
             f"pretrains; choose a family without pretraining"
         )
+    if config.top.corrects and not config.base.corrects:
+        raise ConfigError(
+            f'model.top: "{name}" adds evidence to a base, and base.estimator is "none"; leave '
+            f"[base] out, or take another top model"
+        )
+
+
+def _require_votes(config: FederationConfig) -> None:
+    """Refuse votes where the bound on what a record does to class sums would not hold."""
+    encoder, privacy = config.encoder, config.privacy
+    if encoder is None or encoder.method != "votes" or privacy.mechanism == "none":
+        return
+    if config.linkage.choose != "records":
+        raise ConfigError(
+            'encoder.method: "votes" are fitted to sums over linked records, and where rows choose '
+            "their records one that goes makes room for another; write "
+            'linkage.choose = "records"'
+        )
+    if privacy.unit == "linked-row":
+        raise PrivacyError(
+            'privacy.unit: "linked-row" hides a row\'s links, and votes are fitted to all of them; '
+            'take "secondary-record" or "entity", or method = "principal"'
+        )
+    if privacy.sampling_rate < 1:
+        raise PrivacyError(
+            "privacy.sampling_rate: votes are fitted to all records, sampled or not; set it to 1"
+        )
 
 
 def _reads_keys(config: FederationConfig) -> bool:
@@ -220,7 +248,7 @@ def require_encodable(
             "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
             '"frozen" and model.release = "pooled"; write these, or leave [encoder] out'
         )
-    if encoder.layout == "blocks" and width % secondaries:
+    if encoder.in_blocks and width % secondaries:
         raise ConfigError(
             f"model.hidden: {secondaries} secondaries must share it equally for encoder.layout = "
             f'"blocks", got {width}'

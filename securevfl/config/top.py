@@ -12,17 +12,24 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.alone.margins import Named
 
 _OWN: Final = f"{OWN}: "
+_TIED: Final = "tied"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopEstimator:
     """An estimator in place of a top network."""
 
-    name: Named | Literal["python"]
-    """``python`` is one that only Python can hand over."""
+    name: Named | Literal["tied", "python"]
+    """``tied`` is :mod:`securevfl.models.tied_top`; ``python`` is one that only Python can hand
+    over."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it adds to the base, as networks do, and does not take the base's place."""
+        return self.name == "tied"
 
 
 def without_top(model: Mapping[str, Any]) -> tuple[dict[str, Any], TopEstimator | None]:
@@ -35,7 +42,7 @@ def without_top(model: Mapping[str, Any]) -> tuple[dict[str, Any], TopEstimator 
     if isinstance(top, str) and top.startswith(_OWN):
         del fields["top"]
         return fields, TopEstimator(name="python", described=top.removeprefix(_OWN))
-    for name in get_args(Named):
+    for name in (*get_args(Named), _TIED):
         if top == name:
             del fields["top"]
             return fields, TopEstimator(name=name)
@@ -52,6 +59,7 @@ def top_source(top: Any) -> str:
         return top
     if not hasattr(top, "fit") or not hasattr(top, "get_params"):
         raise ConfigError(
-            f'top: must be "boosting", "linear" or an estimator of scikit-learn, got {top!r:.60}'
+            f'top: must be "boosting", "linear", "tied" or an estimator of scikit-learn, '
+            f"got {top!r:.60}"
         )
     return f"{_OWN}{described(top)}"

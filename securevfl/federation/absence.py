@@ -36,7 +36,7 @@ def least_secondaries(config: FederationConfig) -> int:
 
 def in_blocks(config: FederationConfig) -> bool:
     """Whether every secondary writes into coordinates of the sum that are its own."""
-    return config.encoder is not None and config.encoder.layout == "blocks"
+    return config.encoder is not None and config.encoder.in_blocks
 
 
 def active_without(config: FederationConfig, without: Sequence[str]) -> tuple[int, ...] | None:

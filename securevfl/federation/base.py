@@ -173,7 +173,7 @@ class Choice:
 
 
 def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: Base) -> Choice:
-    """Fit the models of the primary alone, and decide by the validation rows who answers.
+    """Fit the models of the primary alone, and decide who answers.
 
     Args:
         config: The federation file.
@@ -189,7 +189,7 @@ def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: 
         assert isinstance(base.model, MarginModel), "others were chosen among all"
         alone = _fit_alone(config, table, data, {config.base.estimator: base.model})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
-    decision = primary.decide(margins)
+    decision = primary.decide(margins, base_is_alone=base.alone is not None)
     joint = decision.used == "joint"
     return Choice(
         base=base.model,

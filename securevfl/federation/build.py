@@ -42,8 +42,10 @@ from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.state_files import StateFolder
+from securevfl.federation.tied_primary import TiedPrimary
 from securevfl.federation.top_model import PrimaryInputs
 from securevfl.federation.updates import GradientNoise
+from securevfl.federation.voter import Voter
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.directions import DirectionBottom
@@ -52,6 +54,7 @@ from securevfl.models.initial import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import TaskHead
+from securevfl.models.tied_top import TiedTop
 from securevfl.models.zero_start import Inputs, starting_at_zero, trial_inputs
 
 
@@ -143,11 +146,14 @@ def build_secondary(
     at_work = kept_bottom or bottom_at_work(plan, party, table, device=device)
     bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
-    kept = None
+    kept, voter = None, None
     if plan.frozen:
-        fit = None
+        fit: Voter | Fitting | None = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
-            fit = Fitting(plan, bottom, features, ledger, name=party.name)
+            if plan.votes:
+                fit = voter = Voter(plan, party, bottom, features, linked.source, ledger)
+            else:
+                fit = Fitting(plan, bottom, features, ledger, name=party.name)
         kept = KeptRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
@@ -181,6 +187,7 @@ def build_secondary(
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=_gradient_noise(plan) if plan.learns else None,
         kept=kept,
+        voter=voter,
         row_by_row=at_work.row_by_row,
     )
 
@@ -265,6 +272,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
     Raises:
         ConfigError: If the family fails to build it, or builds another.
     """
+    if config.top is not None and config.top.corrects:
+        positions, width = config.family.cut_shape(config.model)
+        return TiedTop(width=positions * width, outputs=head.outputs)
     if config.top is not None:
         return build_fitted_top(config, table, head)
     top = _initialised(
@@ -377,6 +387,8 @@ def build_primary(
             estimator=plan.config.top.name if estimator is None else estimator,
             observe=observe,
         )
+    if isinstance(top, TiedTop):
+        return TiedPrimary(plan, data, top, exchange, observe=observe)
     if plan.assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
     return NetworkPrimary(

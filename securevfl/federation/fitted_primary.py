@@ -1,6 +1,6 @@
 """The primary of a frozen run whose top model is an estimator: one fit, no epochs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,14 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import FittedTopModel, PrimaryInputs
 from securevfl.models.alone.keeping import require_keepable
 from securevfl.models.alone.margins import cross_fit
-from securevfl.models.alone.rule import choose_scale
 from securevfl.models.fitted_top import FittedTop
 
 
 class FittedPrimary(FittedTopModel, Primary):
     """Fits its top model once, to the released rows that are for training.
 
-    Its one epoch is the fit. What the history says of training rows is out of fold, and so is what
-    lambda is chosen by, so training rows choose it beside validation rows.
+    Its one epoch is the fit. What training rows get is out of fold, so they choose lambda, and say
+    who answers, beside validation rows.
     """
 
     top: FittedTop
@@ -56,8 +55,6 @@ class FittedPrimary(FittedTopModel, Primary):
         self.inputs = inputs
         self.epochs = 1
         self._estimator = estimator
-        self._out_of_fold: Tensor | None = None
-        """Margins of the training rows, each of models that were not fitted to it."""
 
     def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
         """Let margins of the primary alone answer as far as the estimator's do not."""
@@ -73,25 +70,6 @@ class FittedPrimary(FittedTopModel, Primary):
         """
         if not self.finished:
             self._run_epoch(after_epoch)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-        return {**super().state(), "out_of_fold": self._out_of_fold}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint's state."""
-        super().load_state(state)
-        self._out_of_fold = state["out_of_fold"]
-
-    def _chosen_scale(self, base: Tensor, outputs: Tensor) -> float:
-        """Let training rows choose too: neither model's margins there know the row's label."""
-        assert self._out_of_fold is not None, "fitted, or loaded"
-        rows = np.concatenate([self.data.training_rows, self.data.split.validation])
-        margins = torch.cat([self._out_of_fold, outputs])
-        below = base[torch.as_tensor(rows, device=base.device)]
-        return choose_scale(
-            self.head, base=below, correction=margins - below, targets=self._targets(rows)
-        )
 
     def _values(self, rows: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows inputs"]:
         """Return what is known of rows: own numbers, released ones, similarities."""
@@ -122,7 +100,7 @@ class FittedPrimary(FittedTopModel, Primary):
         # Now, rather than when its file is read.
         require_keepable(fitted.model, where="model.top")
         self.top.model = fitted.model
-        outputs = self._out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
+        outputs = self.out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
         loss = float(self.head.loss(outputs, targets))
         self.losses.append(loss)
         return loss, (outputs, targets)

@@ -43,9 +43,10 @@ def build_direction_bottom(
     """
     assert config.encoder is not None, "asked for by the federation file"
     _, width = config.family.cut_shape(config.model)
-    blocks = len(config.secondaries) if config.encoder.layout == "blocks" else 1
+    blocks = len(config.secondaries) if config.encoder.in_blocks else 1
     components = width // blocks
-    if components > num_features:
+    votes = config.encoder.method == "votes"
+    if components > num_features and not votes:
         raise DataError(
             f"table of {party.name!r}: has {num_features} features, fewer than the {components} "
             f"numbers that its encoder writes; lower model.hidden"

@@ -129,6 +129,11 @@ class KeptRelease:
             self._links = _links_from(state["links"])
         self._ledger.require_same_release(state["digest"])
 
+    @property
+    def settled(self) -> bool:
+        """Whether what the release rests on was fixed, in this session or before it."""
+        return self._read(_RELEASE) is not None
+
     def restore(self) -> None:
         """Go back to the encoder of the rows that were released, if any were."""
         state = self._read(_RELEASE)

@@ -2,8 +2,8 @@
 
 One file a table, for all runs on it (:mod:`federation.ledger_place`), hash-chained
 (:mod:`federation.chained_file`). ``open`` lines hold a session's plan, ``charge`` lines one release
-each, a ``fit`` line the fitting of a frozen encoder, a ``release`` line what its release is made
-with, a ``limit`` line what the table's owner allows (:mod:`federation.ledger_book`).
+each, ``fit`` the fitting of a frozen encoder, ``release`` what its release is made with, ``labels``
+what secondaries are told of labels, ``limit`` the owner's limit (:mod:`federation.ledger_book`).
 """
 
 import math

@@ -17,9 +17,11 @@ from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
 from securevfl.dp.fitting import fitting_from
+from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
+from securevfl.federation.ledger_labels import LABELS, labels_from
 
 VERSION: Final = 3
 """Of the lines that this program writes, and the only one that it reads."""
@@ -57,6 +59,8 @@ class Session:
     """Digest of what a frozen run's release is made with; None if nobody has named it."""
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
+    labels: list[LabelRelease] = field(default_factory=list)
+    """What secondaries were told of the primary's labels: another promise, never in epsilon."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -326,6 +330,9 @@ class LedgerBook:
     def _release(self, entry: Mapping[str, Any]) -> None:
         self.sessions[-1].release = str(entry["digest"])
 
+    def _labels(self, entry: Mapping[str, Any]) -> None:
+        self.sessions[-1].labels.append(labels_from(entry))
+
     def _limit(self, entry: Mapping[str, Any]) -> None:
         names = ("unit", "epsilon", "delta", "time")
         limit = Limit(**{name: entry[name] for name in names})
@@ -340,6 +347,7 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "charge": LedgerBook._charge,
     "fit": LedgerBook._fit,
     "release": LedgerBook._release,
+    LABELS: LedgerBook._labels,
     "limit": LedgerBook._limit,
     COUNTERSIGNED: LedgerBook._of_others,
     FORGOTTEN: LedgerBook._of_others,

@@ -10,6 +10,7 @@ from typing import Any
 from securevfl.core.errors import ConfigError
 from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
+from securevfl.federation.ledger_labels import LabelsSpent, labels_spent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,8 @@ class LedgerSummary:
     runs: tuple[RunSpent, ...]
     """In the order in which they began."""
     units: tuple[UnitSpent, ...]
+    labels: LabelsSpent | None
+    """Of the table's own labels, which only a primary has; None where nobody was told of them."""
     head: str
     """Hash of the last line."""
 
@@ -71,7 +74,13 @@ def summary_of(path: Path) -> LedgerSummary:
         book.read(file.entries, where=f"ledger {path}")
         runs = [_run_spent(sessions) for sessions in book.runs().values()]
         units = [_unit_spent(book, unit) for unit in book.units]
-        return LedgerSummary(ledger=str(path), runs=tuple(runs), units=tuple(units), head=file.head)
+        return LedgerSummary(
+            ledger=str(path),
+            runs=tuple(runs),
+            units=tuple(units),
+            labels=labels_spent(book.sessions),
+            head=file.head,
+        )
     finally:
         file.close()
 

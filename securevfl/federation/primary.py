@@ -17,7 +17,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import PrimaryInputs, TopModel
-from securevfl.models.alone.rule import Decision, decide, scaled
+from securevfl.models.alone.rule import Decision, choose_scale, decide, scaled
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import HALF
@@ -87,6 +87,9 @@ class Primary(TopModel, ABC):
         """Of the validation rows, at the best epoch; None where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
+        self.out_of_fold: Tensor | None = None
+        """Outputs for the training rows, each of models that were not fitted to it, where the top
+        model is fitted in one go; such rows decide beside the validation rows."""
         self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
@@ -241,26 +244,44 @@ class Primary(TopModel, ABC):
             mark = EpochMark(epoch=self.best_epoch, best=False, restore_best=True)
             self.exchange.end_epoch(mark)
 
-    def decide(self, alone: Float[Tensor, "rows outputs"]) -> Decision:
+    def decide(
+        self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
+    ) -> Decision:
         """Choose how much of the correction counts, and whether the joint model is used.
 
-        Asks nobody: what the validation rows got at the best epoch decides. Outputs, and the
-        threshold of a binary task, are those of the choice from now on.
+        Asks nobody: what the validation rows got at the best epoch decides. Where training rows
+        have outputs out of fold they choose lambda too, and, where those of the primary alone are
+        known, who answers. Outputs, and the threshold of a binary task, are those of the choice
+        from now on.
 
         Args:
             alone: Margins of the best model of the primary alone, of all rows.
+            base_is_alone: Whether that model is the base, whose margins are out of fold on
+                training rows.
         """
         base, outputs = self.data.base, self.best_outputs
         assert base is not None, "there is a base"
         assert outputs is not None, "the base was the first best epoch"
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
+        known, seen, scale = rows, outputs, None
+        if self.out_of_fold is not None:
+            trained = torch.as_tensor(self.data.training_rows, device=base.device)
+            more, told = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+            scale = choose_scale(
+                self.head,
+                base=base[more],
+                correction=told - base[more],
+                targets=self.data.targets[more],
+            )
+            if base_is_alone:
+                known, seen, alone = more, told, base
         decision = decide(
             self.head,
-            base=base[rows],
-            correction=outputs - base[rows],
-            alone=alone[rows],
-            targets=self.data.targets[rows],
-            scale=self._chosen_scale(base, outputs),
+            base=base[known],
+            correction=seen - base[known],
+            alone=alone[known],
+            targets=self.data.targets[known],
+            scale=scale,
         )
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
@@ -268,15 +289,6 @@ class Primary(TopModel, ABC):
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
-
-    def _chosen_scale(self, base: Tensor, outputs: Tensor) -> float | None:  # noqa: ARG002
-        """Return lambda where more than the validation rows choose it, else None.
-
-        Args:
-            base: Margins of all rows.
-            outputs: Of the validation rows, at the best epoch.
-        """
-        return None
 
     @abstractmethod
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
@@ -304,6 +316,7 @@ class Primary(TopModel, ABC):
             "best_metric": self.best_metric,
             "best_weights": self.best_weights,
             "best_outputs": self.best_outputs,
+            "out_of_fold": self.out_of_fold,
             "threshold": self.threshold,
             "history": self.history,
         }
@@ -316,5 +329,6 @@ class Primary(TopModel, ABC):
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]
         self.best_outputs = state["best_outputs"]
+        self.out_of_fold = state["out_of_fold"]
         self.threshold = state["threshold"]
         self.history = state["history"]

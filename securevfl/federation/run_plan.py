@@ -175,6 +175,12 @@ class RunPlan:
         return self.config.family.assisted
 
     @property
+    def votes(self) -> bool:
+        """Whether encoders are fitted to class sums, which takes the primary's labels."""
+        encoder = self.config.encoder
+        return encoder is not None and encoder.method == "votes" and not self.facts.predicts
+
+    @property
     def single_pass(self) -> Purpose | None:
         """What every row is released once for, if that is all that happens."""
         if self.facts.predicts:
@@ -325,7 +331,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         links=config.model.neighbours,
         pooled=pools(config),
         contested=config.linkage.choose == "rows",
-        disjoint=config.encoder is not None and config.encoder.layout == "blocks",
+        disjoint=config.encoder is not None and config.encoder.in_blocks,
         fitting=config.encoder.fitting if config.encoder and not facts.predicts else None,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )

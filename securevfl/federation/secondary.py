@@ -24,6 +24,7 @@ from securevfl.federation.updates import (
     PlainLesson,
     PrivateLesson,
 )
+from securevfl.federation.voter import Voter
 from securevfl.linkage.sources import LinkSource
 from securevfl.models.row_by_row import Forward
 from securevfl.models.row_by_row import row_by_row as each_row
@@ -66,6 +67,7 @@ class Secondary:
         optimizer: torch.optim.Optimizer | None,
         gradient_noise: GradientNoise | None = None,
         kept: KeptRelease | None = None,
+        voter: Voter | None = None,
         row_by_row: bool = False,
     ) -> None:
         """Make it.
@@ -79,6 +81,7 @@ class Secondary:
             optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
             gradient_noise: What protects each update, if the encoder is dp-trained.
             kept: What a frozen encoder's release rests on, and the last answer of it.
+            voter: Its part in the fitting of votes, where its encoder votes.
             row_by_row: Whether to evaluate ``bottom`` so that it sees one row alone; a module that
                 is not the package's own may not mix rows where something is promised.
         """
@@ -91,6 +94,9 @@ class Secondary:
         self.gradient_noise = gradient_noise
         self._pending: tuple[RoundPlan, Lesson] | None = None
         self._kept = kept
+        self.voter = voter
+        if kept is not None and voter is not None:
+            voter.keeps(kept)
         self._row_by_row = row_by_row
         self._settled = False
         self.epsilon_spent = 0.0

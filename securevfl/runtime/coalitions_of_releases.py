@@ -18,7 +18,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.progress import unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import fit_base
+from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import (
     build_primary,
     primary_data,
@@ -96,14 +96,14 @@ class Releases:
         Args:
             folder: The primary's own, of the run. What is trained is kept there.
         """
-        margins = None
+        base = None
         part = self.alone.part
         if part.base is not None:
             # A named one is fitted by its name again.
             named = self._config.base.estimator != OWN
             fitted = part.base if isinstance(part.base, MarginModel) else None
             own = None if named or fitted is None else fitted.estimator
-            margins = fit_base(self._config, self._table, self.data, own).margins
+            base = fit_base(self._config, self._table, self.data, own)
         kept = _KeptOutputs(folder / CACHE, self._model)
         gone = self.gone()
 
@@ -112,13 +112,13 @@ class Releases:
                 return gone(coalition)
             found = kept.read(coalition)
             if found is None:
-                found = self._trained(coalition, margins)
+                found = self._trained(coalition, base)
                 kept.write(coalition, found)
             return found
 
         return value
 
-    def _trained(self, coalition: Coalition, base: Tensor | None) -> Valued:
+    def _trained(self, coalition: Coalition, base: Base | None) -> Valued:
         exchange = self._exchange(coalition)
         top, own = self._at_work.top, None
         if isinstance(top, FittedTop) and top.model is not None:
@@ -128,11 +128,13 @@ class Releases:
             self._plan, self._table, self.data, exchange, observe=unheard, estimator=own
         )
         if base is not None:
-            primary.take_base(base)
+            primary.take_base(base.margins)
         primary.train(after_epoch=_nothing)
         primary.restore_best()
-        if base is not None and primary.decide(self.alone.margins).used == "alone":
-            return self.alone.test
+        if base is not None:
+            decision = primary.decide(self.alone.margins, base_is_alone=base.alone is not None)
+            if decision.used == "alone":
+                return self.alone.test
         outputs = primary.predict(self.data.split.test, "test")
         return self.alone.valued(outputs, primary.threshold, "joint")
 

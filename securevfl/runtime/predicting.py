@@ -141,7 +141,7 @@ def top_model(
         features=torch.from_numpy(features).to(device),
         keys=torch.from_numpy(linked.keys[asked]).to(device),
     )
-    at_work = TopModel if config.top is None else FittedTopModel
+    at_work = TopModel if config.top is None or config.top.corrects else FittedTopModel
     return at_work(
         top,
         PrimaryInputs(

@@ -26,6 +26,7 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
+from securevfl.federation.ballot import Ballot, ballot_of
 from securevfl.federation.base import Base, Choice, choose, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
@@ -68,6 +69,7 @@ class PrimaryRun:
         countersigning: PrimaryCountersigning | None,
         estimator: Any = None,
         top: Any = None,
+        vote: Callable[[Ballot], None] | None = None,
     ) -> None:
         """Make it.
 
@@ -83,6 +85,7 @@ class PrimaryRun:
             countersigning: Where ledger heads are exchanged; None in a simulation.
             estimator: Of scikit-learn, as a base that no federation file can name.
             top: The same as a top model.
+            vote: Lets secondaries fit votes, where their encoders vote.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -97,6 +100,7 @@ class PrimaryRun:
         self._traffic = traffic
         self._countersigning = countersigning
         self._estimator = estimator
+        self._vote = vote
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
@@ -170,6 +174,10 @@ class PrimaryRun:
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
+            if self._vote is not None:
+                self._tell(Stage(text="fitting votes"))
+                files = self.checkpoints.files
+                self._vote(ballot_of(self.plan, self.data, self.ledger, files))
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
         if released and self._countersigning is not None:

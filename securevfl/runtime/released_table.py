@@ -239,7 +239,7 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 
 
 def _names(config: FederationConfig, numbers: int) -> list[str]:
-    if config.encoder is None or config.encoder.layout != "blocks":
+    if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
     # In the order of ranks, as encoders write (federation.fitting.build_direction_bottom).
     names = [party.name for party in config.secondaries]

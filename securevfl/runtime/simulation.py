@@ -38,6 +38,7 @@ from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_federation, write_figures
 from securevfl.runtime.trained_run import TrainedRun
+from securevfl.voting.in_process import vote_in_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +241,9 @@ def simulate_federation(
             countersigning=None,
             estimator=base,
             top=top,
+            vote=partial(vote_in_process, [party.secondary for party in parties.values()])
+            if plan.votes
+            else None,
         )
         run.alignment = alignment
         run.pretraining = pretrain_in_process(

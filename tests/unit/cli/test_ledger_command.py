@@ -8,9 +8,11 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
+from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.ledger_labels import charge_labels
 from securevfl.federation.ledger_place import ledger_of_table
 
 Capture = pytest.CaptureFixture[str]
@@ -22,8 +24,8 @@ def table_of(folder: Path) -> Path:
     return table
 
 
-def run_on(table: Path, run: str, **privacy) -> float:
-    """Charge a small run to the table's ledger; return its epsilon."""
+def run_on(table: Path, run: str, labels: LabelRelease | None = None, **privacy) -> float:
+    """Charge a small run, and labels, to the table's ledger; return its epsilon."""
     plan = ReleasePlan(
         privacy=Privacy(**{"epsilon": 4.0, **privacy}),
         parties=2,
@@ -44,6 +46,8 @@ def run_on(table: Path, run: str, **privacy) -> float:
     )
     ledger.charge(round_number=1, rows=np.arange(10), purpose="train")
     epsilon = ledger.charge(round_number=2, rows=np.arange(10, 20), purpose="test")
+    if labels is not None:
+        charge_labels(ledger, labels)
     ledger.close()
     return epsilon
 
@@ -82,7 +86,14 @@ def test_a_table_without_a_ledger(tmp_path: Path, capfd: Capture) -> None:
     assert ended.code == 0
     assert "has no ledger; no run has released anything" in ended.out
     told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)
-    assert told == {"table": str(table), "ledger": None, "runs": [], "units": [], "head": None}
+    assert told == {
+        "table": str(table),
+        "ledger": None,
+        "runs": [],
+        "units": [],
+        "labels": None,
+        "head": None,
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["bank.csv"]
     gone = securevfl(capfd, "ledger", "show", tmp_path / "bank.cvs")
     assert (gone.code, gone.out) == (2, "")
@@ -177,3 +188,21 @@ def test_a_simulation_charges_no_table(tmp_path: Path, capfd: Capture) -> None:
         assert (tmp_path / out / "parties" / "bank-1" / "ledger.jsonl").exists()
     assert ledger_of_table(table).read_bytes() == before
     assert not list(tmp_path.glob("agency*.jsonl"))
+
+
+def test_labels_stand_beside_records(tmp_path: Path, capfd: Capture) -> None:
+    """Both figures of all runs, and that there is none once labels were shown."""
+    table = table_of(tmp_path)
+    run_on(table, "a" * 32, LabelRelease(mechanism="shares", epsilon=2.0, delta=1e-5, parties=4))
+    run_on(table, "b" * 32, LabelRelease(mechanism="randomised", epsilon=1.0, delta=0, parties=4))
+    run_on(table, "c" * 32)
+    shown = securevfl(capfd, "ledger", "show", table).out
+    assert "labels towards secondaries, 2 runs: epsilon = 3 against one alone, 5.485" in shown
+    told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)["labels"]
+    assert told["runs"] == 2
+    assert told["delta"] == 1e-5
+
+    run_on(table, "d" * 32, LabelRelease(mechanism="shown", epsilon=None, delta=0, parties=4))
+    assert "3 runs: without bound" in securevfl(capfd, "ledger", "show", table).out
+    told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)["labels"]
+    assert told["epsilon"] is told["together"] is None

@@ -1,0 +1,171 @@
+r"""Sums of records by the class of the row that they are linked to, behind Gaussian noise.
+
+Every record ``x`` is drawn back to the ball of radius R and written as ``u = (R/2, x)``, in whole
+units, as for :mod:`securevfl.dp.moments`. A row's vector ``r`` is the sum of its records' ``u``,
+drawn back to the length that one record may have, ``sqrt(5)/2 R``. With one bin for each class, and
+a last one for rows that are not for learning, ``S`` has a line for each bin: the sum of its rows'
+vectors.
+
+- One record, added or removed, moves the vector of each of its m rows by at most its own length
+  (drawing two vectors back to a ball never brings them further apart), so it moves S by at most
+  ``m sqrt(5)/2 R``, and by what rounding adds.
+- One row's label, exchanged for another, takes the row's vector from one line of S to another: S
+  moves by at most sqrt(2) times ``sqrt(5)/2 R``, whatever records the row has.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+
+from securevfl.core import checks
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.moments import integer_records
+from securevfl.dp.ring_noise import MIN_STD_UNITS, ExactDiscreteGaussian
+
+RADIUS: Final = 0.8
+"""Of the ball that records are drawn back to, over the root of their numbers: in declared bounds
+every number lies in [-1, 1], and few records are as long as that."""
+
+_FINEST_BITS: Final = 12
+_COARSEST_BITS: Final = 2
+_LARGEST_STD_UNITS: Final = 2.0**26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SumFormat:
+    """The units of class sums, and how far one record or one label can move them."""
+
+    features: int
+    """d: numbers of a record."""
+    bins: int
+    """Lines of the sums: classes, and one more."""
+    links_per_record: int
+    """m: rows that one record may be linked to."""
+    bits: int
+    """Fractional bits of a unit."""
+
+    @staticmethod
+    def choose(
+        *, features: int, bins: int, links_per_record: int, noise_multiplier: float | None
+    ) -> "SumFormat":
+        """Return the finest format in which the noise can be drawn.
+
+        Args:
+            features: d.
+            bins: Lines of the sums.
+            links_per_record: m.
+            noise_multiplier: Noise over the change that one record makes; None adds none.
+
+        Raises:
+            PrivacyError: If there is none: the noise leaves nothing to fit to.
+        """
+        for bits in range(_FINEST_BITS, _COARSEST_BITS - 1, -1):
+            found = SumFormat(
+                features=features, bins=bins, links_per_record=links_per_record, bits=bits
+            )
+            if noise_multiplier is None:
+                return found
+            std = noise_multiplier * found.change_of_record
+            if MIN_STD_UNITS <= std <= _LARGEST_STD_UNITS:
+                return found
+        raise PrivacyError(
+            f"encoder.share: noise of {noise_multiplier:.3g} times what a record can change leaves "
+            f"no class sums to fit votes to; raise the share, or epsilon"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the sums: bins, and d + 1 numbers."""
+        return self.bins, self.features + 1
+
+    @property
+    def radius(self) -> float:
+        """R: the length to which records are drawn back."""
+        return RADIUS * math.sqrt(self.features)
+
+    @property
+    def longest(self) -> float:
+        """The most that a row's vector measures, in units."""
+        return math.sqrt(1.25) * self.radius * 2.0**self.bits
+
+    @property
+    def change_of_record(self) -> float:
+        """By how much one record, added or removed, moves the sums at most, in units."""
+        # Vectors that were drawn back are rounded towards zero, each number by less than a unit.
+        rounding = math.sqrt(self.features + 1)
+        return self.links_per_record * (self.longest + rounding)
+
+    @property
+    def change_of_label(self) -> float:
+        """By how much one row's label, exchanged for another, moves the sums at most, in units."""
+        return math.sqrt(2) * self.longest
+
+    def row_vectors(
+        self,
+        records: Float[np.ndarray, "records features"],
+        links: Int64[np.ndarray, "rows slots"],
+    ) -> Int64[np.ndarray, "rows numbers"]:
+        """Return each row's vector; zero where a row has no record.
+
+        Args:
+            records: Scaled numbers of a secondary's records, finite, each a function of its record.
+            links: Record numbers of each of the primary's rows, -1 for none.
+
+        Raises:
+            PrivacyError: If a record is linked to more rows than it may.
+        """
+        used = np.bincount(links[links >= 0], minlength=len(records))
+        if len(used) and used.max() > self.links_per_record:
+            raise PrivacyError(
+                f"a record is linked to {used.max()} rows, and may be to {self.links_per_record}"
+            )
+        units = integer_records(records, radius=self.radius, bits=self.bits)
+        totals = np.zeros((len(links), self.features + 1))
+        for slot in links.T:
+            there = slot >= 0
+            totals[there] += units[slot[there]]
+        norm = np.linalg.norm(totals, axis=1, keepdims=True)
+        # A vector of one record is not longer than that, and stays as it is to the unit.
+        short = norm <= self.longest
+        drawn_back = np.trunc(totals * (self.longest / np.where(short, self.longest, norm)))
+        return np.where(short, totals, drawn_back).astype(np.int64)
+
+    def noise(self, std: float) -> Int64[np.ndarray, "bins numbers"]:
+        """Return exact discrete Gaussian noise of that deviation, in units; zeros for 0.
+
+        Raises:
+            ConfigError: If the deviation is not one that can be drawn in these units.
+        """
+        checks.non_negative(std=std)
+        if std == 0:
+            return np.zeros(self.shape, dtype=np.int64)
+        return ExactDiscreteGaussian(std).sample(self.shape).to(torch.int64).numpy()
+
+    def by_bins(
+        self,
+        vectors: Int64[np.ndarray, "rows numbers"],
+        bins: Int64[np.ndarray, " rows"],
+    ) -> Int64[np.ndarray, "bins numbers"]:
+        """Return the sum of rows' vectors, bin by bin."""
+        sums = np.zeros(self.shape, dtype=np.int64)
+        np.add.at(sums, bins, vectors)
+        return sums
+
+    def means(
+        self, sums: Float64[np.ndarray, "bins numbers"]
+    ) -> tuple[Float64[np.ndarray, " bins"], Float64[np.ndarray, "bins features"]]:
+        """Return how many rows each bin has, as far as noise lets tell, and the mean of each.
+
+        Args:
+            sums: In units; with noise, or unbiased estimates of sums.
+
+        Returns:
+            Counts, at least 1, and means in the records' scale.
+        """
+        first = np.trunc(self.radius / 2 * 2.0**self.bits)
+        counts = np.maximum(sums[:, 0] / first, 1.0)
+        return counts, sums[:, 1:] / (counts[:, None] * 2.0**self.bits)

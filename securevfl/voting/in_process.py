@@ -1,0 +1,37 @@
+"""Votes in a simulation: the same sums and noise as between processes, without masks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from securevfl.federation.ballot import Ballot
+from securevfl.federation.secondary import Secondary
+
+
+def vote_in_process(secondaries: Sequence[Secondary], ballot: Ballot) -> None:
+    """Let every secondary fit its votes.
+
+    Args:
+        secondaries: All of them.
+        ballot: The primary's rows by class.
+
+    Raises:
+        BudgetExceededError: If a secondary's budget forbids it.
+        PrivacyError: If the noise leaves nothing to fit to.
+
+    Reveals:
+        Everything is in one process: a simulation protects nobody's table.
+    """
+    for secondary in secondaries:
+        voter = secondary.voter
+        assert voter is not None, "all encoders of a run vote, or none"
+        if voter.settled:
+            continue
+        hidden = ballot.label_noise is not None
+        voter.begin(leaves=hidden)
+        if ballot.label_noise is None:
+            sums = voter.by_labels(ballot.bins_of_rows, keep=ballot.keep)
+        else:
+            added = voter.format.by_bins(voter.vectors(), ballot.bins_of_rows) + voter.noise()
+            sums = (added + ballot.label_noise(voter.format)).astype(np.float64)
+        voter.finish(sums)
