@@ -102,7 +102,9 @@ class Rehearsed:
         """Return it in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
         gain = f"{self.gain:+.3f}" + (
-            "" if self.deviation is None else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
+            ""
+            if self.deviation is None
+            else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
         )
         told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
         told += f" alone {self.alone:.3f})"
@@ -148,11 +150,17 @@ class Advice:
                 f"{fewest} of {planned} secondaries were pretended; there are too few columns for "
                 f"more"
             )
+        told = statistics.mean(cast.told for cast in self.casts)
+        notes.append(
+            f"{told:.0%} of what the columns set aside hold, the keys and the columns that were "
+            f"left tell already, by a linear model; partners who know other things may add more"
+        )
         if any(cast.taken for cast in self.casts):
             most = max(len(cast.taken) for cast in self.casts)
             notes.append(
-                f"the ranges of {most} columns were taken from the table, which may serve for a "
-                f"rehearsal only: partners declare theirs without looking at their records"
+                f"the ranges of {most} column{'s' if most > 1 else ''} were taken from the table, "
+                f"which may serve for a rehearsal only: partners declare theirs without looking at "
+                f"their records"
             )
         return notes
 
@@ -168,7 +176,12 @@ class Advice:
             "bounds": [asdict(one) for one in self.bounds],
             "rehearsal": {
                 "casts": [
-                    {"seed": cast.seed, "own": list(cast.own), "set_aside": dict(cast.aside)}
+                    {
+                        "seed": cast.seed,
+                        "own": list(cast.own),
+                        "set_aside": dict(cast.aside),
+                        "told": cast.told,
+                    }
                     for cast in self.casts
                 ],
                 "epsilons": [{**asdict(one), "verdict": one.verdict()} for one in self.rehearsed],

@@ -19,6 +19,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.own_numbers import own_inputs
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.starting.settings import merged, settings_for
 
@@ -27,6 +28,7 @@ PRETENDED: Final = "pretended"
 
 # Of the columns, so many in a hundred are set aside; rounded down.
 _ASIDE: Final = 50
+_SMALLEST: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,10 @@ class Cast:
 
     hidden: int | None
     """``model.hidden`` for so many secondaries; None leaves the file's."""
+
+    told: float
+    """Share of the variance of the features that were set aside which a linear model of the
+    primary's own keys and columns explains: how little new a pretended partner has to say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +116,8 @@ def set_aside(
     parts, hidden = _dealt(config, aside, columns)
     own = [name for name in names if name not in aside]
     ranges, taken = _ranges(config, table, aside, columns)
-    tables = {table.name: _with_columns(table, own, columns)}
+    left = _with_columns(table, own, columns)
+    tables = {table.name: left}
     for number, part in enumerate(parts, 1):
         name = f"{PRETENDED}-{number}"
         tables[name] = _secondary(
@@ -128,6 +135,7 @@ def set_aside(
         },
         taken=taken,
         hidden=hidden,
+        told=_told(left, _with_columns(table, aside, columns)),
     )
 
 
@@ -264,11 +272,25 @@ def _dealt(
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:
     """Return how many features a secondary must have, and whether each has a block of its own."""
-    if config.encoder is None:
+    if config.encoder is None or config.encoder.method == "votes":
         return 0, False
     _, width = config.family.cut_shape(config.model)
-    blocks = config.encoder.layout == "blocks"
+    blocks = config.encoder.in_blocks
     return (width // len(config.secondaries) if blocks else width), blocks
+
+
+def _told(left: PartyTable, aside: PartyTable) -> float:
+    known = own_inputs(left).values
+    # The projection onto columns of deviation 1 does not depend on their units.
+    known = (known - known.mean(axis=0)) / np.maximum(known.std(axis=0), _SMALLEST)
+    wanted = aside.features.astype(np.float64)
+    deviation = wanted.std(axis=0)
+    wanted = ((wanted - wanted.mean(axis=0)) / np.maximum(deviation, _SMALLEST))[:, deviation > 0]
+    if not wanted.size:
+        return 1.0
+    basis, sizes, _ = np.linalg.svd(known, full_matrices=False)
+    basis = basis[:, sizes > _SMALLEST * max(1.0, sizes.max(initial=0.0))]
+    return float(np.square(basis.T @ wanted).sum() / np.square(wanted).sum())
 
 
 def _ranges(

@@ -49,7 +49,9 @@ def chosen_settings(config: FederationConfig) -> dict[str, Any]:
         found["model.top"] = config.top.name
     if config.encoder is not None:
         found["encoder.method"] = config.encoder.method
-        found["encoder.layout"] = config.encoder.layout
+        found["encoder.layout"] = "blocks" if config.encoder.in_blocks else "sum"
+        if config.encoder.labels is not None:
+            found["encoder.labels"] = config.encoder.labels
     found["privacy.encoder"] = config.privacy.encoder
     found["privacy.clip_norm"] = config.privacy.clip_norm
     if config.privacy.links_per_record is not None:
