@@ -116,8 +116,9 @@ def _print(console: Console, found: Advice) -> None:
     _say(
         console,
         "what can survive: ",
-        f"unit {privacy.unit}, delta {privacy.delta:g}, {secondaries} "
-        f"secondar{'y' if secondaries == 1 else 'ies'}, {found.training_rows:,} training rows",
+        f"unit {privacy.unit}, delta {privacy.delta:g}, "
+        f"{_counted(secondaries, 'secondary', 'secondaries')}, "
+        f"{found.training_rows:,} training rows",
     )
     table = Table()
     for heading in _HEADINGS:
@@ -156,13 +157,14 @@ def _print_settings(console: Console, found: Advice) -> None:
 
 def _print_rehearsal(console: Console, found: Advice) -> None:
     first, metric = found.casts[0], found.rehearsed[0].metric
+    aside = sum(map(len, first.aside.values()))
+    drawn = f", drawn anew with each of {len(found.casts)} seeds" if len(found.casts) > 1 else ""
     _say(
         console,
         "rehearsal: ",
-        f"{sum(map(len, first.aside.values()))} of "
-        f"{len(first.own) + sum(map(len, first.aside.values()))} columns set aside for "
-        f"{len(first.aside)} pretended secondaries, drawn anew with each of {len(found.casts)} "
-        f"seeds; alone is the primary on the columns that were left",
+        f"{aside} of {len(first.own) + aside} columns set aside for "
+        f"{_counted(len(first.aside), 'pretended secondary', 'pretended secondaries')}{drawn}; "
+        f"alone is the primary on the columns that were left",
     )
     table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
     for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
@@ -181,6 +183,10 @@ def _print_rehearsal(console: Console, found: Advice) -> None:
     for one in found.rehearsed:
         console.print(one.verdict(), soft_wrap=True, highlight=False, markup=False)
     _say(console, "", NO_PROMISE)
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _say(console: Console, head: str, text: str) -> None:

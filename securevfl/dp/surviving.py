@@ -81,8 +81,8 @@ def surviving_share(
         the signal's variance.
 
     References:
-        Cover and Thomas, Elements of Information Theory, 2006, sections 9.1 (capacity) and 10.3.2
-        (rate distortion); docs/frontier.md, "What can survive".
+        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); docs/frontier.md, "What can
+        survive".
 
     Examples:
         >>> surviving_share(noise=1.0)

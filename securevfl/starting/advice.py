@@ -16,6 +16,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.surviving import (
     CLEAR,
     EXPLAINED,
+    HALF,
     noise_a_number,
     partners_for_half,
     rows_to_see,
@@ -141,6 +142,11 @@ class Advice:
         notes = []
         reasons = dict.fromkeys(one.refused for one in self.bounds if one.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
+        if self.config.privacy.encoder != "frozen":
+            notes.append(
+                "encoders that train release a row in every epoch; what survives is told of one "
+                "release"
+            )
         if not self.casts:
             return notes
         planned = len(self.config.secondaries)
@@ -152,8 +158,13 @@ class Advice:
             )
         told = statistics.mean(cast.told for cast in self.casts)
         notes.append(
-            f"{told:.0%} of what the columns set aside hold, the keys and the columns that were "
-            f"left tell already, by a linear model; partners who know other things may add more"
+            f"{told:.0%} of what the columns set aside hold is told already, to a linear model, by "
+            f"the keys and columns that were left"
+            + (
+                "; partners who know other things may add much more than was rehearsed"
+                if told >= HALF
+                else ""
+            )
         )
         if any(cast.taken for cast in self.casts):
             most = max(len(cast.taken) for cast in self.casts)
