@@ -1,11 +1,12 @@
 """Accuracy against epsilon, beside what the primary reaches alone: over seeds, resumed, plotted.
 
-    python benchmarks/frontier.py --store frontier.jsonl --plot docs/frontier.svg
+    SECUREVFL_DATA=... python benchmarks/frontier.py [SET ...] [--methods principal,randomised,...]
+        [--store frontier.jsonl] [--epsilons 8 4 2 1] [--seeds 5] [--plot docs/frontier.svg]
 
-Every run is a whole simulated federation: linkage, fitting of encoders, one release a row,
-training. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut
-off goes on. ``mnist`` needs ``SECUREVFL_DATA``, ``digits`` nothing. Gains over alone are
-paired by seed. Seed 0 was used to choose the settings, so the seeds start at 1.
+Every run is a whole simulated federation: linkage, fitting of encoders, one release a row, the top
+model. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut off
+goes on. Gains over alone are paired by seed. ``--list`` says which sets there are; digits, diabetes
+and sklearn need no ``SECUREVFL_DATA``.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
+from beside_alone import SETS as BESIDE
+from fedsim_tables import Tables
 from matplotlib.figure import Figure
 
 from securevfl.cli.demo import combined
@@ -29,53 +33,94 @@ from securevfl.config.reading import parse_federation
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import Base
 from securevfl.runtime.simulation import simulate_federation
 
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
-EPSILONS = ("0.01", "1", "2", "4", "8", "none")
-SETTINGS: dict[str, dict[str, Any]] = {
-    "mnist": {
-        "parties": 28,
-        "rows": 6_000,
-        "key_dim": 8,
-        "bounds": [0.0, 255.0],
-        "hidden": 54,
-        "training": {"epochs": 30, "batch_size": 128, "learning_rate": 1e-3, "patience": 5},
-        "what": "MNIST, 28 parties with 28 pixels each, 6,000 rows",
-    },
-    "digits": {
-        "parties": 5,
-        "rows": 1_797,
-        "key_dim": 4,
-        "bounds": [-6.0, 16.0],
-        "hidden": 8,
-        "training": {"epochs": 60, "batch_size": 64, "learning_rate": 1e-3, "patience": 15},
-        "what": "digits, 5 parties with 12 or 13 pixels each, 1,797 rows",
-    },
+EPSILONS = ("0.01", "1", "2", "4", "8", "16", "none")
+DELTA = 1e-5
+CLASSES_OF_NUMBERS = 5
+"""Numbers of a vote where the label is one: its quantile classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    """Where a set's tables come from; ``seed`` deals them out."""
+
+    make: Callable[[int], Tables]
+    bounds: tuple[float, float] | None = None
+    """Declared of every column; None takes each table's own, which a promise would not allow."""
+    what: str
+
+
+def pixels(name: str, parties: int, rows: int, key_dim: int, bounds: tuple[float, float]) -> Set:
+    """Deal a table of pixels out by FeT's protocol; every seed draws rows, columns, keys anew."""
+
+    def make(seed: int) -> Tables:
+        table = load_builtin(name) if name == "digits" else load_full(name)
+        chosen = np.random.default_rng(seed).permutation(len(table.y))[:rows]
+        dealt = split_table(
+            table.X[chosen],
+            np.asarray(table.y)[chosen],
+            parties=parties,
+            key_dim=key_dim,
+            seed=seed,
+        )
+        return Tables(parties=dealt, task="multiclass", neighbours=4, truth=True)
+
+    return Set(make=make, bounds=bounds, what=f"{name}, {parties} parties, {rows:,} rows")
+
+
+def pair(name: str, rows: int | None) -> Set:
+    """Take a set of benchmarks/beside_alone.py; seeds change splits and models alone."""
+    size = "" if rows is None else f", {rows:,} rows"
+    return Set(make=lambda _: BESIDE[name](rows=rows), what=f"{name}{size}")
+
+
+def three_views(_: int) -> Tables:
+    """Return mfeat's six views, two a party."""
+    tables = BESIDE["mfeat"](rows=None)
+    parties = []
+    for first, second in zip(tables.parties[::2], tables.parties[1::2], strict=True):
+        place = {int(key): row for row, key in enumerate(second.keys[:, 0])}
+        order = [place[int(key)] for key in first.keys[:, 0]]
+        parties.append(
+            replace(
+                first,
+                feature_names=(*first.feature_names, *second.feature_names),
+                features=np.hstack([first.features, second.features[order]]),
+            )
+        )
+    return replace(tables, parties=parties)
+
+
+SETS: dict[str, Set] = {
+    "digits": pixels("digits", 5, 1_797, 4, (-6.0, 16.0)),
+    "mnist10": pixels("mnist", 10, 6_000, 8, (0.0, 255.0)),
+    "mnist28": pixels("mnist", 28, 6_000, 8, (0.0, 255.0)),
+    "mfeat6": pair("mfeat", None),
+    "mfeat3": Set(make=three_views, what="mfeat, two of six views a party"),
+    "letter": pair("letter", 8_000),
+    "fate_breast": pair("fate_breast", None),
+    "fate_vehicle": pair("fate_vehicle", None),
+    "sklearn": pair("sklearn", 8_000),
+    "diabetes": pair("diabetes", None),
 }
+VOTES = ("shown", "randomised", "shares")
+METHODS = ("principal", *VOTES)
+"""Two principal components a secondary in blocks below an additive network, and votes by how they
+meet labels."""
 
 
-def tables_of(data: str, seed: int) -> list[PartyTable]:
-    """Deal a table out by FeT's protocol; every seed draws rows, columns, keys and split anew."""
-    chosen = SETTINGS[data]
-    table = load_builtin("digits") if data == "digits" else load_full(data)
-    rows = np.random.default_rng(seed).permutation(len(table.y))[: chosen["rows"]]
-    return split_table(
-        table.X[rows],
-        np.asarray(table.y)[rows],
-        parties=chosen["parties"],
-        key_dim=chosen["key_dim"],
-        seed=seed,
-    )
-
-
-def federation_of(data: str, tables: list[PartyTable], seed: int, epsilon: str) -> dict[str, Any]:
-    """Return the federation file of one run."""
-    chosen = SETTINGS[data]
-    if epsilon == "none":
-        privacy: dict[str, Any] = {"mechanism": "none"}
-    else:
-        privacy = {"epsilon": float(epsilon), "delta": 1e-5, "unit": "secondary-record"}
+def federation_of(
+    name: str, tables: Tables, seed: int, epsilon: str, method: str, **votes: Any
+) -> dict[str, Any]:
+    """Return the federation file of one run; ``votes`` are more settings of their ``[encoder]``."""
+    privacy: dict[str, Any] = {"mechanism": "none"}
+    if epsilon != "none":
+        privacy = {"epsilon": float(epsilon), "delta": DELTA, "unit": "secondary-record"}
+    declared = SETS[name].bounds
+    own = tables.parties
     parties = [
         {
             "name": table.name,
@@ -83,28 +128,54 @@ def federation_of(data: str, tables: list[PartyTable], seed: int, epsilon: str) 
             "data": f"{table.name}.csv",
             "key": list(table.key_names),
             "scaling": "bounds",
-            "bounds": chosen["bounds"],
+            "bounds": list(declared) if declared else _bounds_of(table),
             **({} if number else {"label": "y", "address": "127.0.0.1:0"}),
         }
-        for number, table in enumerate(tables)
+        for number, table in enumerate(own)
     ]
+    classes = len(own[0].classes or ()) or CLASSES_OF_NUMBERS
+    vote = method in VOTES
+    encoder: dict[str, Any] = {"method": "principal", "layout": "blocks"}
+    if vote:
+        encoder = {"method": "votes", "labels": method, **votes}
+        parties += [{"name": "dealer", "role": "dealer"}] if method == "shares" else []
+    exact = tables.neighbours == 1
     return {
-        "federation": {"name": data, "task": "multiclass", "seed": seed},
+        "federation": {"name": name, "task": tables.task, "seed": seed},
         "model": {
             "family": "fet",
-            "neighbours": 4,
-            "hidden": chosen["hidden"],
+            "neighbours": 1 if exact else 4,
+            "hidden": classes if vote else 2 * (len(own) - 1),
             "heads": 1,
             "release": "pooled",
-            "top": "additive",
+            "top": "tied" if vote else "additive",
+            "keys_as_features": not exact,
             "average_positions_every": 0,
         },
-        "encoder": {"method": "principal", "layout": "blocks"},
-        "training": {**chosen["training"], "split": "random"},
-        "base": {"estimator": "none"},
+        "encoder": encoder,
+        "training": {
+            "epochs": 60,
+            "batch_size": 128,
+            "learning_rate": 1e-3,
+            "patience": 10,
+        },
         "privacy": {**privacy, "encoder": "frozen", "links_per_record": 1},
-        "linkage": {"protection": "none", "choose": "records", "truth": "entity"},
+        "linkage": {
+            "protection": "none",
+            "choose": "records",
+            **({"truth": "entity"} if tables.truth else {}),
+            **({"metric": "exact"} if exact else {}),
+        },
         "party": parties,
+    }
+
+
+def _bounds_of(table: PartyTable) -> dict[str, list[float]]:
+    low, high = table.features.min(axis=0), table.features.max(axis=0)
+    high = np.where(high > low, high, low + 1)
+    return {
+        name: [float(a), float(b)]
+        for name, a, b in zip(table.feature_names, low, high, strict=True)
     }
 
 
@@ -134,64 +205,67 @@ class Store:
         return self.found[key]
 
 
-def joint(
-    source: dict[str, Any], tables: list[PartyTable], *, with_alone: bool
-) -> dict[str, float]:
-    """Simulate one federation; return its test accuracy, and that of alone if asked for."""
-    config = parse_federation(source, file="frontier")
-    with tempfile.TemporaryDirectory() as folder:
-        metrics = simulate_federation(
-            config,
-            {table.name: table for table in tables},
-            Path(folder),
-            device=torch.device("cpu"),
-            with_alone=with_alone,
-        ).metrics
-    found = {"joint": metrics["test"], "spent": metrics["privacy"]["epsilon"]}
-    return found | ({"alone": metrics["alone_test"]} if with_alone else {})
+class Joint:
+    """Joint models of one seed's tables, all with the base that the first of them has fitted."""
 
+    def __init__(self, tables: Tables) -> None:
+        self._tables = {table.name: table for table in tables.parties}
+        self._base: Base | None = None
 
-def measure(data: str, *, epsilons: list[str], seeds: range, store: Store) -> dict[str, Any]:
-    """Return mean and deviation over seeds at every epsilon; alone and combine once a seed."""
-    rows: dict[str, list[dict[str, float]]] = {epsilon: [] for epsilon in epsilons}
-    for seed in seeds:
-        tables = tables_of(data, seed)
-        for epsilon, row in measure_seed(data, tables, seed, epsilons, store).items():
-            rows[epsilon].append(row)
-    return {epsilon: summary(found) for epsilon, found in rows.items()}
-
-
-def measure_seed(
-    data: str, tables: list[PartyTable], seed: int, epsilons: list[str], store: Store
-) -> dict[str, dict[str, float]]:
-    """Return one seed's accuracies at every epsilon, with those that know no epsilon beside."""
-    rows: dict[str, dict[str, float]] = {}
-    beside: dict[str, float] = {}
-    for epsilon in epsilons:
-        source = federation_of(data, tables, seed, epsilon)
-        first = not beside
-        kind = "with alone" if first else "joint"
-        found = store.get(
-            f"{data} seed {seed} epsilon {epsilon} {kind}",
-            source,
-            partial(joint, source, tables, with_alone=first),
-        )
-        if first:
-            combined = store.get(
-                f"{data} seed {seed} combine", source, partial(combine, source, tables)
+    def __call__(self, source: dict[str, Any]) -> dict[str, float]:
+        """Simulate one federation; return what its test rows gave."""
+        config = parse_federation(source, file="frontier")
+        with tempfile.TemporaryDirectory() as folder:
+            result = simulate_federation(
+                config, self._tables, Path(folder), device=torch.device("cpu"), fitted=self._base
             )
-            beside = {"alone": found["alone"], **combined}
-        rows[epsilon] = {
-            "joint": found["joint"],
-            **beside,
-            "gain": found["joint"] - beside["alone"],
+        self._base, metrics = result.base, result.metrics
+        sign = 1 if metrics["higher_is_better"] else -1
+        return {
+            "joint": metrics["test"],
+            "alone": metrics["alone_test"],
+            "gain": sign * (metrics["test"] - metrics["alone_test"]),
+            "used": float((metrics["base"] or {}).get("used") != "alone"),
+            "spent": metrics["privacy"]["epsilon"] or 0.0,
         }
-    return rows
 
 
-def combine(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, float]:
-    """Return the accuracy of one network on all features, joined by the true matches."""
-    return {"combine": combined(parse_federation(source, file="frontier"), tables).test}
+def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
+    """Return the test figure of one network on all features, joined by the true matches."""
+    config = parse_federation(source, file="frontier")
+    return {"combine": combined(config, tables.parties).test}
+
+
+Found = dict[str, dict[str, Any]]
+"""Mean, deviation and seeds' values of every column, by method and epsilon."""
+
+
+def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, Found]:
+    """Return every column's mean and deviation over seeds, by method and epsilon."""
+    rows: dict[str, dict[str, list[dict[str, float]]]] = {}
+    votes = {
+        "label_epsilon": options.label_epsilon,
+        "whiten": options.whiten,
+        "share": options.share,
+    }
+    for seed in range(1, options.seeds + 1):
+        tables = SETS[name].make(seed)
+        joint, beside = Joint(tables), {}
+        if tables.truth and not options.without_combine:
+            source = federation_of(name, tables, seed, "none", "principal")
+            beside = store.get(
+                f"{name} seed {seed} combine", source, partial(combine, source, tables)
+            )
+        for method in options.methods:
+            for epsilon in options.epsilons:
+                source = federation_of(name, tables, seed, epsilon, method, **votes)
+                key = f"{name} seed {seed} epsilon {epsilon} {method}"
+                found = {**store.get(key, source, partial(joint, source)), **beside}
+                rows.setdefault(method, {}).setdefault(epsilon, []).append(found)
+    return {
+        method: {epsilon: summary(found) for epsilon, found in by_epsilon.items()}
+        for method, by_epsilon in rows.items()
+    }
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -207,79 +281,95 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def print_table(data: str, found: dict[str, Any]) -> None:
-    print(f"\n{SETTINGS[data]['what']}\n")
-    print("| epsilon | joint | gain over alone | gain / deviation | gain by seed |")
-    print("| --- | --- | --- | --- | --- |")
-    for epsilon, columns in found.items():
-        gain = columns["gain"]
-        ratio = f"{gain['mean'] / gain['std']:.1f}" if gain["std"] else ""
-        seeds = " ".join(f"{value:+.3f}" for value in gain["seeds"])
-        print(
-            f"| {epsilon} | {columns['joint']['mean']:.3f} ± {columns['joint']['std']:.3f} | "
-            f"{gain['mean']:+.3f} ± {gain['std']:.3f} | {ratio} | {seeds} |"
-        )
-    last = next(reversed(found.values()))
-    for name in ("alone", "combine"):
-        print(f"\n{name}: {last[name]['mean']:.3f} ± {last[name]['std']:.3f}")
+def print_table(name: str, found: Mapping[str, Found], *, every_seed: bool) -> None:
+    """Print gains over alone, a row a method; with the single seeds, a row a method and epsilon."""
+    first = next(iter(next(iter(found.values())).values()))
+    text = f"alone {first['alone']['mean']:.3f} ± {first['alone']['std']:.3f}"
+    if "combine" in first:
+        text += f", combine {first['combine']['mean']:.3f}"
+    print(f"\n**{SETS[name].what}**: {text}\n")
+    epsilons = list(next(iter(found.values())))
+    print(f"| gain over alone | {' | '.join(epsilons)} |\n| --- |{' --- |' * len(epsilons)}")
+    for method, by_epsilon in found.items():
+        cells = [
+            f"{columns['gain']['mean']:+.3f} ± {columns['gain']['std']:.3f}"
+            for columns in by_epsilon.values()
+        ]
+        print(f"| {method} | {' | '.join(cells)} |")
+    if every_seed:
+        for method, by_epsilon in found.items():
+            for epsilon, columns in by_epsilon.items():
+                values = " ".join(f"{value:+.3f}" for value in columns["gain"]["seeds"])
+                print(f"{method} at {epsilon}: {values}")
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw accuracy against epsilon, a panel a data set; bars are deviations over seeds."""
-    figure = Figure(figsize=(4.6 * len(results), 3.6), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(results)))
-    for axes, (data, found) in zip(panels, results.items(), strict=True):
-        words = list(found)
-        places = range(len(words))
-        axes.errorbar(
-            places,
-            [found[word]["joint"]["mean"] for word in words],
-            [found[word]["joint"]["std"] for word in words],
-            marker="o",
-            capsize=3,
-            label="joint",
-        )
-        for name, colour in (("alone", "0.4"), ("combine", "tab:green")):
-            level, spread = (found[words[-1]][name][part] for part in ("mean", "std"))
-            axes.axhline(level, color=colour, linewidth=1, label=name)
-            axes.axhspan(level - spread, level + spread, color=colour, alpha=0.15, linewidth=0)
-        axes.set_xticks(list(places), ["0.01\n(noise)" if w == "0.01" else w for w in words])
-        axes.set_xlabel("epsilon at delta 1e-5, one record of one secondary, m = 1", fontsize=8)
-        axes.set_ylabel("test accuracy")
-        axes.set_title(SETTINGS[data]["what"], fontsize=8)
+def draw(results: Mapping[str, Mapping[str, Found]], path: Path) -> None:
+    """Draw gains over alone against epsilon, a panel a set; bars are deviations over seeds."""
+    columns = min(3, len(results))
+    lines = -(-len(results) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3 * lines), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(lines, columns)).ravel()
+    for axes in panels[len(results) :]:
+        axes.set_visible(False)
+    for axes, (name, found) in zip(panels, results.items(), strict=False):
+        for shift, (method, by_epsilon) in enumerate(found.items()):
+            places = np.arange(len(by_epsilon)) + 0.06 * (shift - len(found) / 2)
+            gains = [columns["gain"] for columns in by_epsilon.values()]
+            axes.errorbar(
+                places,
+                [gain["mean"] for gain in gains],
+                [gain["std"] for gain in gains],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                linewidth=1,
+                label=method,
+            )
+        words = list(next(iter(found.values())))
+        axes.axhline(0, color="0.3", linewidth=1)
+        axes.set_xticks(range(len(words)), words)
+        axes.set_xlabel("epsilon, one record of one secondary", fontsize=8)
+        axes.set_title(f"{SETS[name].what}: gain over alone", fontsize=8)
         axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=7)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; default: all")
+    parser.add_argument("--list", action="store_true", help="say which sets there are, and end")
+    parser.add_argument(
+        "--methods", type=lambda text: text.split(","), default=list(METHODS), help="default: all"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 1 on")
     parser.add_argument("--epsilons", nargs="+", default=list(EPSILONS), help="numbers, or none")
+    parser.add_argument("--label-epsilon", type=float, default=2.0, help="encoder.label_epsilon")
+    parser.add_argument("--share", type=float, default=0.05, help="encoder.share of votes")
+    parser.add_argument("--whiten", action="store_true", help="encoder.whiten")
+    parser.add_argument("--without-combine", action="store_true")
     parser.add_argument("--store", type=Path, help="file that keeps every run, to go on from")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--every-seed", action="store_true", help="print each seed's gain too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.list:
+        print("\n".join(SETS))
+        return
+    unknown = [name for name in options.sets if name not in SETS]
+    if unknown:
+        parser.error(f"no set is called {unknown[0]!r}; there are {', '.join(SETS)}")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     store = Store(options.store)
-    results = {
-        data: measure(
-            data,
-            epsilons=options.epsilons,
-            seeds=range(1, options.seeds + 1),
-            store=store,
-        )
-        for data in options.data
-    }
+    results = {name: measure(name, options, store) for name in options.sets or SETS}
     if options.plot is not None:
         draw(results, options.plot)
     if options.json:
-        print(json.dumps({data: results[data] for data in results}))
+        print(json.dumps(results))
         return
-    for data, found in results.items():
-        print_table(data, found)
+    for name, found in results.items():
+        print_table(name, found, every_seed=options.every_seed)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ there.
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frontier import Store, federation_of, joint, tables_of
+from frontier import SETS, Joint, Store, federation_of
 
 TOPS = ("attention", "additive", "linear", "boosting")
 EPSILONS = ("none", "8")
@@ -41,11 +42,11 @@ def main() -> None:
 
 
 def _run(store: Store, top: str, seed: int, epsilon: str) -> dict[str, float]:
-    tables = tables_of("digits", seed)
-    source: dict[str, Any] = federation_of("digits", tables, seed, epsilon)
+    tables = SETS["digits"].make(seed)
+    source: dict[str, Any] = federation_of("digits", tables, seed, epsilon, "principal")
     source["model"]["top"] = top
     source["base"] = {"estimator": "none"}
-    return store.get(top, source, lambda: joint(source, tables, with_alone=True))
+    return store.get(top, source, partial(Joint(tables), source))
 
 
 def _cell(values: list[float]) -> str:

@@ -88,7 +88,7 @@ def positions(config: FederationConfig) -> Channel:
 def linkage(config: FederationConfig) -> Channel:
     """Describe what linking the keys shows."""
     spec = link_spec(config)
-    helpers = [("the", party.role) for party in config.parties if party.is_helper]
+    helpers = [("the", role) for role in spec.roles.helpers]
     return Channel(
         "linkage",
         "; ".join(
@@ -204,10 +204,42 @@ def fitting(config: FederationConfig) -> Channel | None:
     """Describe the fitting of frozen encoders."""
     if config.encoder is None or config.encoder.fitting is None:
         return None
+    if config.deals_votes:
+        return Channel(
+            "fitting of encoders",
+            "the primary: each secondary's sum of records for each class, behind that secondary's "
+            "noise; the dealer, who must collude with nobody: sizes",
+            _covered_by_noise(config),
+        )
     return Channel(
         "fitting of encoders",
         "no one: each secondary's noised statistics stay with it, and speak through the aggregates",
         _covered_by_noise(config),
+    )
+
+
+def labels_of_votes(config: FederationConfig) -> Channel | None:
+    """Describe what secondaries learn of the labels that votes are fitted to."""
+    encoder, name = config.encoder, "labels that votes are fitted to"
+    if encoder is None or encoder.labels is None:
+        return None
+    if encoder.labels == "shown":
+        reveals = "every secondary: each training row's label, and which rows train"
+        return Channel(name, reveals, _NOT_COVERED)
+    covered = f"covered by label_epsilon = {encoder.label_epsilon:g}, any one row's label, against"
+    if encoder.labels == "randomised":
+        return Channel(
+            name,
+            "every secondary: each training row's label by randomised response, the same draw for "
+            "all; which rows train",
+            f"{covered} all secondaries together; which rows train is not covered",
+        )
+    return Channel(
+        name,
+        "each secondary: the sum of its own records for each class, behind noise of its own and of "
+        "the primary's",
+        f"{covered} one secondary that follows the protocol; the dealer together with a secondary "
+        f"sees labels",
     )
 
 
@@ -226,6 +258,7 @@ CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
     pretraining_from_the_primary,
     pretraining_aggregation,
     fitting,
+    labels_of_votes,
 )
 """In the order in which reports show them."""
 

@@ -64,12 +64,12 @@ class FederationConfig:
 
     @property
     def callers(self) -> tuple[PartySettings, ...]:
-        """Everybody who dials the primary: the secondaries by rank, then those who help to link."""
-        helpers = (party for party in self.parties if party.is_helper)
-        return (*self.secondaries, *helpers)
+        """Everybody who dials the primary: the secondaries by rank, then coordinator and dealer."""
+        helpers = (self.helper("coordinator"), self.helper("dealer"))
+        return (*self.secondaries, *(party for party in helpers if party is not None))
 
     def helper(self, role: Literal["coordinator", "dealer"]) -> PartySettings | None:
-        """Return the party that only helps to link in a certain way, if there is one."""
+        """Return the party without a table that has a certain role, if there is one."""
         return next((party for party in self.parties if party.role == role), None)
 
     @property
@@ -79,6 +79,11 @@ class FederationConfig:
             self.primary.name: 0,
             **{party.name: rank for rank, party in enumerate(self.callers, 1)},
         }
+
+    @property
+    def deals_votes(self) -> bool:
+        """Whether votes meet labels under masks of a dealer."""
+        return self.encoder is not None and self.encoder.labels == "shares"
 
     def party(self, name: str) -> PartySettings:
         """Return the settings of one party.

@@ -13,6 +13,7 @@ from securevfl.linkage.spec import (
     RowSplit,
     SimilaritySpec,
 )
+from securevfl.linking.protections.table import PROTECTIONS
 
 
 def key_spec(config: FederationConfig) -> KeySpec:
@@ -70,7 +71,11 @@ def link_spec(config: FederationConfig) -> LinkSpec:
         roles=LinkRoles(
             primary=config.primary.name,
             secondaries=tuple(party.name for party in config.secondaries),
-            helpers={party.role: party.name for party in config.callers if party.is_helper},
+            helpers={
+                party.role: party.name
+                for party in config.callers
+                if party.role in PROTECTIONS[linkage.protection].helpers
+            },
         ),
         split=RowSplit(
             seed=config.federation.seed,

@@ -97,7 +97,7 @@ class PartySettings:
 
     @property
     def is_helper(self) -> bool:
-        """Whether the party only helps to link, and has no table."""
+        """Whether the party has no table: it helps to link, or deals masks for votes."""
         return self.role in ("coordinator", "dealer")
 
     def _check_helper(self) -> None:

@@ -63,15 +63,17 @@ def _require_roles(config: FederationConfig) -> None:
             'party.role: a "coordinator" links in place of the parties; with '
             f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
-    if config.helper("dealer") is not None and "dealer" not in protection.helpers:
+    linked = "dealer" in protection.helpers
+    if config.helper("dealer") is not None and not linked and not config.deals_votes:
         takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
         raise ConfigError(
-            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" alone'
+            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" or '
+            f'encoder.labels = "shares" alone'
         )
 
 
 def require_helpers(config: FederationConfig) -> None:
-    """Check that the third parties that a protection rests on take part.
+    """Check that the third parties that linkage and votes rest on take part.
 
     In one process everything is in one place anyway; between parties they are needed.
 
@@ -86,6 +88,11 @@ def require_helpers(config: FederationConfig) -> None:
                 f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
                 f'add [[party]] name = "{role}", role = "{role}"'
             )
+    if config.deals_votes and "dealer" not in there:
+        raise ConfigError(
+            'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
+            '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
+        )
     if protection.needs_secret and linkage.secret is None:
         raise ConfigError(
             "linkage.secret: is missing; it names the file, on every data party's machine, that "

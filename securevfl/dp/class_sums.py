@@ -112,7 +112,7 @@ class SumFormat:
         """Return each row's vector; zero where a row has no record.
 
         Args:
-            records: Scaled numbers of a secondary's records, finite, each a function of its record.
+            records: Scaled numbers of a secondary's records, each a function of its record alone.
             links: Record numbers of each of the primary's rows, -1 for none.
 
         Raises:
@@ -123,7 +123,10 @@ class SumFormat:
             raise PrivacyError(
                 f"a record is linked to {used.max()} rows, and may be to {self.links_per_record}"
             )
-        units = integer_records(records, radius=self.radius, bits=self.bits)
+        # A record that is not finite counts as none: to stop here would tell that there is one.
+        finite = np.isfinite(records).all(axis=1, keepdims=True)
+        known = np.where(finite, records, np.zeros_like(records))
+        units = integer_records(known, radius=self.radius, bits=self.bits) * finite
         totals = np.zeros((len(links), self.features + 1))
         for slot in links.T:
             there = slot >= 0

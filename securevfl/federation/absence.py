@@ -7,6 +7,7 @@ sum is there to hide. So every secondary has a least number of its own reckoning
 from collections.abc import Sequence
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.rounds import active_parties
@@ -100,6 +101,25 @@ def require_active(config: FederationConfig, active: Sequence[int] | None, *, ra
             f"the primary asks for predictions of {len(active)} secondaries, and this party's file "
             f"wants {least} at least (prediction.least_secondaries)"
         )
+
+
+def callers_in_predictions(
+    config: FederationConfig, active: Sequence[int] | None
+) -> tuple[str, ...]:
+    """Return who dials the primary where a kept model answers, by rank.
+
+    Args:
+        config: The federation file.
+        active: Ranks of the secondaries that answer; None: all.
+    """
+    absent = (*absent_names(config, active), *idle_helpers(config))
+    return tuple(party.name for party in config.callers if party.name not in absent)
+
+
+def idle_helpers(config: FederationConfig) -> tuple[str, ...]:
+    """Return the names of helpers that predictions have no use for: new rows are never voted on."""
+    linking = link_spec(config).roles.helpers.values()
+    return tuple(p.name for p in config.callers if p.is_helper and p.name not in linking)
 
 
 def absent_names(config: FederationConfig, active: Sequence[int] | None) -> tuple[str, ...]:

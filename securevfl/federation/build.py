@@ -24,7 +24,7 @@ from securevfl.federation.assist_secondary import AssistSecondary
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.fitted_primary import FittedPrimary
 from securevfl.federation.fitted_top import build_fitted_top, read_by_top
-from securevfl.federation.fitting import Fitting, build_direction_bottom
+from securevfl.federation.fitting import build_direction_bottom
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
@@ -45,7 +45,7 @@ from securevfl.federation.state_files import StateFolder
 from securevfl.federation.tied_primary import TiedPrimary
 from securevfl.federation.top_model import PrimaryInputs
 from securevfl.federation.updates import GradientNoise
-from securevfl.federation.voter import Voter
+from securevfl.federation.voter import Voter, fitting_of
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.directions import DirectionBottom
@@ -148,12 +148,10 @@ def build_secondary(
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
     kept, voter = None, None
     if plan.frozen:
-        fit: Voter | Fitting | None = None
+        fit = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
-            if plan.votes:
-                fit = voter = Voter(plan, party, bottom, features, linked.source, ledger)
-            else:
-                fit = Fitting(plan, bottom, features, ledger, name=party.name)
+            fit = fitting_of(plan, party, bottom, features, linked.source, ledger)
+            voter = fit if isinstance(fit, Voter) else None
         kept = KeptRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import parse_address
 from securevfl.core.errors import AuthenticationError, ProtocolError
-from securevfl.federation.absence import absent_names, require_active
+from securevfl.federation.absence import callers_in_predictions, require_active
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import KeyOffer, SessionKey
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
+from securevfl.transport.sealed import SealedLine
 from securevfl.transport.star import SecondaryTransport
 
 
@@ -178,8 +179,9 @@ def open_welcome(
 
     def callers(facts: RunFacts) -> list[str]:
         require_active(config, facts.active, rank=key.offer.rank)
-        absent = absent_names(config, facts.active)
-        return [party.name for party in config.callers if party.name not in absent]
+        if facts.predicts:
+            return list(callers_in_predictions(config, facts.active))
+        return [party.name for party in config.callers]
 
     opened = Welcome.from_message(message, callers=callers)
     offers = {}
@@ -210,6 +212,13 @@ class Joined:
 
     pair_keys: Mapping[int, bytes]
     """A key with every other caller, by rank; the primary has none of them."""
+
+    sealed: Mapping[str, SealedLine]
+    """This party's ends of the lines to every other caller, by name; the primary relays them.
+
+    They number what they carry under one key each, so that all stages and all requests of a session
+    share them: two lines of one key would seal two messages under one number.
+    """
 
     rank: int
     """This party's own rank."""
@@ -270,7 +279,20 @@ def joined(
         _require_same_purpose(config, facts, predicts=predicts)
         if not config.party(identity.name).is_helper:
             require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
-        yield Joined(transport=transport, facts=facts, pair_keys=pair_keys, rank=rank)
+        names = {number: name for name, number in config.ranks.items()}
+        sealed = {
+            names[peer]: SealedLine(
+                pair_key,
+                session=transport.session,
+                own_rank=rank,
+                peer=names[peer],
+                peer_rank=peer,
+            )
+            for peer, pair_key in pair_keys.items()
+        }
+        yield Joined(
+            transport=transport, facts=facts, pair_keys=pair_keys, sealed=sealed, rank=rank
+        )
 
 
 def transport_limits(config: FederationConfig) -> TransportLimits:

@@ -1,6 +1,7 @@
 """A secondary's end of a federation between processes: wait, answer, learn, until done."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -16,7 +17,7 @@ from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.secure_mean import encode_weighted
 from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.star import SecondaryTransport
 
 _NEXT: Final = (RoundKind.PLAN, RoundKind.AVERAGE, RoundKind.EPOCH)
@@ -75,6 +76,7 @@ class SecondaryServer:
         end_epoch: Callable[[EpochMark], None],
         log: Callable[..., None],
         countersigning: SecondaryCountersigning | None = None,
+        also: Mapping[MessageKind, Callable[[Message], None]] = MappingProxyType({}),
     ) -> None:
         """Make it.
 
@@ -87,6 +89,7 @@ class SecondaryServer:
             log: This party's log.
             countersigning: Where ledger heads are exchanged, before the run may end; None for
                 rounds that no ledger of a table is charged with.
+            also: What is done with messages of kinds that rounds know nothing of.
         """
         self.secondary = secondary
         self.transport = transport
@@ -95,11 +98,12 @@ class SecondaryServer:
         self.end_epoch = end_epoch
         self.log = log
         self.countersigning = countersigning
+        self._also = also
         self._runtime = plan.config.runtime
         self._ranks = tuple(plan.secondaries)
         # With a ledger to countersign, DONE is due after the end's heads and at no other time.
         last = StarKind.DONE if countersigning is None else LedgerKind.COUNTERSIGN
-        self._next = (*_NEXT, *secondary.hears, last)
+        self._next = (*_NEXT, *secondary.hears, *also, last)
 
     def serve(self) -> None:
         """Answer until the primary says that the run is done.
@@ -110,7 +114,7 @@ class SecondaryServer:
 
         Reveals:
             To the primary: what :meth:`Exchange.release` and :meth:`Exchange.average_positions`
-            say.
+            say, and what is done with other kinds of messages.
         """
         while True:
             message = self.transport.receive(
@@ -128,6 +132,8 @@ class SecondaryServer:
                 answer = self.secondary.hear(message)
                 if answer is not None:
                     self.transport.send(answer.to_message())
+            elif message.kind in self._also:
+                self._also[message.kind](message)
             elif self._ends(message):
                 return
 

@@ -8,6 +8,7 @@ from securevfl.core.errors import PrivacyError
 from securevfl.core.seeds import derive_seed
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.moments import noised_moments
+from securevfl.federation.fitting import Fitting
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
@@ -35,6 +36,20 @@ def sums_of(plan: RunPlan, numbers: int) -> SumFormat:
         links_per_record=cap,
         noise_multiplier=plan.releases.fitting_multiplier(),
     )
+
+
+def fitting_of(
+    plan: RunPlan,
+    party: PartySettings,
+    bottom: DirectionBottom,
+    features: Float32[np.ndarray, "records features"],
+    links: LinkSource,
+    ledger: Ledger,
+) -> "Voter | Fitting":
+    """Return what fits one secondary's encoder; see :class:`Voter` and :class:`Fitting`."""
+    if plan.votes:
+        return Voter(plan, party, bottom, features, links, ledger)
+    return Fitting(plan, bottom, features, ledger, name=party.name)
 
 
 class Voter:

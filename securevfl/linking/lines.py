@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.sealed import SealedFrom, SealedLine, SealedTo
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
@@ -124,7 +125,8 @@ class CallerLines:
     Args:
         transport: Its connection.
         ranks: Name to rank of everybody.
-        pair_keys: Its keys with the other callers, by rank.
+        sealed: Its ends of the session's sealed lines, by name of the other caller. They number
+            what they carry, so a session has them once, however many stages it has.
         kinds: What may come at all.
         deadline_s: Seconds to wait for a message.
     """
@@ -133,7 +135,7 @@ class CallerLines:
         self,
         transport: SecondaryTransport,
         ranks: Mapping[str, int],
-        pair_keys: Mapping[int, bytes],
+        sealed: Mapping[str, SealedLine],
         *,
         kinds: Kinds,
         deadline_s: float,
@@ -142,16 +144,9 @@ class CallerLines:
         self._kinds = kinds
         self._deadline_s = deadline_s
         self._inboxes = _Inboxes()
-        own = ranks[transport.name]
-        names = {rank: name for name, rank in ranks.items()}
-        self._primary = names[0]
-        self._peers = {rank: names[rank] for rank in pair_keys}
-        self._sealed = {
-            names[rank]: SealedLine(
-                key, session=transport.session, own_rank=own, peer=names[rank], peer_rank=rank
-            )
-            for rank, key in pair_keys.items()
-        }
+        self._primary = next(name for name, rank in ranks.items() if rank == PRIMARY_RANK)
+        self._peers = {ranks[name]: name for name in sealed if name in ranks}
+        self._sealed = sealed
 
     def send(self, message: Message, *names: str) -> None:
         """Send a message to the primary, or sealed to other callers.

@@ -14,6 +14,7 @@ from securevfl.linking.keys import read_secret
 from securevfl.linking.lines import CallerLines, Lines, PrimaryLines
 from securevfl.linking.protections.protection import DataParty, Helper, HelperRole
 from securevfl.linking.protections.table import protection_of
+from securevfl.transport.sealed import SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 
@@ -81,7 +82,7 @@ def link_as_primary(
 def link_as_secondary(
     place: OwnPlace,
     transport: SecondaryTransport,
-    pair_keys: Mapping[int, bytes],
+    sealed: Mapping[str, SealedLine],
     *,
     rows: int,
     observe: Observer,
@@ -91,7 +92,7 @@ def link_as_secondary(
     Args:
         place: This party's.
         transport: Its connection.
-        pair_keys: Its keys with every other caller, by rank.
+        sealed: Its ends of the session's sealed lines, by name of the other caller.
         rows: How many rows the primary has.
         observe: Hears of progress.
 
@@ -104,7 +105,7 @@ def link_as_secondary(
     Reveals:
         What the protection's :meth:`Protection.link_as_secondary` says.
     """
-    lines = _caller_lines(place.spec, transport, pair_keys)
+    lines = _caller_lines(place.spec, transport, sealed)
     return protection_of(place.spec).link_as_secondary(
         place.with_lines(lines, rows=rows, session=transport.session, observe=observe)
     )
@@ -114,7 +115,7 @@ def help_to_link(
     spec: LinkSpec,
     role: HelperRole,
     transport: SecondaryTransport,
-    pair_keys: Mapping[int, bytes],
+    sealed: Mapping[str, SealedLine],
     *,
     rows: int,
     cache: LinkCache,
@@ -125,7 +126,7 @@ def help_to_link(
         spec: What linking needs.
         role: Which part.
         transport: Its connection.
-        pair_keys: Its keys with every other caller, by rank.
+        sealed: Its ends of the session's sealed lines, by name of the other caller.
         rows: How many rows the primary has.
         cache: Where a coordinator keeps links and their noise.
 
@@ -137,15 +138,15 @@ def help_to_link(
     Reveals:
         What the protection's :meth:`Protection.help_to_link` says.
     """
-    lines = _caller_lines(spec, transport, pair_keys)
+    lines = _caller_lines(spec, transport, sealed)
     helper = Helper(spec=spec, rows=rows, lines=lines, cache=cache)
     return protection_of(spec).help_to_link(role, helper)
 
 
 def _caller_lines(
-    spec: LinkSpec, transport: SecondaryTransport, pair_keys: Mapping[int, bytes]
+    spec: LinkSpec, transport: SecondaryTransport, sealed: Mapping[str, SealedLine]
 ) -> CallerLines:
     kinds = protection_of(spec).kinds
     return CallerLines(
-        transport, spec.roles.ranks, pair_keys, kinds=kinds, deadline_s=spec.idle_timeout_s
+        transport, spec.roles.ranks, sealed, kinds=kinds, deadline_s=spec.idle_timeout_s
     )

@@ -17,6 +17,7 @@ from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import CiphertextsMade, Observer, SpendingPlanned, Warned, event_of
+from securevfl.federation.absence import idle_helpers
 from securevfl.launch.keeping import KeptProcesses, keeping
 from securevfl.launch.outcome import PartyExit
 from securevfl.launch.ports import reserved_port
@@ -151,7 +152,7 @@ def predict_in_processes(
         more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
         of_all=["--serve", "--once"],
         log_name="predictions.log",
-        without=new.without,
+        without=[*new.without, *idle_helpers(config)],
     )
     return dict(told)
 
@@ -205,7 +206,8 @@ def others_in_processes(
             of_primary=[],
             log_name="predictions.log",
         )
-        others = [command for command in commands if command.name != primary]
+        left_out = {primary, *idle_helpers(config)}
+        others = [command for command in commands if command.name not in left_out]
         with keeping(others, on_event=on_event, on_end=on_end) as kept:
             yield here.config, here.identities[primary], kept
 

@@ -12,7 +12,7 @@ from securevfl.core.errors import ConfigError, SecureVflError, StorageError
 from securevfl.core.progress import Observer
 from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.linkage_helper import run_linkage_helper
+from securevfl.runtime.helper_party import run_helper
 from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.predicting_primary import predict_once
 from securevfl.runtime.predicting_secondary import serve_as_helper, serve_as_secondary
@@ -30,8 +30,8 @@ Outcome = RunFigures | Predictions | dict[str, Any] | None
 _LIVES: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
     "primary": run_primary,
     "secondary": run_secondary,
-    "coordinator": run_linkage_helper,
-    "dealer": run_linkage_helper,
+    "coordinator": run_helper,
+    "dealer": run_helper,
 }
 _SERVING: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
     "primary": predict_once,

@@ -13,7 +13,11 @@ from securevfl.core.errors import PartyFailedError, PartyTimeoutError, ProtocolE
 from securevfl.core.progress import Listening, Observer, Stage
 from securevfl.data.tables import PartyTable
 from securevfl.federation import handshake
-from securevfl.federation.absence import absent_names, active_without
+from securevfl.federation.absence import (
+    absent_names,
+    active_without,
+    callers_in_predictions,
+)
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
@@ -185,8 +189,7 @@ class PredictingPrimary:
     @property
     def _callers(self) -> list[str]:
         """Those that take part."""
-        absent = absent_names(self.life.config, self._facts.active)
-        return [party.name for party in self.life.config.callers if party.name not in absent]
+        return list(callers_in_predictions(self.life.config, self._facts.active))
 
 
 @contextmanager
@@ -224,8 +227,9 @@ def predicting(
         run=model.run,
         active=active,
     )
-    callers = [party for party in config.callers if party.name not in without]
-    with listening(life, without=without) as transport:
+    callers = callers_in_predictions(config, active)
+    turned_away = [party.name for party in config.callers if party.name not in callers]
+    with listening(life, without=turned_away) as transport:
         opened(transport)
         host, port = transport.listen()
         life.observe(Listening(host=host, port=port))
@@ -234,13 +238,11 @@ def predicting(
             config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
         )
         hellos = {
-            party.name: handshake.read_hello(
+            name: handshake.read_hello(
                 config,
-                transport.receive(
-                    party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
-                ),
+                transport.receive(name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s),
             )
-            for party in callers
+            for name in callers
         }
         handshake.require_one_run(config, hellos, run=model.run)
         transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())

@@ -8,13 +8,14 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import (
     BudgetExceededError,
+    ConfigError,
     PartyFailedError,
     PartyTimeoutError,
     ProtocolError,
 )
 from securevfl.core.progress import PartyDone, Warned
 from securevfl.data.tables import PartyTable
-from securevfl.federation.absence import absent_names
+from securevfl.federation.absence import absent_names, idle_helpers
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
 from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
@@ -161,7 +162,7 @@ class _Requests:
                 plan, party, self._table, device=life.job.device, model=model
             )
         linked = link_as_secondary(
-            place, star.transport, star.pair_keys, rows=request.rows, observe=life.observe
+            place, star.transport, star.sealed, rows=request.rows, observe=life.observe
         )
         secondary = build_secondary(
             plan,
@@ -192,12 +193,18 @@ def serve_as_helper(life: PartyLife) -> None:
     """Help to link the rows of one request after another; see :func:`serve_as_secondary`.
 
     Raises:
+        ConfigError: If the party deals for votes alone, which predictions do not need.
         SecureVflError: As :func:`serve_as_secondary`.
 
     Reveals:
         What :func:`securevfl.linking.parties.help_to_link` says.
     """
     life.require_no_listen()
+    if life.job.name in idle_helpers(life.config):
+        raise ConfigError(
+            f"party {life.job.name!r}: deals masks for votes alone, and predictions need none; "
+            f"start the other parties without it"
+        )
     while True:
         try:
             _help(life)
@@ -239,7 +246,7 @@ def _help(life: PartyLife) -> None:
                 spec,
                 role,
                 star.transport,
-                star.pair_keys,
+                star.sealed,
                 rows=request.rows,
                 cache=LinkCache(None),
             )

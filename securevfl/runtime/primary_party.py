@@ -28,6 +28,7 @@ from securevfl.runtime.party_job import PartyLife
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
+from securevfl.voting.processes import PrimaryVoting
 
 
 def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
@@ -37,7 +38,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining, votes and of rounds say.
     """
     config, job, observe = life.config, life.job, life.observe
     require_estimator(config, None)
@@ -77,6 +78,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         if config.training.rows == "aligned":
             rows = TrainingRows(rows=len(data.training_rows))
             transport.broadcast(list(plan.secondaries.values()), rows.to_message())
+        voting = PrimaryVoting.over(transport, plan) if plan.votes else None
         run = PrimaryRun(
             plan,
             table,
@@ -96,6 +98,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
                 sum(row.values()) for row in _traffic(transport, config, own_only=True).values()
             ),
             countersigning=countersigning,
+            vote=voting,
         )
         run.alignment = alignment
         run.pretraining = pretrain_as_primary(
@@ -110,6 +113,8 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         )
         if not job.pretrain_only:
             run.train()
+        if voting is not None:
+            voting.end()
         countersigning.request("end")
         transport.broadcast(list(plan.secondaries.values()), Done().to_message())
     traffic = _traffic(transport, config)

@@ -70,6 +70,7 @@ class PrimaryRun:
         estimator: Any = None,
         top: Any = None,
         vote: Callable[[Ballot], None] | None = None,
+        fitted: Base | None = None,
     ) -> None:
         """Make it.
 
@@ -86,6 +87,7 @@ class PrimaryRun:
             estimator: Of scikit-learn, as a base that no federation file can name.
             top: The same as a top model.
             vote: Lets secondaries fit votes, where their encoders vote.
+            fitted: The base, where another run on the same rows has fitted it.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -101,6 +103,8 @@ class PrimaryRun:
         self._countersigning = countersigning
         self._estimator = estimator
         self._vote = vote
+        self.base = fitted
+        """What corrections are added to; None until it is fitted, or where there is none."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
@@ -144,7 +148,7 @@ class PrimaryRun:
             What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
         """
         self.primary.require_measurable()
-        base = self._fit_base()
+        self.base = base = self._fit_base()
         if self.plan.facts.resume_epoch:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
@@ -158,8 +162,10 @@ class PrimaryRun:
         """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
         if not self.plan.config.base.corrects:
             return None
-        self._tell(Stage(text="fitting the base"))
-        fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
+        fitted = self.base
+        if fitted is None:
+            self._tell(Stage(text="fitting the base"))
+            fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
         self.primary.take_base(fitted.margins)
         return fitted
 

@@ -1,5 +1,6 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +26,9 @@ from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.party_job import PartyLife
+from securevfl.transport.message import Message, MessageKind
+from securevfl.voting.messages import VotingKind
+from securevfl.voting.processes import SecondaryVoting
 
 
 def run_secondary(life: PartyLife) -> None:
@@ -34,7 +38,7 @@ def run_secondary(life: PartyLife) -> None:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining, votes and of rounds say.
     """
     config, files = life.config, life.files
     life.require_no_listen()
@@ -93,7 +97,7 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
     linked = link_as_secondary(
         place,
         star.transport,
-        star.pair_keys,
+        star.sealed,
         rows=plan.facts.rows,
         observe=life.observe,
     )
@@ -186,6 +190,9 @@ def _serve(
             linked=linked,
             observe=life.observe,
         )
+        voting: dict[MessageKind, Callable[[Message], None]] = {}
+        if secondary.voter is not None:
+            voting[VotingKind.VOTES_CALL] = SecondaryVoting.over(star, plan, secondary.voter)
         SecondaryServer(
             secondary,
             star.transport,
@@ -194,6 +201,7 @@ def _serve(
             end_epoch=end_epoch,
             log=life.files.log,
             countersigning=countersigning,
+            also=voting,
         ).serve()
     finally:
         masks.close()

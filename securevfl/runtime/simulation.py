@@ -18,7 +18,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import require_estimator
+from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, require_resumable
 from securevfl.federation.exchange_in_process import SimulatedExchange
@@ -56,6 +56,9 @@ class RunResult:
 
     ledger: list[dict[str, Any]]
     """What the primary's ledger holds of the run, one mapping a line."""
+
+    base: Base | None = field(default=None, repr=False)
+    """What the joint model corrects; None where there is no base."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
     """Where the models are; None of a run that has only pretrained."""
@@ -138,6 +141,7 @@ def simulate_federation(
     pretrain_only: bool = False,
     base: Any = None,
     top: Any = None,
+    fitted: Base | None = None,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -152,6 +156,8 @@ def simulate_federation(
         pretrain_only: End when pretraining is done; the metrics are its figures.
         base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
         top: The same where ``model.top`` is one that Python handed over.
+        fitted: The base of another run, of the same table, split, seed and ``[base]``: it would be
+            fitted to the same again.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -244,6 +250,7 @@ def simulate_federation(
             vote=partial(vote_in_process, [party.secondary for party in parties.values()])
             if plan.votes
             else None,
+            fitted=fitted,
         )
         run.alignment = alignment
         run.pretraining = pretrain_in_process(
@@ -276,6 +283,7 @@ def simulate_federation(
             history=run.primary.history,
             losses=run.primary.losses,
             ledger=lines_of_run(own.run_ledger, facts.run),
+            base=run.base,
             trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
 

@@ -8,6 +8,7 @@ from securevfl.federation.messages import RoundKind
 from securevfl.linking.messages import LinkingKind
 from securevfl.pretraining.messages import PretrainingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
+from securevfl.voting.messages import VotingKind
 
 SHARE = Message(
     kind=RoundKind.SHARE,
@@ -17,7 +18,7 @@ SHARE = Message(
     sender="rental",
 )
 
-KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind)
+KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, VotingKind)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -78,6 +79,9 @@ def test_kind_codes_never_change():
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37, "TRAINING_ROWS": 38, "PREDICT": 39,
         "RESIDUALS": 40, "FITTED": 41, "STEP": 42,
+        "VOTES_CALL": 43, "VOTES_STATE": 44, "VOTES_LABELS": 45, "VOTES_TURN": 46,
+        "VOTES_DEALING": 47, "VOTES_SEED": 48, "VOTES_SHIFTED": 49, "VOTES_NOISE": 50,
+        "VOTES_MASKED": 51, "VOTES_SUMS": 52, "VOTES_DONE": 53,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The life of a party that only helps to link: join, coordinate or deal, leave."""
+"""The life of a party without a table: join, help to link, deal masks for votes, leave."""
 
 from typing import Final
 
@@ -9,19 +9,21 @@ from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.parties import help_to_link
 from securevfl.linking.protections.table import reveals_of
 from securevfl.runtime.party_job import PartyLife
+from securevfl.voting.processes import deal_over
 
 # What a helper's log calls its part.
 _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 
-def run_linkage_helper(life: PartyLife) -> None:
-    """Take part in linkage as the coordinator or the dealer.
+def run_helper(life: PartyLife) -> None:
+    """Take part in linkage as the coordinator or the dealer, and deal masks where votes need them.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What :func:`securevfl.linking.parties.help_to_link` says.
+        What :func:`securevfl.linking.parties.help_to_link` and
+        :func:`securevfl.voting.processes.deal_for_votes` say.
     """
     config, name, files = life.config, life.job.name, life.files
     life.require_no_listen()
@@ -30,12 +32,15 @@ def run_linkage_helper(life: PartyLife) -> None:
         star.transport.send(Ready().to_message())
         spec, role = link_spec(config), config.party(name).role
         assert role == "coordinator" or role == "dealer", "others have a table"
-        figures = help_to_link(
-            spec,
-            role,
-            star.transport,
-            star.pair_keys,
-            rows=star.facts.rows,
-            cache=LinkCache.of_party(spec, name, files.folder),
-        )
-        files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
+        if role in spec.roles.helpers:
+            figures = help_to_link(
+                spec,
+                role,
+                star.transport,
+                star.sealed,
+                rows=star.facts.rows,
+                cache=LinkCache.of_party(spec, name, files.folder),
+            )
+            files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
+        if role == "dealer" and config.deals_votes:
+            files.log("dealt for votes", secondaries=deal_over(star, config))

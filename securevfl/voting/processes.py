@@ -1,0 +1,298 @@
+"""Votes between processes: what primary, secondary and dealer do before the first release."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, UInt64
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ProtocolError
+from securevfl.dp.labels import keep_probability
+from securevfl.federation.ballot import Ballot
+from securevfl.federation.handshake import Joined
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.voter import Voter, sums_of
+from securevfl.linking.lines import CallerLines, Kinds, Lines, PrimaryLines
+from securevfl.mpc.dealt_sums import deal, masked, masked_noise, opened, shifted
+from securevfl.transport.message import Done, Message, StarKind
+from securevfl.transport.star import PrimaryTransport
+from securevfl.voting.messages import (
+    VotesCall,
+    VotesDealing,
+    VotesDone,
+    VotesLabels,
+    VotesMasked,
+    VotesNoise,
+    VotesSeed,
+    VotesShifted,
+    VotesState,
+    VotesSums,
+    VotesTurn,
+    VotingKind,
+)
+
+_AT_PRIMARY: Final = (
+    VotingKind.VOTES_STATE,
+    VotingKind.VOTES_DEALING,
+    VotingKind.VOTES_NOISE,
+    VotingKind.VOTES_MASKED,
+    VotingKind.VOTES_DONE,
+    StarKind.SEALED,
+)
+_AT_SECONDARY: Final = (
+    VotingKind.VOTES_LABELS,
+    VotingKind.VOTES_SEED,
+    VotingKind.VOTES_SHIFTED,
+    VotingKind.VOTES_SUMS,
+    StarKind.SEALED,
+)
+_AT_DEALER: Final = (VotingKind.VOTES_TURN, StarKind.DONE)
+
+
+class PrimaryVoting:
+    """The primary's part: call for votes once, and let the dealer go."""
+
+    def __init__(self, plan: RunPlan, lines: Lines) -> None:
+        """Prepare it.
+
+        Args:
+            plan: The run, whose encoders vote.
+            lines: To the secondaries, and to the dealer if there is one.
+        """
+        self._plan = plan
+        self._lines = lines
+        dealer = plan.config.helper("dealer")
+        self._dealer = dealer.name if plan.config.deals_votes and dealer is not None else None
+        self._waits = self._dealer is not None
+
+    @classmethod
+    def over(cls, transport: PrimaryTransport, plan: RunPlan) -> "PrimaryVoting":
+        """Return the part over the star."""
+        deadline_s = plan.config.runtime.idle_timeout_s
+        lines = PrimaryLines(
+            transport, _ranks(plan.config), kinds=_AT_PRIMARY, deadline_s=deadline_s
+        )
+        return cls(plan, lines)
+
+    def __call__(self, ballot: Ballot) -> None:
+        """Have every secondary's votes fitted that are not fitted yet.
+
+        Args:
+            ballot: This party's rows by class.
+
+        Raises:
+            ProtocolError: If a party leaves the protocol or fails.
+
+        Reveals:
+            With ``labels = "shown"`` and ``"randomised"``, to every secondary: the ballot's bins.
+            With ``"shares"``, to each secondary: its class sums with the ballot's label noise; to
+            the dealer: how many rows, and how many numbers each secondary's sums have.
+        """
+        names = tuple(self._plan.secondaries.values())
+        self._lines.send(VotesCall().to_message(), *names)
+        states = {
+            name: VotesState.from_message(self._lines.receive(name, VotingKind.VOTES_STATE))
+            for name in names
+        }
+        due = [name for name in names if not states[name].settled]
+        if ballot.label_noise is None:
+            labels = VotesLabels(bins_of_rows=ballot.bins_of_rows)
+            self._lines.send(labels.to_message(), *due)
+        else:
+            for name in due:
+                self._sum(name, ballot, numbers=states[name].numbers)
+        for name in due:
+            self._lines.receive(name, VotingKind.VOTES_DONE)
+        self.end()
+
+    def end(self) -> None:
+        """Let the dealer go, if it still waits.
+
+        Reveals:
+            To the dealer: that it is not needed any more.
+        """
+        if self._dealer is not None and self._waits:
+            self._lines.send(Done().to_message(), self._dealer)
+        self._waits = False
+
+    def _sum(self, name: str, ballot: Ballot, *, numbers: int) -> None:
+        """Work out one secondary's class sums under masks, and return them behind label noise."""
+        assert self._dealer is not None, "checked with the federation file"
+        assert ballot.label_noise is not None, "sums come back behind it"
+        lines, bins, rows = self._lines, ballot.bins, len(ballot.bins_of_rows)
+        turn = VotesTurn(secondary=self._plan.ranks[name], numbers=numbers)
+        lines.send(turn.to_message(), self._dealer)
+        dealing = VotesDealing.from_message(
+            lines.receive(self._dealer, VotingKind.VOTES_DEALING),
+            rows=rows,
+            bins=bins,
+            numbers=numbers,
+        ).dealing
+        said = shifted(ballot.bins_of_rows, dealing.shifts, bins=bins)
+        lines.send(VotesShifted(said=said).to_message(), name)
+        noise = VotesNoise.from_message(
+            lines.receive(name, VotingKind.VOTES_NOISE), bins=bins, numbers=numbers
+        ).words
+
+        def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
+            left = rows
+            while left:
+                words = VotesMasked.from_message(
+                    lines.receive(name, VotingKind.VOTES_MASKED),
+                    left=left,
+                    bins=bins,
+                    numbers=numbers,
+                ).words
+                left -= len(words)
+                yield words
+
+        sums = opened(pieces(), noise, dealing)
+        sums = sums + ballot.label_noise(sums_of(self._plan, numbers - 1))
+        lines.send(VotesSums(sums=sums).to_message(), name)
+
+
+class SecondaryVoting:
+    """A secondary's part: answer the primary's call, once in a session."""
+
+    def __init__(self, plan: RunPlan, voter: Voter, lines: Lines) -> None:
+        """Prepare it.
+
+        Args:
+            plan: The run, whose encoders vote.
+            voter: Adds up this party's records, and fits its votes.
+            lines: To the primary, and to the dealer if there is one.
+        """
+        self._plan = plan
+        self._voter = voter
+        self._lines = lines
+        self._called = False
+
+    @classmethod
+    def over(cls, star: Joined, plan: RunPlan, voter: Voter) -> "SecondaryVoting":
+        """Return the part over the star."""
+        return cls(plan, voter, _caller_lines(star, plan.config, kinds=_AT_SECONDARY))
+
+    def __call__(self, _call: Message) -> None:
+        """Have this party's votes fitted, unless an earlier session of the run did that.
+
+        Raises:
+            BudgetExceededError: If the budget forbids it; nothing was sent then.
+            PrivacyError: If class sums of this run left before and what came of them was lost.
+            ProtocolError: If the primary calls twice, or a party leaves the protocol or fails.
+
+        Reveals:
+            To the primary: whether votes are fitted, and how many numbers class sums have; with
+            ``labels = "shares"`` the class sums behind this party's noise, each row in the one
+            class that the primary says.
+        """
+        lines, voter = self._lines, self._voter
+        if self._called:
+            raise ProtocolError("the primary calls for votes twice in one session")
+        self._called = True
+        state = VotesState(settled=voter.settled, numbers=voter.format.shape[1])
+        lines.send(state.to_message(), self._primary)
+        if state.settled:
+            return
+        voter.finish(self._by_shares() if self._plan.config.deals_votes else self._by_labels())
+        lines.send(VotesDone().to_message(), self._primary)
+
+    @property
+    def _primary(self) -> str:
+        return self._plan.config.primary.name
+
+    def _by_labels(self) -> Float64[np.ndarray, "bins numbers"]:
+        """Return noised class sums by the labels that the primary sends."""
+        encoder, bins = self._plan.config.encoder, bins_of(self._plan.config)
+        assert encoder is not None, "votes are what it says"
+        labels = VotesLabels.from_message(
+            self._lines.receive(self._primary, VotingKind.VOTES_LABELS),
+            rows=self._plan.facts.rows,
+            bins=bins,
+        )
+        self._voter.begin(leaves=False)
+        keep = None
+        if encoder.labels == "randomised":
+            keep = keep_probability(encoder.label_epsilon, bins - 1)
+        return self._voter.by_labels(labels.bins_of_rows, keep=keep)
+
+    def _by_shares(self) -> Float64[np.ndarray, "bins numbers"]:
+        """Return class sums with both parties' noise, as the primary sends them back."""
+        lines, voter, bins = self._lines, self._voter, bins_of(self._plan.config)
+        dealer = self._plan.config.helper("dealer")
+        assert dealer is not None, "checked with the federation file"
+        # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
+        vectors = voter.vectors()
+        shifted = VotesShifted.from_message(
+            lines.receive(self._primary, VotingKind.VOTES_SHIFTED), rows=len(vectors), bins=bins
+        )
+        seed = VotesSeed.from_message(lines.receive(dealer.name, VotingKind.VOTES_SEED)).seed
+        pieces = masked(vectors, shifted.said, seed, bins=bins)
+        voter.begin(leaves=True)
+        noise = VotesNoise(words=masked_noise(voter.noise(), seed))
+        lines.send(noise.to_message(), self._primary)
+        for words in pieces:
+            lines.send(VotesMasked(words=words).to_message(), self._primary)
+        told = lines.receive(self._primary, VotingKind.VOTES_SUMS)
+        numbers = vectors.shape[1]
+        return VotesSums.from_message(told, bins=bins, numbers=numbers).sums.astype(np.float64)
+
+
+def deal_over(star: Joined, config: FederationConfig) -> int:
+    """Take the dealer's part over the star; see :func:`deal_for_votes`."""
+    lines = _caller_lines(star, config, kinds=_AT_DEALER)
+    return deal_for_votes(config, lines, rows=star.facts.rows)
+
+
+def deal_for_votes(config: FederationConfig, lines: Lines, *, rows: int) -> int:
+    """Deal masks for each secondary's class sums, until the primary says that votes are fitted.
+
+    Args:
+        config: The federation file, whose encoders vote.
+        lines: To everybody.
+        rows: Of the primary.
+
+    Returns:
+        For how many secondaries.
+
+    Raises:
+        ProtocolError: If the primary asks for the masks of one secondary twice, or fails.
+
+    Reveals:
+        To the primary and to each secondary: uniform numbers.
+    """
+    names = {config.ranks[party.name]: party.name for party in config.secondaries}
+    due = dict(names)
+    while True:
+        message = lines.receive(config.primary.name, VotingKind.VOTES_TURN, StarKind.DONE)
+        if message.kind is StarKind.DONE:
+            return len(names) - len(due)
+        turn = VotesTurn.from_message(message, due=due)
+        dealing, seed = deal(rows, bins_of(config), turn.numbers)
+        lines.send(VotesSeed(seed=seed).to_message(), due.pop(turn.secondary))
+        lines.send(VotesDealing(dealing=dealing).to_message(), config.primary.name)
+
+
+def bins_of(config: FederationConfig) -> int:
+    """Return how many lines class sums have: votes' numbers, and one for rows not for learning."""
+    _, classes = config.family.cut_shape(config.model)
+    return classes + 1
+
+
+def _ranks(config: FederationConfig) -> dict[str, int]:
+    """Return name to rank of everybody who takes part; a coordinator may have left by then."""
+    takes_part = {config.primary.name, *(party.name for party in config.secondaries)}
+    dealer = config.helper("dealer")
+    if config.deals_votes and dealer is not None:
+        takes_part.add(dealer.name)
+    return {name: rank for name, rank in config.ranks.items() if name in takes_part}
+
+
+def _caller_lines(star: Joined, config: FederationConfig, *, kinds: Kinds) -> CallerLines:
+    return CallerLines(
+        star.transport,
+        _ranks(config),
+        star.sealed,
+        kinds=kinds,
+        deadline_s=config.runtime.idle_timeout_s,
+    )

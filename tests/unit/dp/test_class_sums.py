@@ -1,0 +1,102 @@
+"""Class sums: what one record and one label can change in them, in the integers that are summed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.class_sums import SumFormat
+
+BINS = 4
+
+
+def sums_of(
+    found: SumFormat, records: np.ndarray, rows_of: np.ndarray, bins: np.ndarray
+) -> np.ndarray:
+    """Return class sums of records that each picked the rows given, -1 for none."""
+    picked = [(row, record) for record, rows in enumerate(rows_of) for row in rows if row >= 0]
+    slots = [[record for row, record in picked if row == one] for one in range(len(bins))]
+    width = max(1, *map(len, slots))
+    links = np.full((len(bins), width), -1)
+    for row, found_there in enumerate(slots):
+        links[row, : len(found_there)] = found_there
+    return found.by_bins(found.row_vectors(records, links), bins)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    features=st.integers(1, 9),
+    cap=st.integers(1, 3),
+    scale=st.sampled_from([0.01, 1.0, 100.0]),
+)
+def test_no_record_and_no_label_moves_the_sums_by_more_than_the_bound(
+    seed: int, features: int, cap: int, scale: float
+) -> None:
+    """Every record of a small table is taken away, and every row's label exchanged for another."""
+    draw = np.random.default_rng(seed)
+    records = (scale * draw.normal(size=(8, features))).astype(np.float32)
+    rows_of = np.stack([draw.permutation(5)[:cap] for _ in records])
+    bins = draw.integers(0, BINS, 5)
+    found = SumFormat.choose(
+        features=features, bins=BINS, links_per_record=cap, noise_multiplier=3.0
+    )
+    whole = sums_of(found, records, rows_of, bins)
+    for gone in range(len(records)):
+        without = np.where(np.arange(len(records))[:, None] == gone, -1, rows_of)
+        change = np.linalg.norm(whole - sums_of(found, records, without, bins))
+        assert change <= found.change_of_record
+    for row in range(len(bins)):
+        other = bins.copy()
+        other[row] = (other[row] + 1) % BINS
+        change = np.linalg.norm(whole - sums_of(found, records, rows_of, other))
+        assert change <= found.change_of_label
+
+
+def test_the_bounds_are_reached() -> None:
+    """A looser one would be noise for nothing: a record of full length, and a full row's label."""
+    found = SumFormat.choose(features=4, bins=BINS, links_per_record=1, noise_multiplier=None)
+    long = np.full((1, 4), 50.0, np.float32)
+    whole = sums_of(found, long, np.array([[0]]), np.array([0, 1]))
+    moved = sums_of(found, long, np.array([[0]]), np.array([2, 1]))
+    assert np.linalg.norm(whole) > 0.999 * found.change_of_record
+    assert np.linalg.norm(whole - moved) > 0.999 * found.change_of_label
+
+
+def test_means_are_those_of_the_rows_records() -> None:
+    """To the rounding of a unit, where every row has one record inside the ball."""
+    draw = np.random.default_rng(0)
+    records = draw.uniform(-0.5, 0.5, (40, 3)).astype(np.float32)
+    bins = np.arange(40) % BINS
+    found = SumFormat.choose(features=3, bins=BINS, links_per_record=1, noise_multiplier=None)
+    sums = sums_of(found, records, np.arange(40)[:, None], bins)
+    counts, means = found.means(sums.astype(np.float64))
+    np.testing.assert_allclose(counts, 10)
+    for one in range(BINS):
+        np.testing.assert_allclose(means[one], records[bins == one].mean(axis=0), atol=1e-3)
+
+
+def test_a_record_that_is_linked_too_often_is_refused() -> None:
+    """Then the bound would not hold."""
+    found = SumFormat.choose(features=2, bins=BINS, links_per_record=1, noise_multiplier=None)
+    with pytest.raises(PrivacyError, match="linked to 2 rows"):
+        found.row_vectors(np.ones((1, 2), np.float32), np.array([[0], [0]]))
+
+
+def test_a_record_that_is_not_finite_counts_as_none() -> None:
+    """Neither NaN nor infinity becomes a number that says so."""
+    found = SumFormat.choose(features=2, bins=BINS, links_per_record=1, noise_multiplier=None)
+    records = np.array([[np.nan, 0], [np.inf, 1], [0.5, 0.5]], np.float32)
+    vectors = found.row_vectors(records, np.array([[0], [1], [2]]))
+    assert not vectors[:2].any()
+    assert vectors[2].any()
+
+
+def test_noise_that_leaves_nothing_is_refused() -> None:
+    """And noise that is asked for has a unit fine enough to be drawn."""
+    with pytest.raises(PrivacyError, match="raise the share"):
+        SumFormat.choose(features=30, bins=3, links_per_record=1, noise_multiplier=1e7)
+    small = SumFormat.choose(features=1, bins=3, links_per_record=1, noise_multiplier=0.05)
+    assert small.noise(0.05 * small.change_of_record).any()
+    assert not small.noise(0.0).any()

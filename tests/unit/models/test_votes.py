@@ -1,0 +1,27 @@
+"""Directions of votes: they point at the class that a record is nearest to."""
+
+import numpy as np
+
+from securevfl.models.votes import MOST_NUMBERS, PROJECTED, class_directions, public_projection
+
+
+def test_a_record_at_a_class_mean_votes_for_that_class() -> None:
+    """With and without whitening, which undoes a direction of large spread without meaning."""
+    means = np.array([[1.0, 0, 0], [-1, 1, 0], [0, -1, 0], [0, 0, 0]])
+    counts = np.array([10.0, 10, 10, 30])
+    for covariance in (None, np.diag([1.0, 1.0, 100.0])):
+        found = class_directions(counts, means, covariance=covariance)
+        votes = (means[:-1] - found.centre) @ found.weights
+        assert votes.argmax(axis=1).tolist() == [0, 1, 2]
+    shifted = means[0] + [0, 0, 30.0]
+    assert ((shifted - found.centre) @ found.weights).argmax() == 0
+
+
+def test_wide_records_are_projected_alike_by_everybody_who_knows_the_seed() -> None:
+    """And narrow ones stay as they are; directions are orthonormal, so lengths do not grow."""
+    assert np.array_equal(public_projection(MOST_NUMBERS, seed=1), np.eye(MOST_NUMBERS))
+    wide = public_projection(200, seed=1)
+    assert wide.shape == (200, PROJECTED)
+    np.testing.assert_allclose(wide.T @ wide, np.eye(PROJECTED), atol=1e-12)
+    assert np.array_equal(wide, public_projection(200, seed=1))
+    assert not np.array_equal(wide, public_projection(200, seed=2))

@@ -1,0 +1,120 @@
+"""Messages of votes come out as they went in, and what no reader could rely on is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from securevfl.core.errors import ProtocolError
+from securevfl.mpc.dealt_sums import deal, rows_of_piece
+from securevfl.transport.message import Message
+from securevfl.voting.messages import (
+    VotesDealing,
+    VotesLabels,
+    VotesMasked,
+    VotesNoise,
+    VotesSeed,
+    VotesShifted,
+    VotesState,
+    VotesSums,
+    VotesTurn,
+)
+
+ROWS, BINS, NUMBERS = 5, 3, 2
+EACH_ROW = np.array([0, 1, 2, 2, 0])
+SUMS = np.arange(BINS * NUMBERS).reshape(BINS, NUMBERS) - 3
+WORDS = np.arange(ROWS * BINS * NUMBERS, dtype=np.uint64).reshape(ROWS, BINS, NUMBERS)
+DEALING, SEED = deal(ROWS, BINS, NUMBERS)
+SHAPE = {"bins": BINS, "numbers": NUMBERS}
+
+CASES = {
+    "state": (VotesState(settled=True, numbers=7), {}),
+    "labels": (VotesLabels(bins_of_rows=EACH_ROW), {"rows": ROWS, "bins": BINS}),
+    "turn": (VotesTurn(secondary=2, numbers=7), {"due": (1, 2)}),
+    "dealing": (VotesDealing(dealing=DEALING), {"rows": ROWS, **SHAPE}),
+    "seed": (VotesSeed(seed=SEED), {}),
+    "shifted": (VotesShifted(said=EACH_ROW), {"rows": ROWS, "bins": BINS}),
+    "noise": (VotesNoise(words=WORDS[0]), SHAPE),
+    "masked": (VotesMasked(words=WORDS), {"left": ROWS, **SHAPE}),
+    "sums": (VotesSums(sums=SUMS), SHAPE),
+}
+
+
+def wire(message: Message) -> Message:
+    """Return it as the star hands it out."""
+    return replace(
+        message, sender="bank", tensors={k: v.copy() for k, v in message.tensors.items()}
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_is_what_was_sent(name: str) -> None:
+    """To the last bit, 64-bit words included."""
+    sent, context = CASES[name]
+    read = type(sent).from_message(wire(sent.to_message()), **context)
+    again = read.to_message()
+    assert again.meta == sent.to_message().meta
+    assert again.tensors.keys() == sent.to_message().tensors.keys()
+    for key, array in sent.to_message().tensors.items():
+        np.testing.assert_array_equal(again.tensors[key], array)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (one, _) in CASES.items() if one.to_message().tensors]
+)
+@pytest.mark.parametrize("harm", ["longer", "other type", "missing"])
+def test_arrays_of_another_shape_or_type_are_refused(name: str, harm: str) -> None:
+    """By name, before they are used."""
+    sent, context = CASES[name]
+    for key, array in sent.to_message().tensors.items():
+        harmed = {
+            "longer": np.concatenate([array, array]),
+            "other type": array.astype(np.float32),
+        }
+        tensors = {**sent.to_message().tensors, key: harmed.get(harm)}
+        if harm == "missing":
+            del tensors[key]
+        with pytest.raises(ProtocolError, match=f"bank: .*{key}"):
+            type(sent).from_message(wire(replace(sent.to_message(), tensors=tensors)), **context)
+
+
+@pytest.mark.parametrize("name", ["labels", "dealing", "shifted"])
+@pytest.mark.parametrize("value", [BINS, -1, 2**62])
+def test_numbers_that_name_no_bin_are_refused(name: str, value: int) -> None:
+    """An index out of range would reach another row's memory, or count from the end."""
+    sent, context = CASES[name]
+    message = wire(sent.to_message())
+    for_rows = next(array for array in message.tensors.values() if array.shape == (ROWS,))
+    for_rows[1] = value
+    with pytest.raises(ProtocolError, match=r"bank: VOTES_\w+: \w+: must lie in 0 to 2"):
+        type(sent).from_message(message, **context)
+
+
+@pytest.mark.parametrize(
+    "meta", [{"numbers": 62}, {"numbers": 1}, {"numbers": True}, {"settled": 1}]
+)
+def test_a_state_that_cannot_be_is_refused(meta) -> None:
+    """Class sums have up to 61 numbers; what is no number or no truth value is nothing."""
+    state = VotesState(settled=False, numbers=61).to_message()
+    VotesState.from_message(wire(state))
+    with pytest.raises(ProtocolError, match="bank"):
+        VotesState.from_message(wire(replace(state, meta={**state.meta, **meta})))
+
+
+def test_masked_vectors_come_in_pieces_that_both_sides_know() -> None:
+    """The last piece has what is left; any other is as large as its reader reckons."""
+    most = rows_of_piece(1000, 60)
+    assert most == 34
+    words = np.zeros((most, 1000, 60), dtype=np.uint64)
+    shape = {"bins": 1000, "numbers": 60}
+    VotesMasked.from_message(wire(VotesMasked(words=words).to_message()), left=100, **shape)
+    with pytest.raises(ProtocolError, match=r"words must have shape \[34, 1000, 60\]"):
+        VotesMasked.from_message(
+            wire(VotesMasked(words=words[:-1]).to_message()), left=100, **shape
+        )
+
+
+def test_no_secret_is_in_a_text_form() -> None:
+    """Seeds and labels stay out of logs."""
+    assert repr(VotesSeed(seed=b"s" * 32)) == "VotesSeed()"
+    assert repr(VotesLabels(bins_of_rows=EACH_ROW)) == "VotesLabels()"

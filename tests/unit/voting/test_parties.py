@@ -1,0 +1,271 @@
+"""Each party's part in votes, over lines: the sums of one process, and one line for every lie."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.built import Built, built
+from helpers.voting import BINS, ballot, vote_as_threads, write_voting
+
+from securevfl.core.errors import PrivacyError, ProtocolError
+from securevfl.dp.labels import keep_probability
+from securevfl.federation.voter import Voter
+from securevfl.linking.lines import Lines
+from securevfl.mpc.dealt_sums import SumDealing, deal
+from securevfl.transport.message import Done, StarKind
+from securevfl.voting.messages import (
+    VotesCall,
+    VotesDealing,
+    VotesMasked,
+    VotesNoise,
+    VotesSeed,
+    VotesShifted,
+    VotesState,
+    VotesTurn,
+    VotingKind,
+)
+from securevfl.voting.processes import SecondaryVoting
+
+ROWS, NUMBERS = 120, 4
+
+
+@pytest.fixture
+def one(tmp_path: Path):
+    """A run whose votes meet labels under masks, before its first round."""
+    with built(write_voting(tmp_path), tmp_path / "run") as made:
+        yield made
+
+
+def finished(made: Built) -> dict[int, list[np.ndarray]]:
+    """Record the sums that each secondary fits its votes to."""
+    found: dict[int, list[np.ndarray]] = {}
+    for rank, secondary in made.secondaries.items():
+        voter = secondary.voter
+        assert voter is not None
+
+        def finish(sums, rank=rank, fit=voter.finish):
+            found.setdefault(rank, []).append(sums.copy())
+            fit(sums)
+
+        voter.finish = finish
+    return found
+
+
+def bins_by_rank(made: Built, told) -> dict[int, np.ndarray]:
+    return {
+        rank: one.voter.format.by_bins(one.voter.vectors(), told.bins_of_rows)
+        for rank, one in made.secondaries.items()
+    }
+
+
+def test_sums_under_masks_are_the_plain_sums_with_both_noises(one: Built) -> None:
+    """Every secondary fits to its class sums, its noise and the primary's, and no label travels."""
+    noise = np.arange(BINS * NUMBERS).reshape(BINS, NUMBERS) - 5
+    told = ballot(ROWS, label_noise=lambda sums: np.full(sums.shape, 1000))
+    for secondary in one.secondaries.values():
+        secondary.voter.noise = lambda: noise
+    found = finished(one)
+    results, wires = vote_as_threads(one, told)
+    assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 2}
+    for rank, sums in bins_by_rank(one, told).items():
+        np.testing.assert_array_equal(found[rank], [sums + noise + 1000])
+
+    kinds = {(by, to): [] for by, to, _ in wires.travelled}
+    for by, to, message in wires.travelled:
+        kinds[by, to].append(message.kind)
+    own = [VotingKind.VOTES_STATE, VotingKind.VOTES_NOISE, VotingKind.VOTES_MASKED]
+    back = [VotingKind.VOTES_CALL, VotingKind.VOTES_SHIFTED, VotingKind.VOTES_SUMS]
+    for name in ("bank-1", "bank-2"):
+        assert kinds[name, "agency"] == [*own, VotingKind.VOTES_DONE]
+        assert kinds["agency", name] == back
+        assert kinds["dealer", name] == [VotingKind.VOTES_SEED]
+        assert (name, "dealer") not in kinds
+    assert kinds["agency", "dealer"] == [VotingKind.VOTES_TURN] * 2 + [StarKind.DONE]
+
+
+def test_what_a_secondary_hears_of_labels_is_uniform_and_other_each_time(one: Built) -> None:
+    """One class for all rows: what is said takes every value, and differs between secondaries."""
+    told = ballot(ROWS, label_noise=lambda sums: sums.noise(0.0))
+    told.bins_of_rows[:] = 2
+    _, wires = vote_as_threads(one, told)
+    said = [
+        message.tensors["said"]
+        for _, _, message in wires.travelled
+        if message.kind is VotingKind.VOTES_SHIFTED
+    ]
+    # A value is missing among 120 uniform ones of 4 once in 10^14; two such lists are equal once
+    # in 10^72.
+    assert [set(one.tolist()) for one in said] == [set(range(BINS))] * 2
+    assert not np.array_equal(*said)
+
+
+@pytest.mark.parametrize("labels", ["shown", "randomised"])
+def test_labels_that_travel_are_those_of_the_ballot(labels: str, tmp_path: Path) -> None:
+    """Every secondary gets the same bins, and corrects for what the file says of them."""
+    path = write_voting(tmp_path, labels=labels, dealer=False)
+    keep = keep_probability(2.0, 3) if labels == "randomised" else None
+    told = ballot(ROWS, keep=keep)
+    with built(path, tmp_path / "run") as made:
+        expected = {
+            rank: one.voter.by_labels(told.bins_of_rows, keep=keep)
+            for rank, one in made.secondaries.items()
+        }
+        found = finished(made)
+        results, wires = vote_as_threads(made, told)
+    assert results == {"agency": None, "bank-1": None, "bank-2": None}
+    for rank, sums in expected.items():
+        np.testing.assert_array_equal(found[rank], [sums])
+    sent = [m.tensors["bins"] for _, _, m in wires.travelled if m.kind is VotingKind.VOTES_LABELS]
+    assert len(sent) == 2
+    for bins in sent:
+        np.testing.assert_array_equal(bins, told.bins_of_rows)
+
+
+def test_votes_that_are_fitted_are_left_alone(one: Built, monkeypatch) -> None:
+    """A resumed run: who has fitted says so, and is neither charged, summed nor sent labels."""
+    monkeypatch.setattr(Voter, "settled", True)
+    charged = {rank: one.booked(rank) for rank in one.secondaries}
+    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(0.0)))
+    assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 0}
+    assert {m.kind for _, _, m in wires.travelled} == {
+        VotingKind.VOTES_CALL,
+        VotingKind.VOTES_STATE,
+        StarKind.DONE,
+    }
+    assert {rank: one.booked(rank) for rank in one.secondaries} == charged
+
+
+class TestLies:
+    """Each ends with one line that names who said what."""
+
+    def quiet(self):
+        return ballot(ROWS, label_noise=lambda sums: sums.noise(0.0))
+
+    def of_primary(self, one: Built, tell) -> Exception:
+        """Return what the first secondary makes of a primary's messages after the call."""
+
+        def primary(wires) -> None:
+            lines = wires.of("agency")
+            lines.send(VotesCall().to_message(), "bank-1")
+            tell(lines)
+
+        def nothing(_wires) -> None:
+            pass
+
+        instead = {"agency": primary, "bank-2": nothing}
+        results, _ = vote_as_threads(one, self.quiet(), instead=instead)
+        return results["bank-1"]
+
+    @pytest.mark.parametrize("lie", [BINS, -1])
+    def test_a_shift_out_of_range_is_refused_before_the_charge(self, one: Built, lie) -> None:
+        before = one.booked(1)
+
+        def tell(lines: Lines) -> None:
+            lines.send(VotesTurn(secondary=1, numbers=NUMBERS).to_message(), "dealer")
+            said = np.zeros(ROWS, dtype=np.int64)
+            said[3] = lie
+            lines.send(VotesShifted(said=said).to_message(), "bank-1")
+            lines.send(Done().to_message(), "dealer")
+
+        error = self.of_primary(one, tell)
+        assert isinstance(error, ProtocolError)
+        assert str(error) == "agency: VOTES_SHIFTED: said: must lie in 0 to 3"
+        assert one.booked(1) == before
+
+    def test_a_shift_too_few_is_refused(self, one: Built) -> None:
+        def tell(lines: Lines) -> None:
+            said = np.zeros(ROWS - 1, dtype=np.int64)
+            lines.send(VotesShifted(said=said).to_message(), "bank-1")
+            lines.send(Done().to_message(), "dealer")
+
+        error = self.of_primary(one, tell)
+        assert "said must have shape [120], got [119]" in str(error)
+
+    def test_a_second_call_is_refused(self, one: Built) -> None:
+        told = self.quiet()
+        results: list[Exception] = []
+
+        def bank(wires) -> None:
+            part = SecondaryVoting(one.plan, one.secondaries[1].voter, wires.of("bank-1"))
+            call = wires.queue("agency", "bank-1").get(timeout=60)
+            part(call)
+            with pytest.raises(ProtocolError, match="calls for votes twice in one session") as told:
+                part(call)
+            results.append(told.value)
+
+        vote_as_threads(one, told, instead={"bank-1": bank})
+        assert len(results) == 1
+
+    def test_rows_before_votes_are_refused(self, one: Built) -> None:
+        """A primary that leaves votes out gets no row of an encoder that is only drawn."""
+        with pytest.raises(PrivacyError, match="before it has let votes be fitted"):
+            one.answer(one.passed()[0])
+
+    @pytest.mark.parametrize(
+        ("turns", "line"),
+        [
+            ([(1, 4), (1, 4)], "agency: asked for votes' masks for rank 1, which had its turn"),
+            ([(3, 4)], "agency: asked for votes' masks for rank 3, which had its turn or is no"),
+            ([(0, 4)], "agency: asked for votes' masks for rank 0"),
+            ([(1, 10**9)], "agency: spoke of class sums of 1000000000 numbers"),
+            ([(1, 1)], "agency: spoke of class sums of 1 numbers"),
+        ],
+    )
+    def test_a_dealer_deals_once_for_each_secondary(self, one: Built, turns, line) -> None:
+        def primary(wires) -> None:
+            for rank, numbers in turns:
+                turn = VotesTurn(secondary=rank, numbers=numbers)
+                wires.of("agency").send(turn.to_message(), "dealer")
+
+        def nothing(_wires) -> None:
+            pass
+
+        instead = {"agency": primary, "bank-1": nothing, "bank-2": nothing}
+        results, _ = vote_as_threads(one, self.quiet(), instead=instead)
+        assert isinstance(results["dealer"], ProtocolError)
+        assert str(results["dealer"]).startswith(line)
+
+    @pytest.mark.parametrize(
+        ("shape", "shift", "line"),
+        [
+            ((ROWS, BINS, NUMBERS - 1), 0, r"correction must have shape \[4, 4\], got \[4, 3\]"),
+            ((ROWS + 1, BINS, NUMBERS), 0, r"shifts must have shape \[120\], got \[121\]"),
+            ((ROWS, BINS, NUMBERS), BINS, "dealer: VOTES_DEALING: shifts: must lie in 0 to 3"),
+        ],
+    )
+    def test_a_strangers_dealing_is_refused(self, one: Built, shape, shift, line) -> None:
+        """Masks of other sums, of other rows, or shifts that are none: nobody's sum comes of it."""
+
+        def dealer(wires) -> None:
+            lines = wires.of("dealer")
+            lines.receive("agency", VotingKind.VOTES_TURN)
+            dealing, seed = deal(*shape)
+            dealing = SumDealing(shifts=dealing.shifts + shift, correction=dealing.correction)
+            lines.send(VotesSeed(seed=seed).to_message(), "bank-1")
+            lines.send(VotesDealing(dealing=dealing).to_message(), "agency")
+
+        results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
+        with pytest.raises(ProtocolError, match=line):
+            raise results["agency"]
+
+    @pytest.mark.parametrize(
+        ("rows", "numbers", "line"),
+        [
+            (ROWS - 1, NUMBERS, r"words must have shape \[120, 4, 4\], got \[119, 4, 4\]"),
+            (ROWS, NUMBERS + 1, r"words must have shape \[4, 4\], got \[4, 5\]"),
+        ],
+    )
+    def test_a_secondary_answers_for_every_row_once(self, one: Built, rows, numbers, line) -> None:
+        def bank(wires) -> None:
+            lines = wires.of("bank-1")
+            lines.send(VotesState(settled=False, numbers=NUMBERS).to_message(), "agency")
+            lines.receive("agency", VotingKind.VOTES_CALL)
+            lines.receive("agency", VotingKind.VOTES_SHIFTED)
+            noise = VotesNoise(words=np.zeros((BINS, numbers), np.uint64))
+            lines.send(noise.to_message(), "agency")
+            masked = VotesMasked(words=np.zeros((rows, BINS, numbers), np.uint64))
+            lines.send(masked.to_message(), "agency")
+
+        results, _ = vote_as_threads(one, self.quiet(), instead={"bank-1": bank})
+        with pytest.raises(ProtocolError, match=line):
+            raise results["agency"]
