@@ -61,20 +61,26 @@ def noise_a_number(
 
 
 def surviving_share(
-    *, noise: float, numbers: int = 1, secondaries: int = 1, agreement: float = 0.0
+    *,
+    noise: float,
+    numbers: int = 1,
+    secondaries: int = 1,
+    agreement: float = 0.0,
+    sampling_rate: float = 1.0,
 ) -> float:
-    """Return the share of a number's variance that is signal: s^2 / (s^2 + z^2).
+    """Return the share of a signal's variance that a released number tells: s^2 / (s^2 + z^2).
 
     The numbers of a record share its length, so each has a deviation of at most 1/sqrt(w) of it.
     Where k secondaries write into one number, their signals add up against noise that is paid
     once: to k times the variance of one where they are uncorrelated, and to k^2 times where all
-    write the same.
+    write the same. Of records that are drawn at a rate of q, so much of the signal is not there.
 
     Args:
         noise: ``z``, from :func:`noise_a_number`; of the sum that all of them write into.
         numbers: ``w``, over which the length is spread evenly, >= 1; 1 has all of it in one.
         secondaries: ``k`` that share the number, >= 1; 1 for coordinates of a secondary's own.
         agreement: Correlation between two secondaries' signals, in [0, 1].
+        sampling_rate: ``q``, of the secret sample of records; 1 has all of them.
 
     Returns:
         In [0, 1]. No linear reader, and of a normal quantity no reader at all, explains more of
@@ -95,8 +101,11 @@ def surviving_share(
     checks.non_negative(noise=noise)
     checks.whole(numbers=numbers, secondaries=secondaries)
     checks.at_least(1, numbers=numbers, secondaries=secondaries)
-    signal = secondaries * (1 + (secondaries - 1) * agreement) / numbers
-    return signal / (signal + noise**2)
+    checks.rate(sampling_rate=sampling_rate)
+    others = (secondaries - 1) * agreement
+    signal = secondaries * (1 + others) / numbers
+    written = sampling_rate * secondaries * (1 + sampling_rate * others) / numbers
+    return sampling_rate**2 * signal / (written + noise**2)
 
 
 def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int = 1) -> int | None:
@@ -115,7 +124,12 @@ def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int
 
     def share(secondaries: int) -> float:
         noise = noise_a_number(plan, noise_share_std, secondaries=secondaries)
-        return surviving_share(noise=noise, numbers=numbers, secondaries=secondaries)
+        return surviving_share(
+            noise=noise,
+            numbers=numbers,
+            secondaries=secondaries,
+            sampling_rate=plan.privacy.sampling_rate,
+        )
 
     fewest = plan.privacy.colluding + 1
     # Where the noise grows with their number, the first is the best of all.

@@ -12,7 +12,6 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.data.tables import PartyTable
 from securevfl.dp.surviving import (
     CLEAR,
     EXPLAINED,
@@ -130,7 +129,6 @@ class Advice:
 
     file: Path
     config: FederationConfig
-    table: PartyTable
     training_rows: int
     bounds: list[Bound]
     casts: list[Cast] = field(default_factory=list)
@@ -247,7 +245,6 @@ def advise(
     return Advice(
         file=path,
         config=config,
-        table=table,
         training_rows=facts.train_rows,
         bounds=bounds,
         casts=casts,
@@ -264,13 +261,14 @@ def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, 
     own, shared = (_noise(plan, disjoint=disjoint) for disjoint in (True, False))
     noise = own if plan.releases.disjoint else shared
     together = replace(plan.releases, disjoint=False)
-    in_blocks = surviving_share(noise=own)
-    in_shared = surviving_share(noise=shared, secondaries=secondaries)
+    rate = planned.privacy.sampling_rate
+    in_blocks = surviving_share(noise=own, sampling_rate=rate)
+    in_shared = surviving_share(noise=shared, secondaries=secondaries, sampling_rate=rate)
     return Bound(
         epsilon=epsilon,
         noise=noise,
         blocks=in_blocks,
-        blocks_spread=surviving_share(noise=own, numbers=max(1, numbers)),
+        blocks_spread=surviving_share(noise=own, numbers=max(1, numbers), sampling_rate=rate),
         shared=in_shared,
         partners=partners_for_half(together, together.noise_share_std()),
         rows=rows_to_see(in_blocks if plan.releases.disjoint else in_shared),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from securevfl.dp.events import Unit
@@ -50,6 +51,27 @@ def test_the_figures_that_frontier_tells(epsilon: float, whole: float, half: flo
 
     assert surviving_share(noise=z) == pytest.approx(whole, abs=0.005)
     assert surviving_share(noise=z, numbers=4) == pytest.approx(half, abs=0.005)
+
+
+@pytest.mark.parametrize("numbers", [1, 5])
+@pytest.mark.parametrize("agreement", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_the_share_is_what_a_linear_reader_explains(
+    numbers: int, agreement: float, rate: float
+) -> None:
+    """Of the sum of three secondaries' signals, drawn and noised; the seed is fixed."""
+    random, rows = np.random.default_rng(4), 200_000
+    common, own = random.normal(size=(rows, 1)), random.normal(size=(rows, 3))
+    signals = (np.sqrt(agreement) * common + np.sqrt(1 - agreement) * own) / np.sqrt(numbers)
+    drawn = random.random((rows, 3)) < rate
+    released = (drawn * signals).sum(axis=1) + 1.5 * random.normal(size=rows)
+
+    told = surviving_share(
+        noise=1.5, numbers=numbers, secondaries=3, agreement=agreement, sampling_rate=rate
+    )
+
+    explained = np.corrcoef(released, signals.sum(axis=1))[0, 1] ** 2
+    assert told == pytest.approx(explained, abs=0.01)
 
 
 @pytest.mark.parametrize("links", [1, 4])
