@@ -288,7 +288,7 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
         panels[0].plot(words, values, style, marker="o", color=colour, label=label)
     panels[0].set_ylim(0, 1.05)
     panels[0].set_ylabel("share of the signal that survives", fontsize=8)
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
     if rehearsal is not None:
         rows = rehearsal["epsilons"]
         panels[1].errorbar(

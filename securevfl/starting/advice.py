@@ -114,7 +114,7 @@ class Rehearsed:
             case "unclear":
                 return f"{told}: perhaps a gain, not a clear one"
             case "loss":
-                return f"{told}: a loss"
+                return f"{told}: no gain, and perhaps a loss"
             case "none" if self.used == 0:
                 return f"{told}: nothing; the primary's own model answered with every seed"
             case "none":
