@@ -87,13 +87,13 @@ def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
 
 
 def test_people_read_bounds_settings_and_verdicts(tmp_path: Path, capfd: Capture) -> None:
-    ended = securevfl(capfd, "advise", federation(tmp_path), "--epsilon", "8,1,8", "--seeds", 1)
+    ended = securevfl(capfd, "advise", federation(tmp_path), "--epsilon", "8,8", "--seeds", 1)
 
     assert ended.code == 0, ended.err
     out = " ".join(ended.out.split())
     for said in (
         "what can survive: unit secondary-record, delta 1e-06, 2 secondaries",
-        "settings at epsilon 1, 8, none: model.family = fet",
+        "settings at epsilon 8, none: model.family = fet",
         "rehearsal: 2 of 4 columns set aside for 2 pretended secondaries",
         "epsilon 8: partners of such information gain",
         "one seed says nothing of chance",
@@ -101,7 +101,7 @@ def test_people_read_bounds_settings_and_verdicts(tmp_path: Path, capfd: Capture
         "note: the ranges of 2 columns were taken from the table",
     ):
         assert said in out
-    assert "done 3/3: seed 3, without noise" in ended.err
+    assert "done 2/2: seed 3, without noise" in ended.err
     # 0.69 and not 0.70: fitting takes its share.
     assert re.search(r"│ 8 │ 0\.67 │ 0\.69 │ 0\.69 │ 0\.82 │", out)
 
