@@ -120,6 +120,17 @@ def test_the_last_partner_writes_fewer_numbers(tmp_path: Path) -> None:
     assert rehearsed(config, cast, 8.0).model.hidden == features
 
 
+def test_votes_keep_a_number_for_each_class(tmp_path: Path) -> None:
+    """However few features a pretended partner has."""
+    model = source(hidden=2)["model"] | {"top": "tied"}
+    encoder = {"method": "votes", "labels": "shown"}
+    config, _, cast = played(tmp_path, columns=5, seed=2, model=model, encoder=encoder)
+
+    assert len(cast.aside) == 2
+    assert min(cast.tables[name].num_features for name in cast.aside) == 1
+    assert rehearsed(config, cast, 8.0).model.hidden == 2
+
+
 def test_the_file_is_rehearsed_with_its_settings(tmp_path: Path) -> None:
     """Whatever partners have not declared: nobody but the primary is here."""
     config, _, cast = played(tmp_path)
