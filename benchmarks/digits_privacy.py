@@ -22,8 +22,7 @@ from securevfl.studies.digits import demo_federation, digits_tables
 
 
 def run(epsilon: float | None, seed: int) -> dict[str, float]:
-    source = demo_federation(seed=seed, fast=False)
-    source["base"] = {"estimator": "none"}
+    source = demo_federation(seed=seed)
     if epsilon is None:
         kept = ("encoder", "links_per_record", "clip_norm")
         privacy = {name: source["privacy"][name] for name in kept if name in source["privacy"]}

@@ -139,6 +139,7 @@ def federation_of(
     if vote:
         encoder = {"method": "votes", "labels": method, **votes}
         parties += [{"name": "dealer", "role": "dealer"}] if method == "shares" else []
+    # An id's nearest one is itself, if every party has it.
     exact = tables.neighbours == 1
     return {
         "federation": {"name": name, "task": tables.task, "seed": seed},
@@ -164,7 +165,6 @@ def federation_of(
             "protection": "none",
             "choose": "records",
             **({"truth": "entity"} if tables.truth else {}),
-            **({"metric": "exact"} if exact else {}),
         },
         "party": parties,
     }

@@ -30,6 +30,9 @@ def _print(console: Console, found: Check) -> None:
     for name, links in found.links.items():
         _say(console, f"links of {name}: ", f"about: {links.in_words()}")
     if found.config is not None:
+        if found.config.chosen:
+            told = (f"{name} = {value!r}" for name, value in found.config.chosen.items())
+            _say(console, "auto: ", ", ".join(told))
         _say(console, "base: ", found.config.base.in_words())
     _print_privacy(console, found)
     _print_costs(console, found)
@@ -85,6 +88,8 @@ def _print_privacy(console: Console, found: Check) -> None:
             f"delta = {privacy['delta']:g}",
         )
     _say(console, "promise: ", privacy["statement"])
+    if privacy["labels"] is not None:
+        _say(console, "labels: ", privacy["labels"])
 
 
 def _print_costs(console: Console, found: Check) -> None:

@@ -25,9 +25,9 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.studies.digits import demo_federation, digits_tables, write_tables
 
 
-def run_demo(*, out: Path | None, fast: bool, seed: int, as_json: bool) -> dict[str, Any]:
-    """Train FeT between five processes on digits, and print its accuracy beside the baselines."""
-    source = demo_federation(seed=seed, fast=fast)
+def run_demo(*, out: Path | None, seed: int, as_json: bool) -> dict[str, Any]:
+    """Train between processes on digits, and print the accuracy beside the baselines."""
+    source = demo_federation(seed=seed)
     config = parse_federation(source, file="demo")
     folder = run_folder_for(config, out)
     files.require_writable_folder(folder)

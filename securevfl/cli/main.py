@@ -86,14 +86,13 @@ def _options(
 @app.command()
 def demo(
     out: Out = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Fewer epochs, for a quick look.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train FeT on real digits: one primary and four secondaries, every party its own process."""
+    """Train on real digits: one primary and four secondaries, every party its own process."""
     from securevfl.cli.demo import run_demo
 
-    run_demo(out=out, fast=fast, seed=seed, as_json=as_json)
+    run_demo(out=out, seed=seed, as_json=as_json)
 
 
 @app.command()

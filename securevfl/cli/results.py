@@ -90,6 +90,10 @@ def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
     shown = (privacy["statement"], "yellow" if privacy["warning"] else "")
     console.print(Text.assemble("\n", ("privacy: ", "bold"), shown))
+    labels = privacy.get("labels")
+    if labels is not None:
+        said = (labels["statement"], "yellow" if labels["warning"] else "")
+        console.print(Text.assemble(("labels: ", "bold"), said))
     if privacy["epsilon"] is not None:
         console.print(
             f"spent epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}; the papers' "

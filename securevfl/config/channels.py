@@ -65,6 +65,14 @@ def residuals(config: FederationConfig) -> Channel | None:
     """Describe what assisted boosting sends."""
     if not config.family.assisted:
         return None
+    epsilon = config.label_epsilon
+    if epsilon is not None:
+        return Channel(
+            "residuals",
+            f"every secondary: what is left to explain of labels that are drawn once a run, up to "
+            f"{config.epochs} times; each round's step, and when a round brings nothing",
+            f"covered by label_epsilon = {epsilon:g}, against all secondaries together",
+        )
     return Channel(
         "residuals",
         f"every secondary: what is left to explain of every training row's label, up to "

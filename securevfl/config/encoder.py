@@ -10,7 +10,12 @@ from securevfl.dp.fitting import FittingPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderSettings:
-    """The ``[encoder]`` table; without it frozen encoders are the family's own random ones."""
+    """The ``[encoder]`` table; without it frozen encoders are the family's own random ones.
+
+    With ``method = "auto"`` this table, ``[model]``, ``privacy.encoder``,
+    ``privacy.links_per_record`` and ``linkage.choose`` get what suits the federation, where the
+    file leaves them out; see :mod:`securevfl.config.auto`.
+    """
 
     method: Literal["random", "principal", "autoencoder", "votes"]
     """``random`` draws a projection without data. The others are fitted to each secondary's own

@@ -18,6 +18,7 @@ from securevfl.config.sections import (
 )
 from securevfl.config.top import TopEstimator
 from securevfl.core.errors import ConfigError
+from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
@@ -45,7 +46,9 @@ class FederationConfig:
     encoder: EncoderSettings | None
     """How frozen encoders are made; None leaves that to the family."""
     source: Mapping[str, Any] = field(repr=False)
-    """The parsed file, for the hash that parties compare."""
+    """The parsed file, for the hash that parties compare; what ``auto`` chose is written out."""
+    chosen: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What ``auto`` has chosen, by ``table.name``; empty where the file says all."""
 
     @property
     def primary(self) -> PartySettings:
@@ -101,6 +104,23 @@ class FederationConfig:
     def epochs(self) -> int:
         """The most epochs of a run: what ``[training]`` says, unless the family has its own."""
         return self.family.epochs(self.model, asked=self.training.epochs)
+
+    @property
+    def label_epsilon(self) -> float | None:
+        """What secondaries may learn of one training row's label; None promises nothing."""
+        return self.family.label_epsilon(self.model)
+
+    @property
+    def split(self) -> SplitKind:
+        """How the primary's rows are split.
+
+        Secondaries are told which rows train, and know the seed: where labels are promised
+        anything, they do not decide.
+        """
+        training = self.training
+        if training.split is None and self.label_epsilon is not None:
+            return "random"
+        return training.split_of(self.federation.task)
 
     @property
     def features_are_declared(self) -> bool:

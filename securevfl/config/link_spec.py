@@ -82,7 +82,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             validation_fraction=training.validation_fraction,
             test_fraction=training.test_fraction,
         )
-        if training.split_of(config.federation.task) == "random"
+        if config.split == "random"
         else None,
         similarities=similarities,
         tells_rows=tells_rows(config),

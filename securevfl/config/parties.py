@@ -23,7 +23,7 @@ class PartySettings:
 
     role: Literal["primary", "secondary", "coordinator", "dealer"]
     """The primary holds the labels, a secondary further columns; a coordinator and a dealer hold no
-    table and help to link."""
+    table: both help to link, and a dealer makes the masks of ``encoder.labels = "shares"``."""
 
     data: str = ""
     """The party's table: a text file of separated cells (compressed or not), Parquet, Arrow,

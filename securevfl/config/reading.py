@@ -8,6 +8,7 @@ from typing import Any
 
 from securevfl.config import rules
 from securevfl.config.adapting import adapted, require_own_fields
+from securevfl.config.auto import resolved
 from securevfl.config.base import BaseSettings
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
@@ -164,6 +165,7 @@ def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
     for name, table in source.items():
         if name != "party" and not isinstance(table, Mapping):
             raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
+    source, chosen = resolved(source)
     filled = expanded(source)
     model, top = without_top(filled["model"])
     family = family_named(model.pop("family", None))
@@ -189,4 +191,5 @@ def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
         if "encoder" in filled
         else None,
         source=source,
+        chosen=chosen,
     )

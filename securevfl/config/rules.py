@@ -5,7 +5,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, tells_rows
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.dp.label_release import SMALLEST_EPSILON
 from securevfl.linking.protections.table import PROTECTIONS
+from securevfl.models.assist.assist_config import AssistConfig
 from securevfl.models.task_metrics import metrics_of
 
 
@@ -114,6 +116,42 @@ def _require_assistable(config: FederationConfig) -> None:
         raise ConfigError(
             f"training.iso_gradients: {name!r} returns no gradients that noise could be added to; "
             f"leave it out"
+        )
+    _require_labels_covered(config)
+
+
+def _require_labels_covered(config: FederationConfig) -> None:
+    """Refuse settings under which an epsilon of labels would not hold, or has no meaning."""
+    model = config.model
+    assert isinstance(model, AssistConfig), "the family's own"
+    ends = {"label_lower": model.label_lower, "label_upper": model.label_upper}
+    regression = config.federation.task == "regression"
+    if model.label_epsilon is None or not regression:
+        for name, value in ends.items():
+            if value is not None:
+                raise ConfigError(
+                    f"model.{name}: bounds what one label of a regression says under "
+                    f"model.label_epsilon; leave it out"
+                )
+    if model.label_epsilon is None:
+        return
+    if model.label_epsilon < SMALLEST_EPSILON:
+        raise ConfigError(
+            f"model.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
+            f"{model.label_epsilon!r}; below it nothing is left of labels"
+        )
+    for name, value in ends.items():
+        if regression and value is None:
+            raise ConfigError(
+                f"model.{name}: is missing; with model.label_epsilon write the range of a "
+                f"regression's labels, from what is known of them and not from the table"
+            )
+    if regression and not (model.label_lower or 0.0) < (model.label_upper or 0.0):
+        raise ConfigError("model.label_upper: must be above model.label_lower")
+    if config.training.split == "stratified":
+        raise ConfigError(
+            'training.split: "stratified" chooses rows by their labels and tells secondaries which '
+            "train, so model.label_epsilon would not hold; leave it out, for a random one"
         )
 
 

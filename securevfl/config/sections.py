@@ -21,12 +21,23 @@ class FederationSettings:
     task: Task
     """What the label is: a number, one of two classes, or one of several."""
 
+    classes: int | None = None
+    """How many classes the label of a multiclass task has. Only ``encoder.method = "auto"`` needs
+    it; where it is written, the primary's label must have as many."""
+
     seed: int = 0
     """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
 
     def __post_init__(self) -> None:
         checks.file_name(name=self.name)
         checks.at_least(0, seed=self.seed)
+        if self.classes is not None:
+            checks.whole(classes=self.classes)
+            checks.at_least(2, classes=self.classes)
+            if self.task != "multiclass":
+                raise ConfigError(
+                    f"classes: is of a multiclass task, and this one is {self.task}; leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +89,9 @@ class TrainingSettings:
     a class of few rows reaches training first, then testing, then validation; ``random``;
     ``group``: all rows of a group (one value of ``split_column``) are in one part, and the
     fractions are shares of the groups; ``time``: the rows with the latest ``split_column`` are for
-    testing, those before them for validation. Default: stratified, for numbers random."""
+    testing, those before them for validation. Default: stratified, for numbers
+    random, and so wherever labels have an epsilon of their own: secondaries are told which rows
+    train."""
 
     split_column: str | None = None
     """Column of the primary's table that ``group`` or ``time`` goes by: texts or whole numbers; or

@@ -9,11 +9,14 @@ a delta; against k that put theirs together it is as if there were k releases.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussian_noise_multiplier
+
+SMALLEST_EPSILON: Final = 1e-6
+"""Of labels; below it nothing is left of them."""
 
 LabelMechanism = Literal["randomised", "noised", "shares", "shown"]
 """How labels reach secondaries: classes by ``randomised`` response or numbers ``noised`` by a
@@ -129,6 +132,10 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
     delta = min((one.delta for one in noised), default=0.0)
     if any(one.mechanism == "shown" for one in all_of_them):
         return LabelTotal(epsilon=None, together=None, delta=delta)
+    if len(all_of_them) == 1:
+        # As it was asked for, which its noise gives back but for the last digits.
+        (only,) = all_of_them
+        return LabelTotal(epsilon=only.epsilon, together=only.together, delta=delta)
     pure = math.fsum(one.epsilon or 0.0 for one in all_of_them if not one.gaussian)
     alone = [label_noise_multiplier(one.epsilon or 0.0, one.delta) for one in noised]
     joint = [

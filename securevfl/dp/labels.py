@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.label_release import label_noise_multiplier
+from securevfl.dp.label_release import SMALLEST_EPSILON, label_noise_multiplier
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 
 _BITS: Final = 63
@@ -25,8 +25,7 @@ _EXACT: Final = Context(prec=60, rounding=ROUND_CEILING)
 # e^44 is more than there are slots: beyond it a class other than the true one keeps a single slot.
 _LARGEST_EPSILON: Final = 44.0
 
-# With these, rounding up leaves the true class more slots than any other.
-_SMALLEST_EPSILON: Final = 1e-6
+# With so many, rounding up leaves the true class more slots than any other.
 _MOST_CLASSES: Final = 1_000_000
 
 _RANGE_BITS: Final = 16
@@ -55,8 +54,7 @@ def randomised_labels(
         To whoever reads the result: each class within epsilon, and which rows have none.
 
     References:
-        Warner, Randomized Response (JASA 60, 1965); Kairouz, Bonawitz, Ramage, Discrete
-        Distribution Estimation under Local Privacy (ICML 2016), section 3.
+        [W65] for two classes, [KBR16] for K.
     """
     _, weight = slots(epsilon, classes)
     known = bins < classes
@@ -102,7 +100,7 @@ def slots(epsilon: float, classes: int) -> tuple[int, int]:
     Raises:
         ConfigError: If an argument is out of range.
     """
-    checks.at_least(_SMALLEST_EPSILON, epsilon=epsilon)
+    checks.at_least(SMALLEST_EPSILON, epsilon=epsilon)
     checks.whole(classes=classes)
     checks.at_least(2, classes=classes)
     if classes > _MOST_CLASSES:

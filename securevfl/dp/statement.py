@@ -1,7 +1,8 @@
 """The sentence to sign: what nobody can do with a run's releases, about whom, and how far.
 
 One function makes it, :func:`bounded`, and one its counterpart without noise, :func:`unbounded`.
-Consoles, reports, the calculator and documents show their text as it is.
+:func:`of_labels` makes the one of the primary's labels, which is a promise of its own. Consoles,
+reports, the calculator and documents show their text as it is.
 """
 
 import math
@@ -10,6 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, assert_never
 
 from securevfl.core import checks
+from securevfl.dp.label_release import LabelMechanism, LabelTotal
 from securevfl.dp.privacy import Encoder, UnitName
 
 WEAK_EPSILON: Final = 10.0
@@ -25,6 +27,12 @@ _NO_PROMISE_ALONE: Final = (
     "learns from that secondary's vectors is not bounded, and nothing protects them."
 )
 _ALONE: Final = "With one secondary there is nothing to average with: only the noise protects it."
+
+LABELS_SHOWN: Final = (
+    "Labels are shown: every secondary can tell how the primary's training rows are labelled, and "
+    "nothing is promised of that."
+)
+_HONEST: Final = "This holds against secondaries that send what the protocol says."
 
 # Epsilons are shown with so many digits, rounded up.
 _SHOWN: Final = Context(prec=4, rounding=ROUND_CEILING)
@@ -135,6 +143,67 @@ def bounded(
     )
 
 
+def of_labels(
+    mechanism: LabelMechanism,
+    run: LabelTotal,
+    *,
+    parties: int,
+    table: LabelTotal | None = None,
+) -> Statement:
+    """Return what a run promises of the primary's labels towards secondaries.
+
+    Args:
+        mechanism: How labels reach them.
+        run: What this run told them.
+        parties: Secondaries of the federation.
+        table: What all runs on the table told, this one included. None says nothing of them.
+
+    Raises:
+        ConfigError: If a number is outside its range.
+
+    References:
+        docs/privacy.md, section 1; [DR14] Lemma 3.17.
+    """
+    if run.epsilon is None or run.together is None:
+        return Statement(
+            text=LABELS_SHOWN, against=None, hides=None, odds_factor=None, warning=LABELS_SHOWN
+        )
+    one_by_one = mechanism == "shares" and parties > 1
+    against, knowing, their = f"all {parties} secondaries together", "they know, they", "their"
+    suppose = "try"
+    if one_by_one or parties == 1:
+        against, knowing, their = "any one secondary", "it knows, it", "its"
+        suppose = "tries"
+    hides = "how any one of the primary's training rows is labelled"
+    surely = (
+        f", except with a probability of {_one_in(run.delta)} (delta = {run.delta:g})"
+        if run.delta
+        else ""
+    )
+    together = f"For all {parties} secondaries together the factor is {_factor(run.together)}."
+    total = math.inf if table is None or table.epsilon is None else table.epsilon
+    warning = _warning(epsilon=run.epsilon, total=None if table is None else total, published=False)
+    sentences = [
+        f"Suppose {against} {suppose} to find out {hides}.",
+        f"Whatever else {knowing} can do no better than if {their} odds of one label against "
+        f"another changed by at most a factor of {_factor(run.epsilon)}{surely}.",
+        together if one_by_one else None,
+        _HONEST if mechanism == "shares" else None,
+        None if table is None else _labels_total(table, one_by_one=one_by_one),
+        f"Not covered: labels of several rows together, what many labels have in common, which "
+        f"rows train, what later predictions show, and "
+        f"{'other' if table is None else 'later'} runs.",
+        warning,
+    ]
+    return Statement(
+        text=" ".join(sentence for sentence in sentences if sentence is not None),
+        against=against,
+        hides=hides,
+        odds_factor=_exp(run.epsilon),
+        warning=warning,
+    )
+
+
 def odds_in_words(epsilon: float) -> str:
     """Return ``e^epsilon`` as people read it.
 
@@ -229,6 +298,14 @@ def _total(epsilon: float) -> str:
     if epsilon == math.inf:
         return "For all runs on this table together there is no bound: one of them added no noise."
     return f"For all runs on this table together the factor is {_factor(epsilon)}."
+
+
+def _labels_total(table: LabelTotal, *, one_by_one: bool) -> str:
+    if table.epsilon is None or table.together is None:
+        return "For all runs on this table together there is no bound: one of them showed labels."
+    each = f"For all runs on this table together the factor is {_factor(table.epsilon)}"
+    together = f", and for all secondaries together {_factor(table.together)}"
+    return f"{each}{together if one_by_one else ''}."
 
 
 def _not_covered(unit: UnitName, *, runs: str) -> str:

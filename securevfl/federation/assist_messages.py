@@ -26,7 +26,8 @@ class AssistKind(MessageKind):
 class Residuals(TypedMessage):
     """What is left to explain of some training rows' labels, in units of the longest.
 
-    Labels can be read off them: their sign, or the class whose residual is positive.
+    Labels can be read off them: their sign, or the class whose residual is positive. With
+    ``model.label_epsilon`` these are labels that were drawn once.
     """
 
     KIND: ClassVar = AssistKind.RESIDUALS

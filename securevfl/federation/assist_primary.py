@@ -10,6 +10,7 @@ from torch import Tensor
 
 from securevfl.core.progress import RoundDone
 from securevfl.data.rows import consecutive_batches
+from securevfl.federation.assist_labels import ToldLabels
 from securevfl.federation.assist_messages import AssistKind, Residuals, Step
 from securevfl.federation.primary import Primary
 from securevfl.models.assist.halves import AssistTop
@@ -25,34 +26,71 @@ class AssistPrimary(Primary):
         here: only the sum of their scores is known.
     """
 
-    _margins: Float[Tensor, "train outputs"] | None = None
-    """Of the training rows, out of fold; None before the first round."""
+    _told: ToldLabels | None = None
+    """What residuals and steps are made of; None: of labels as they are."""
+
+    _sum: Float[Tensor, "train outputs"] | None = None
+    """Scores of the training rows, out of fold, each round's times its step; None before the first
+    round."""
+
+    _total = 0.0
+    """The steps of all rounds, in units of the average."""
+
+    _scale = 1.0
+    """What outputs have of the sum. It is 1 where residuals are made of labels as they are;
+    otherwise the primary chooses it by these, and nobody is told."""
 
     _stands_still = False
     """Whether the last round's scores have brought nothing: others' would be of equal residuals."""
 
+    def tell_by(self, told: ToldLabels | None) -> None:
+        """Make all that is told of these labels from now on; None: of labels as they are."""
+        self._told = told
+
+    @property
+    def always_asks(self) -> bool:  # type: ignore[override]
+        """Whether labels have an epsilon: then they don't decide who is asked for what."""
+        return self._told is not None
+
     @property
     def finished(self) -> bool:
-        """Whether the last round is done, or a round has brought nothing."""
+        """Whether the last round is done, or a round has brought nothing.
+
+        Patience asks labels as they are, and secondaries see when training ends: it has no say
+        where labels have an epsilon.
+        """
+        if self._told is not None:
+            return self._stands_still or self.epoch >= self.epochs
         return self._stands_still or super().finished
+
+    def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
+        """Keep an epoch if none before it is as good; where labels have an epsilon, always.
+
+        Secondaries are told which epoch is the best.
+        """
+        if self._told is not None:
+            self.best_metric = None
+        return super()._take_if_best(epoch, metric, threshold, outputs)
 
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
         """Return the mean loss after the step, and every row's margins and targets."""
         rows = self.data.training_rows
-        targets = self._targets(rows)
-        margins = self._begin(rows) if self._margins is None else self._margins
-        residuals = residuals_of(margins, targets, self.head)
+        targets, start = self._targets(rows), self._begin(rows)
+        told = self._told or ToldLabels(targets=targets, margins=start)
+        known = torch.zeros_like(start) if self._sum is None else self._sum
+        margins = told.margins + known
+        residuals = residuals_of(margins, told.targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
-        told = 0
+        sent = 0
         for part in parts:
-            sent = residuals[told : told + len(part)] / max(longest, 1e-12)
-            told += len(part)
+            some = residuals[sent : sent + len(part)] / max(longest, 1e-12)
+            sent += len(part)
             self.exchange.tell(
-                Residuals(epoch=epoch, rows=part, residuals=sent.float().cpu().numpy()),
-                answer=AssistKind.FITTED if told == len(rows) else None,
+                Residuals(epoch=epoch, rows=part, residuals=some.float().cpu().numpy()),
+                answer=AssistKind.FITTED if sent == len(rows) else None,
             )
-        before = float(self.head.loss(margins, targets))
+        before = float(self.head.loss(start + self._scale * known, targets))
         scores = []
         for done, part in enumerate(parts, 1):
             plan = self._plan(part, "train", self.exchange.ranks)
@@ -62,14 +100,18 @@ class AssistPrimary(Primary):
         found = torch.cat(scores)
         # Scores as long as the cut allows are of norm 1, and what comes back is their average.
         unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
-        step = best_step(margins, found * unit, targets, self.head, unit=longest)
+        step = best_step(margins, found * unit, told.targets, self.head, unit=longest)
         self.exchange.tell(Step(epoch=epoch, step=step))
         self._stands_still = step == 0
+        self._sum = known + step * unit * found
+        self._total += step * unit
+        if self._told is not None:
+            self._scale = best_step(start, self._sum, targets, self.head, unit=1.0)
         top = self.top
         assert isinstance(top, AssistTop), "the family builds it"
-        top.scale.add_(step * unit)
-        self._margins = margins + step * unit * found
-        return float(self.head.loss(self._margins, targets)), (self._margins, targets)
+        top.scale.fill_(self._scale * self._total)
+        outputs = start + self._scale * self._sum
+        return float(self.head.loss(outputs, targets)), (outputs, targets)
 
     def _begin(self, rows: Int64[np.ndarray, " train"]) -> Tensor:
         """Return margins before the first round: the base's, or what labels say by themselves."""
@@ -83,10 +125,17 @@ class AssistPrimary(Primary):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
-        return {**super().state(), "margins": self._margins, "stands_still": self._stands_still}
+        return {
+            **super().state(),
+            "sum": self._sum,
+            "total": self._total,
+            "scale": self._scale,
+            "stands_still": self._stands_still,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint's state."""
         super().load_state(state)
-        self._margins = state["margins"].to(self.data.targets.device)
+        self._sum = state["sum"].to(self.data.targets.device)
+        self._total, self._scale = state["total"], state["scale"]
         self._stands_still = state["stands_still"]

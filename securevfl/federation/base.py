@@ -142,7 +142,8 @@ class Choice:
     def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
         """Return the joint model's outputs for the test rows, and measure it on them.
 
-        Where the correction counts for nothing, the joint model is the base, and nobody is asked.
+        Where the correction counts for nothing, the joint model is the base, and nobody is asked;
+        but that would tell something of labels, so where these have an epsilon all are asked.
 
         Reveals:
             To the primary: one average a test row. To the secondaries: the rows' ids.
@@ -150,7 +151,7 @@ class Choice:
         data = primary.data
         assert data.base is not None, "outputs are added to it"
         rows = torch.as_tensor(data.split.test, device=data.base.device)
-        counts = self.decision.scale > 0
+        counts = self.decision.scale > 0 or primary.always_asks
         joint = primary.predict(data.split.test, "test") if counts else data.base[rows]
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ from securevfl.core.locks import lock, remove_open
 from securevfl.federation.chain import Chain
 
 _OWNER_ONLY: Final = 0o600
+
+
+def now() -> str:
+    """Return the time as lines have it: in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class ChainedFile:

@@ -15,7 +15,6 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ import numpy as np
 
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.federation.chain import HASH_BYTES, head_after
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.chained_file import ChainedFile, now
 from securevfl.federation.countersign_messages import (
     MOST_LINES,
     NONCE_BYTES,
@@ -170,7 +169,7 @@ def forget_party(path: Path, *, party: str) -> list[str]:
                 f"{', '.join(map(repr, others)) or 'nobody'}"
             )
         for name in federations:
-            ledger.append({"kind": FORGOTTEN, "time": _now(), "federation": name, "party": party})
+            ledger.append({"kind": FORGOTTEN, "time": now(), "federation": name, "party": party})
     finally:
         ledger.close()
     return federations
@@ -297,13 +296,13 @@ class Countersigner:
             self._check(name, stated[name].signature, text, what=f"ledger head at {point}")
         for name in self.others:
             self._require_continued(name, stated[name])
-        now = _now()
+        at = now()
         # What this party has stated is what the others know from here on.
         self._since = len(self._ledger.chain.hashes)
         self._ledger.append(
             {
                 "kind": COUNTERSIGNED,
-                "time": now,
+                "time": at,
                 **asdict(self._occasion),
                 "meeting": self._meeting,
                 "point": point,
@@ -318,7 +317,7 @@ class Countersigner:
             }
         )
         self._remembered = {
-            name: Remembered(head=stated[name].head, lines=stated[name].lines, time=now)
+            name: Remembered(head=stated[name].head, lines=stated[name].lines, time=at)
             for name in self.others
         }
 
@@ -379,7 +378,3 @@ def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
     # The purpose keeps kinds of signed texts apart, as the identity's own tag keeps them from TLS.
     body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return f"securevfl {purpose} v1\0{body}".encode()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,7 +8,6 @@ what secondaries are told of labels, ``limit`` the owner's limit (:mod:`federati
 
 import math
 import secrets
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from jaxtyping import Int64
 from securevfl.core import checks
 from securevfl.core.errors import BudgetExceededError, PrivacyError
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.chained_file import ChainedFile, now
 from securevfl.federation.ledger_book import (
     LedgerBook,
     Outlook,
@@ -89,7 +88,7 @@ class Ledger:
                 federation=federation,
                 settings=settings,
                 party=party,
-                time=_now(),
+                time=now(),
                 plan=plan,
                 noise_share_std=noise_share_std,
                 model=model,
@@ -120,7 +119,7 @@ class Ledger:
         """
         before = self.run, self._own, self._uses, self._covered
         same = {name: getattr(self._own, name) for name in _OF_A_FILE}
-        own = Session(run=run, time=_now(), plan=plan, **same)
+        own = Session(run=run, time=now(), plan=plan, **same)
         self._enter(own)
         try:
             passes = plan.releases_per_row
@@ -355,6 +354,11 @@ class Ledger:
         return [session for session in self._book.sessions if session.run == self.run]
 
     @property
+    def sessions(self) -> list[Session]:
+        """All on the table, in order; the last one is this one."""
+        return self._book.sessions
+
+    @property
     def budgeted(self) -> list[Session]:
         """Sessions that keep one epsilon with this one, in order; the last one is this one."""
         return [one for one in self._book.sessions if one.shares_budget_with(self._own)]
@@ -390,10 +394,6 @@ class Ledger:
         """Refuse what the table's owner does not allow, whatever a federation file says."""
         if not (self._covered or self._book.limit_covers(after)):
             raise over_limit(self._book, after, what=what)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _or_none(epsilon: float) -> float | None:

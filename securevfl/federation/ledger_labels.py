@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from securevfl.dp.label_release import LabelRelease, labels_total
+from securevfl.dp.label_release import LabelRelease, LabelTotal, labels_total
 
 if TYPE_CHECKING:
     from securevfl.federation.ledger import Ledger
@@ -17,30 +17,24 @@ _FIELDS: Final = ("mechanism", "epsilon", "delta", "parties", "digest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LabelsSpent:
-    """What all runs on a table told secondaries of its labels."""
+class LabelsSpent(LabelTotal):
+    """What runs on a table told secondaries of its labels."""
 
     runs: int
-    epsilon: float | None
-    """Against one secondary that took part in all of them; None: labels were shown."""
-    together: float | None
-    """Against all secondaries together; None: labels were shown."""
-    delta: float
-    """At which both hold; 0 where all labels were randomised."""
 
 
 def charge_labels(ledger: "Ledger", release: LabelRelease) -> bool:
     """Book what secondaries will be told of labels, durably; call it before anything is sent.
 
-    Labels that were drawn once may be told again, as when a run is resumed: that says nothing new,
-    and costs nothing.
+    Labels that were drawn once, or shown, may be told again, as when a run is resumed: that says
+    nothing new, and costs nothing.
 
     Args:
         ledger: The primary's.
         release: What will be told.
 
     Returns:
-        Whether it was booked; False where this run has booked the same drawn labels before.
+        Whether it was booked; False where this run has booked the same labels before.
 
     Raises:
         PrivacyError: If the ledger is closed.
@@ -48,7 +42,8 @@ def charge_labels(ledger: "Ledger", release: LabelRelease) -> bool:
     """
     sessions = ledger.budgeted
     before = [one for session in sessions for one in session.labels]
-    if release.digest and release in before:
+    once = release.digest or release.mechanism == "shown"
+    if once and release in before:
         return False
     ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
     sessions[-1].labels.append(release)

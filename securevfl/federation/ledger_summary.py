@@ -3,12 +3,11 @@
 import json
 import math
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from securevfl.core.errors import ConfigError
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.chained_file import ChainedFile, now
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
 from securevfl.federation.ledger_labels import LabelsSpent, labels_spent
 
@@ -99,7 +98,7 @@ def set_limit(path: Path, limit: Limit) -> UnitSpent:
     try:
         book = LedgerBook()
         book.read(file.entries, where=f"ledger {path}")
-        limit = replace(limit, time=datetime.now(UTC).isoformat(timespec="seconds"))
+        limit = replace(limit, time=now())
         file.append(limit.line())
         book.limits[limit.unit] = limit
         return _unit_spent(book, limit.unit)

@@ -49,6 +49,9 @@ class PrimaryData(PrimaryInputs):
 class Primary(TopModel, ABC):
     """The primary's top model on its way to the best epoch, over any exchange."""
 
+    always_asks = False
+    """Whether secondaries are asked for test rows even where their answer counts for nothing."""
+
     def __init__(
         self,
         plan: RunPlan,

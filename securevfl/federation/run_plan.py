@@ -71,7 +71,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
             training goes by, or the table lacks the column that decides.
     """
     training = config.training
-    kind = training.split_of(config.federation.task)
+    kind = config.split
     by = table.labels if kind == "stratified" else table.split_by
     if kind != "random" and by is None:
         raise DataError(
@@ -109,6 +109,12 @@ def _require_classes(config: FederationConfig, table: PartyTable, split: RowSpli
     """Refuse a split of which some part lacks a class that its metric needs."""
     if table.labels is None or table.classes is None:
         return
+    declared = config.federation.classes
+    if declared is not None and declared != len(table.classes):
+        raise DataError(
+            f"table of {table.name!r}: label {config.primary.label!r} has {len(table.classes)} "
+            f"classes, and federation.classes says {declared}; correct the file, of every party"
+        )
     metric, *_ = metrics_of(config.federation.task, config.training.metric)
     for name in ("train", "validation", "test"):
         part = table.labels[getattr(split, name)]
@@ -118,7 +124,7 @@ def _require_classes(config: FederationConfig, table: PartyTable, split: RowSpli
         counts = np.bincount(known.astype(np.int64), minlength=len(table.classes))
         there = np.bincount(part.astype(np.int64), minlength=len(table.classes))
         rarest = int(np.argmin(np.where(there == 0, counts, len(known) + 1)))
-        kind = config.training.split_of(config.federation.task)
+        kind = config.split
         raise DataError(
             f"table of {table.name!r}: label {config.primary.label!r}: {counts[rarest]} of "
             f"{len(known)} rows are of class {table.classes[rarest]!r}, and none of these is for "

@@ -155,6 +155,10 @@ class Family(ABC, Generic[S]):
         """Return the most epochs of a run; ``asked`` is what ``training.epochs`` says."""
         return asked
 
+    def label_epsilon(self, settings: S) -> float | None:  # noqa: ARG002
+        """Return what secondaries may learn of one training row's label; None promises nothing."""
+        return None
+
     def require_outputs(self, settings: S, outputs: int) -> None:
         """Refuse settings that do not fit the numbers that the task asks of a model.
 

@@ -80,9 +80,13 @@ class TaskHead:
         return metric > than if self.higher_is_better else metric < than
 
     def loss(
-        self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
+        self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, "rows ..."]
     ) -> Float[Tensor, ""]:
-        """Return the mean loss: squared error, or cross-entropy in nats."""
+        """Return the mean loss: squared error, or cross-entropy in nats.
+
+        Targets may stand for classes that nobody knows for sure, by a number for each of them
+        (rows, classes), or by one for the second of two; what is below 0 or above 1 counts too.
+        """
         if self.task == "regression":
             return functional.mse_loss(outputs[:, 0], targets)
         if self.task == "binary":

@@ -6,6 +6,7 @@ from typing import Any
 import jinja2
 
 from securevfl.core import files
+from securevfl.federation.ledger_labels import LABELS
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
@@ -158,8 +159,9 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def _spending(path: Path, run: str) -> list[float]:
-    """Return epsilon after every release of the run; nothing where it was not bounded."""
+    """Return epsilon after every release of records; nothing where it was not bounded."""
     if not path.exists():
         return []
-    values = [line.get("epsilon") for line in lines_of_run(path, run)]
+    lines = lines_of_run(path, run)
+    values = [line.get("epsilon") for line in lines if line["kind"] != LABELS]
     return [float(value) for value in values if value is not None]

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from securevfl.config.channels import channels
+from securevfl.dp.statement import of_labels
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.ledger_labels import labels_spent
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.tasks import Metrics
 
@@ -60,10 +62,12 @@ class PrivacyFigures:
     as_published_note: str
     channels: Sequence[Mapping[str, str]]
     """Every way in which a party learns something, and what covers it."""
+    labels: Mapping[str, Any] | None = None
+    """Where secondaries are told of the primary's labels: what :func:`labels_figures` returns."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by name, without those of encoders that the run does not have."""
-        return _without_none(self, _OF_UPDATES)
+        """Return the figures by name, without those of what the run does not have."""
+        return _without_none(self, _NOT_OF_EVERY_PROMISE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +151,8 @@ class RunFigures:
         return cls(**{**content, "privacy": PrivacyFigures(**content["privacy"])})
 
 
-_OF_UPDATES: Final = (
+_NOT_OF_EVERY_PROMISE: Final = (
+    "labels",
     "gradient_noise_multiplier",
     "gradient_noise_std",
     "gradient_clip_norm",
@@ -276,7 +281,41 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         warning=said.warning,
         as_published_note=_AS_PUBLISHED_NOTE,
         channels=channels(config),
+        labels=labels_figures(ledger),
     )
+
+
+def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
+    """Return what a run promised of the primary's labels; None where it told nothing of them.
+
+    Args:
+        ledger: The primary's, with what this run and others on the same table told.
+
+    Returns:
+        ``mechanism``; ``epsilon`` against one secondary and ``together`` against all of them, at
+        ``delta`` (0 where labels were randomised; None: no bound); ``total_epsilon`` and
+        ``total_together`` of all ``runs`` on the table; and the ``statement`` with its
+        ``odds_factor`` and ``warning``.
+    """
+    last = next((one.labels[-1] for one in reversed(ledger.budgeted) if one.labels), None)
+    run, table = labels_spent(ledger.budgeted), labels_spent(ledger.sessions)
+    if last is None or run is None or table is None:
+        return None
+    said = of_labels(
+        last.mechanism, run, parties=last.parties, table=table if table.runs > 1 else None
+    )
+    return {
+        "mechanism": last.mechanism,
+        "epsilon": run.epsilon,
+        "together": run.together,
+        "delta": run.delta,
+        "total_epsilon": table.epsilon,
+        "total_together": table.together,
+        "runs": table.runs,
+        "statement": said.text,
+        "odds_factor": said.odds_factor,
+        "warning": said.warning,
+    }
 
 
 def finite_or_none(value: float) -> float | None:

@@ -26,6 +26,8 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
+from securevfl.federation.assist_labels import tell_labels
+from securevfl.federation.assist_primary import AssistPrimary
 from securevfl.federation.ballot import Ballot, ballot_of
 from securevfl.federation.base import Base, Choice, choose, fit_base
 from securevfl.federation.build import build_primary
@@ -149,6 +151,7 @@ class PrimaryRun:
         """
         self.primary.require_measurable()
         self.base = base = self._fit_base()
+        self._tell_labels()
         if self.plan.facts.resume_epoch:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
@@ -168,6 +171,20 @@ class PrimaryRun:
             fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
         self.primary.take_base(fitted.margins)
         return fitted
+
+    def _tell_labels(self) -> None:
+        """Charge for what secondaries will be told of labels, and draw these if they are drawn."""
+        if not isinstance(self.primary, AssistPrimary):
+            return
+        told = tell_labels(
+            self.plan,
+            self.table,
+            self.data,
+            ledger=self.ledger,
+            files=self.checkpoints.files,
+            estimator=self._estimator,
+        )
+        self.primary.tell_by(told)
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)

@@ -6,6 +6,7 @@ from typing import Any
 
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.ledger_book import LedgerBook, epsilon_of_sessions
+from securevfl.federation.ledger_labels import LabelsSpent, labels_spent
 
 
 def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
@@ -33,7 +34,8 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
 
     Returns:
         ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
-        delta and for its unit (None: no bound), ``releases`` and ``row_releases``.
+        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and those of
+        labels, ``labels.epsilon`` and so on (None too where nothing was told of them).
 
     Raises:
         PrivacyError: If they are no ledger's lines, or hold nothing of the run.
@@ -49,6 +51,22 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
         "total_epsilon": _finite(book.total(privacy.unit, delta=privacy.delta)),
         "releases": sum(one.rounds for one in sessions),
         "row_releases": sum(one.row_releases for one in sessions),
+        **_of_labels(labels_spent(sessions), labels_spent(book.sessions)),
+    }
+
+
+def _of_labels(own: LabelsSpent | None, table: LabelsSpent | None) -> dict[str, float | None]:
+    """Return the figures of labels by name; None where a run told nothing of them."""
+    if own is None or table is None:
+        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
+        return {f"labels.{name}": None for name in names}
+    return {
+        "labels.epsilon": own.epsilon,
+        "labels.together": own.together,
+        "labels.delta": own.delta,
+        "labels.total_epsilon": table.epsilon,
+        "labels.total_together": table.together,
+        "labels.runs": table.runs,
     }
 
 

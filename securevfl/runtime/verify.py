@@ -269,7 +269,9 @@ def _check_figures(evidence: _Evidence) -> None:
         missing = "the run has no metrics.json" if metrics is None else "its ledger is not at hand"
         evidence.say("figures", primary, None, f"not computed: {missing}")
         return
-    told = metrics["privacy"]
+    privacy = metrics["privacy"]
+    labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
+    told = {**privacy, **labels}
     try:
         found = recomputed(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:

@@ -10,6 +10,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.dp.label_release import labels_total
+from securevfl.dp.statement import of_labels
+from securevfl.federation.assist_labels import label_release
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import warnings_about
@@ -70,7 +73,16 @@ class Check:
             "of": "all releases together" if self.plan.frozen else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,
+            "labels": self._labels(),
         }
+
+    def _labels(self) -> str | None:
+        """Return what is promised of the primary's labels; None where nobody is told of them."""
+        release = None if self.config is None else label_release(self.config)
+        total = labels_total([] if release is None else [release])
+        if release is None or total is None:
+            return None
+        return of_labels(release.mechanism, total, parties=release.parties).text
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for ``--json``."""
@@ -82,6 +94,7 @@ class Check:
             "parties": {one.party.name: _party_json(one) for one in self.parties},
             "links": {name: asdict(links) for name, links in self.links.items()},
             "privacy": self.privacy(),
+            "chosen": {} if self.config is None else dict(self.config.chosen),
             "base": None if self.config is None else self.config.base.estimator,
             "costs": None if self.costs is None else asdict(self.costs),
             "learns": self.learns(),

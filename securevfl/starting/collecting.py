@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from securevfl.config import rules
+from securevfl.config.auto import resolved
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
@@ -79,6 +80,12 @@ def collect(path: Path) -> Collected:
 
 def _collect(source: dict[str, Any], found: Collected) -> None:
     mended = copy.deepcopy(source)
+    try:
+        mended = copy.deepcopy(dict(resolved(mended)[0]))
+    except ConfigError as error:
+        found.problems.append(str(error))
+        found.mended.add("encoder")
+        del mended["encoder"]
     _sections(mended, found)
     tables = mended.get("party", [])
     if isinstance(tables, list):

@@ -53,9 +53,6 @@ class Cast:
     taken: tuple[str, ...]
     """Columns whose range was taken from the table, since nobody declares one."""
 
-    hidden: int | None
-    """``model.hidden`` for so many secondaries; None leaves the file's."""
-
     told: float
     """Share of the variance of the features that were set aside which a linear model of the
     primary's own keys and columns explains: how little new a pretended partner has to say."""
@@ -113,7 +110,7 @@ def set_aside(
     names = list(columns)
     drawn = [names[i] for i in stream(seed, "rehearsal", "columns").permutation(len(names))]
     aside = drawn[: max(1, len(drawn) * _ASIDE // 100)]
-    parts, hidden = _dealt(config, aside, columns)
+    parts = _dealt(config, aside, columns)
     own = [name for name in names if name not in aside]
     ranges, taken = _ranges(config, table, aside, columns)
     left = _with_columns(table, own, columns)
@@ -134,7 +131,6 @@ def set_aside(
             for name, part in given.items()
         },
         taken=taken,
-        hidden=hidden,
         told=_told(left, _with_columns(table, aside, columns)),
     )
 
@@ -147,6 +143,7 @@ def rehearsed(config: FederationConfig, cast: Cast, epsilon: float | None) -> Fe
         PrivacyError: If a promise would not hold, whatever partners declare.
     """
     source = merged(config.source, settings_for(config, epsilon))
+    hidden = _fitting_width(parse_federation(source, file="rehearsal"), cast)
     primary = next(one for one in source["party"] if one["role"] == "primary")
     helpers = [one for one in source["party"] if one["role"] in ("coordinator", "dealer")]
     pretended = [
@@ -165,8 +162,8 @@ def rehearsed(config: FederationConfig, cast: Cast, epsilon: float | None) -> Fe
     # Kept links would be those of other keys; other methods are not rehearsed.
     source["linkage"] = {k: v for k, v in source["linkage"].items() if k != "cache"}
     source.pop("methods", None)
-    if cast.hidden is not None:
-        source["model"] = {**source["model"], "hidden": cast.hidden}
+    if hidden is not None:
+        source["model"] = {**source["model"], "hidden": hidden}
         source["model"].pop("heads", None)
     rehearsal = parse_federation(source, file="rehearsal")
     require_covered_channels(rehearsal)
@@ -252,22 +249,27 @@ def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:
 
 def _dealt(
     config: FederationConfig, aside: Sequence[str], columns: Mapping[str, Sequence[str]]
-) -> tuple[list[list[str]], int | None]:
-    """Return who gets what, and ``model.hidden`` where the file's does not go with it."""
-    numbers, blocks = _numbers(config)
-    planned = len(config.secondaries)
-    least = 0
+) -> list[list[str]]:
+    """Return who gets what: fewer partners rather than fewer numbers of each."""
+    numbers, _ = _numbers(config)
     parts: list[list[str]] = []
-    # Fewer partners rather than fewer numbers of each, but for the last one.
-    for count in range(min(planned, len(aside)), 0, -1):
+    for count in range(min(len(config.secondaries), len(aside)), 0, -1):
         parts = [list(part) for part in np.array_split(np.array(aside, dtype=object), count)]
-        least = min(sum(len(columns[name]) for name in part) for part in parts)
-        if least >= numbers:
+        if min(sum(len(columns[name]) for name in part) for part in parts) >= numbers:
             break
-    written = min(numbers, least)
-    if numbers == 0 or (written == numbers and (len(parts) == planned or not blocks)):
-        return parts, None
-    return parts, written * (len(parts) if blocks else 1)
+    return parts
+
+
+def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
+    """Return ``model.hidden`` for so many secondaries of so many features; None: the file's."""
+    numbers, blocks = _numbers(config)
+    if numbers == 0:
+        return None
+    count = len(cast.aside)
+    written = min(numbers, *(cast.tables[name].num_features for name in cast.aside))
+    if written == numbers and (count == len(config.secondaries) or not blocks):
+        return None
+    return written * (count if blocks else 1)
 
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:

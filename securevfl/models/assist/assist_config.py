@@ -32,6 +32,18 @@ class AssistConfig:
     leaves: int = 15
     """Leaves of a tree, at most."""
 
+    label_epsilon: float | None = None
+    """What secondaries may learn of how any one training row is labelled, all of them together and
+    over all rounds: labels are randomised once, and nothing that is sent is made of others. None:
+    what is sent shows labels."""
+
+    label_lower: float | None = None
+    """Least label of a regression that counts under ``label_epsilon``, in the label's own unit:
+    lower ones are raised to it. Not to be taken from the labels."""
+
+    label_upper: float | None = None
+    """Largest label that counts under ``label_epsilon``; higher ones are lowered to it."""
+
     keys_as_features: bool = False
     """Whether a record's keys are inputs beside its features; they must be numbers then."""
 
@@ -57,3 +69,5 @@ class AssistConfig:
         checks.at_least(1, **sizes)
         checks.at_least(2, leaves=self.leaves)
         checks.one_of(("boosting", "forest", "linear"), estimator=self.estimator)
+        if self.label_epsilon is not None:
+            checks.positive(label_epsilon=self.label_epsilon)

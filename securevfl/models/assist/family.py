@@ -50,6 +50,10 @@ class AssistFamily(Family[AssistConfig]):
         """Return the rounds: each is an epoch of the protocol."""
         return settings.rounds
 
+    def label_epsilon(self, settings: AssistConfig) -> float | None:
+        """Return what secondaries may learn of one training row's label; None promises nothing."""
+        return settings.label_epsilon
+
     def require_outputs(self, settings: AssistConfig, outputs: int) -> None:
         """Refuse a width of scores that is not that of the labels.
 

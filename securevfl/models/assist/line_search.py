@@ -27,7 +27,7 @@ def constant_margin(targets: Shaped[Tensor, " rows"], head: TaskHead) -> Float[T
 
 
 def residuals_of(
-    margins: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"], head: TaskHead
+    margins: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, "rows ..."], head: TaskHead
 ) -> Float[Tensor, "rows outputs"]:
     """Return each row's negative gradient of its loss with respect to its margin.
 
@@ -44,7 +44,7 @@ def residuals_of(
 def best_step(
     margins: Float[Tensor, "rows outputs"],
     scores: Float[Tensor, "rows outputs"],
-    targets: Shaped[Tensor, " rows"],
+    targets: Shaped[Tensor, "rows ..."],
     head: TaskHead,
     *,
     unit: float,

@@ -197,7 +197,7 @@ def test_labels_stand_beside_records(tmp_path: Path, capfd: Capture) -> None:
     run_on(table, "b" * 32, LabelRelease(mechanism="randomised", epsilon=1.0, delta=0, parties=4))
     run_on(table, "c" * 32)
     shown = securevfl(capfd, "ledger", "show", table).out
-    assert "labels towards secondaries, 2 runs: epsilon = 3 against one alone, 5.485" in shown
+    assert "epsilon = 3 against one alone, 5.393 against all together at delta = 1e-05" in shown
     told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)["labels"]
     assert told["runs"] == 2
     assert told["delta"] == 1e-5

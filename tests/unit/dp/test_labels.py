@@ -55,7 +55,7 @@ def test_rows_without_a_class_stay_so_and_others_stay_classes() -> None:
     assert drawn.dtype == np.int64
     assert (bins == before).all()
     assert ((drawn == 3) == (bins == 3)).all()
-    assert set(drawn) == {0, 1, 2, 3}  # misses a class with probability below 1e-150
+    assert set(drawn) == {0, 1, 2, 3}  # misses a class with probability below 1e-100
     assert len(randomised_labels(bins[:0], classes=3, epsilon=1.0)) == 0
 
 
@@ -99,13 +99,13 @@ def test_noise_on_numbers_keeps_epsilon_by_its_own_sums(epsilon: float) -> None:
 def test_numbers_are_cut_to_their_range_and_noise_is_as_wide_as_it_says() -> None:
     """A label far outside is as one at the edge: what is drawn lies around the edge.
 
-    20,000 draws: their mean lies within 6.2 standard errors, and their deviation within 6.2 of its
+    20,000 draws: their mean lies within 6.3 standard errors, and their deviation within 6.3 of its
     own, but for 1e-9.
     """
     noise = label_noise_multiplier(4.0, 1e-5) * 10.0
     drawn = noised_labels(np.full(20_000, 1e6), lower=-5.0, upper=5.0, epsilon=4.0, delta=1e-5)
-    assert abs(drawn.mean() - 5.0) < 6.2 * noise / math.sqrt(20_000)
-    assert abs(drawn.std() / noise - 1) < 6.2 / math.sqrt(40_000)
+    assert abs(drawn.mean() - 5.0) < 6.3 * noise / math.sqrt(20_000)
+    assert abs(drawn.std() / noise - 1) < 6.3 / math.sqrt(40_000)
     # Whole steps of the range, so that nothing shows in the last digits of a float.
     steps = (drawn + 5.0) / 10.0 * 2**16
     assert (steps == np.rint(steps)).all()

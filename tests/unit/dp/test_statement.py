@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from securevfl.core.errors import ConfigError
+from securevfl.dp.label_release import LabelTotal
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.dp.statement import NO_PROMISE, WEAK_EPSILON, Statement, bounded, unbounded
+from securevfl.dp.statement import (
+    NO_PROMISE,
+    WEAK_EPSILON,
+    Statement,
+    bounded,
+    of_labels,
+    unbounded,
+)
 
 UNITS = ("secondary-record", "entity", "linked-row")
 ENCODERS = ("frozen", "dp-trained", "trained")
@@ -194,3 +202,54 @@ def test_repeated_rounds_count_in_this_run() -> None:
     assert "(epsilon = 3)" in plan.statement(tau).text
     assert "(epsilon = 3)" in plan.statement(tau, spent=1.0).text
     assert "(epsilon = 4.5)" in plan.statement(tau, spent=4.5).text
+
+
+SHARED = {"mechanism": "shares", "run": LabelTotal(epsilon=2.0, together=4.5, delta=1e-6)}
+
+
+def of(**changes: Any) -> Statement:
+    """Return what is said of labels whose sums are shared among four secondaries."""
+    return of_labels(**({"parties": 4} | SHARED | changes))
+
+
+def test_the_sentence_of_labels() -> None:
+    """Word by word, for each way in which labels reach secondaries."""
+    rest = (
+        "Not covered: labels of several rows together, what many labels have in common, which rows "
+        "train, what later predictions show, and other runs."
+    )
+    assert of().text == (
+        "Suppose any one secondary tries to find out how any one of the primary's training rows is "
+        "labelled. Whatever else it knows, it can do no better than if its odds of one label "
+        "against another changed by at most a factor of 7.4 (epsilon = 2), except with a "
+        "probability of 1 in 1,000,000 (delta = 1e-06). For all 4 secondaries together the factor "
+        "is 90 (epsilon = 4.5). This holds against secondaries that send what the protocol says. "
+        + rest
+    )
+    once = LabelTotal(epsilon=2.0, together=2.0, delta=0.0)
+    assert of(mechanism="randomised", run=once).text == (
+        "Suppose all 4 secondaries together try to find out how any one of the primary's training "
+        "rows is labelled. Whatever else they know, they can do no better than if their odds of "
+        "one label against another changed by at most a factor of 7.4 (epsilon = 2). " + rest
+    )
+    shown = LabelTotal(epsilon=None, together=None, delta=0.0)
+    assert of(mechanism="shown", run=shown).text == of(mechanism="shown", run=shown).warning
+    assert of(mechanism="shown", run=shown).odds_factor is None
+    assert of().odds_factor == math.exp(2)
+
+
+def test_the_sentence_of_labels_over_runs() -> None:
+    """All runs on the table, the same for one secondary and for all; and what is too weak."""
+    both = of(table=LabelTotal(epsilon=3.0, together=8.0, delta=1e-6)).text
+    assert (
+        "For all runs on this table together the factor is 20 (epsilon = 3), and for all "
+        "secondaries together 2,981 (epsilon = 8)." in both
+    )
+    assert both.endswith("and later runs.")
+    lost = of(table=LabelTotal(epsilon=None, together=None, delta=1e-6))
+    assert "there is no bound: one of them showed labels" in lost.text
+    assert lost.warning is not None
+    weak = of(run=LabelTotal(epsilon=WEAK_EPSILON + 1, together=30.0, delta=1e-6))
+    assert weak.warning is not None
+    assert weak.text.endswith(weak.warning)
+    assert of().warning is None

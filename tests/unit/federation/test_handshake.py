@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.federations import write_federation
+from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
@@ -231,3 +232,22 @@ def test_an_id_that_is_none_is_refused(config, people, run) -> None:
     message = dataclasses.replace(sent, sender="bank-1", meta={**sent.meta, "run": run})
     with pytest.raises(ProtocolError, match="run"):
         handshake.read_hello(config, message)
+
+
+def test_predictions_are_welcome_without_a_dealer_of_votes(tmp_path: Path) -> None:
+    """A dealer for votes alone is missed in training, and not where a kept model answers."""
+    config = read_federation(write_voting(tmp_path))
+    people = {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
+    keys = keys_of(config)
+    hellos = hellos_of(config, people, keys)
+    predicts = RunFacts(rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True)
+    for facts in (predicts, FACTS):
+        message = handshake.welcome(hellos, facts).to_message()
+        own = {"key": keys["bank-1"], "pinned": pinned(people)}
+        if facts.predicts:
+            opened, pair_keys = handshake.open_welcome(config, message, **own)
+            assert opened == predicts
+            assert set(pair_keys) == {2}
+        else:
+            with pytest.raises(ProtocolError, match="dealer"):
+                handshake.open_welcome(config, message, **own)

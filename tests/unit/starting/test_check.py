@@ -222,3 +222,4 @@ def test_assisted_boosting_is_timed_by_its_fits(tmp_path: Path, capfd: Capture) 
     said = json.loads(checked.out)
     assert said["costs"]["step_seconds"] > 0
     assert "labels can be read" in " ".join(map(str, said["learns"]))
+    assert said["privacy"]["labels"].startswith("Labels are shown")
