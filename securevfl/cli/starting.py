@@ -1,4 +1,4 @@
-"""The commands before a first run: ``columns``, ``init`` and ``check``."""
+"""The commands before a first run: ``columns``, ``init``, ``check`` and ``advise``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -165,3 +165,50 @@ def check(
     from securevfl.cli.check import run_check
 
     run_check(federation, name=name, data_root=data_root, as_json=as_json)
+
+
+@app.command()
+def advise(
+    federation: Annotated[Path, typer.Argument(metavar="FED.toml", help="The federation file.")],
+    epsilon: Annotated[
+        str,
+        typer.Option("--epsilon", metavar="1,2,...", help="What might be promised, in numbers."),
+    ] = "1,2,4,8,16",
+    seeds: Annotated[
+        int, typer.Option(help="Of the rehearsal, counting up from the file's; 0: no rehearsal.")
+    ] = 3,
+    key_noise: Annotated[
+        float,
+        typer.Option(
+            help="Noise on pretended partners' numeric keys, in deviations of each key; 0: their "
+            "keys are the primary's own."
+        ),
+    ] = 0.0,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-root", help="Where relative data paths start; default: next to the file."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw what survives, and what was rehearsed."),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Say what a promise leaves of partners' information, before anyone spends anything.
+
+    Reads the federation file and the primary's table alone. Some of the primary's own columns are
+    set aside as pretended partners, and trained with as planned: a rehearsal, and no promise.
+    """
+    from securevfl.cli.advise import run_advise
+
+    run_advise(
+        federation,
+        epsilon=epsilon,
+        seeds=seeds,
+        key_noise=key_noise,
+        data_root=data_root,
+        plot=plot,
+        as_json=as_json,
+    )

@@ -266,3 +266,48 @@ def explanation_plots(explanation: Mapping[str, Any]) -> list[str]:
     axes.grid(visible=False)
     shown.append(_svg(figure))
     return shown
+
+
+def advice_plot(advice: Mapping[str, Any]) -> str:
+    """Return the share that can survive over epsilon, and beside it what was rehearsed.
+
+    Args:
+        advice: What ``securevfl advise --json`` prints.
+    """
+    rehearsal = advice["rehearsal"]
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    panels = figure.subplots(1, 1 if rehearsal is None else 2, squeeze=False)[0]
+    words = _epsilons(advice["bounds"])
+    lines = {
+        "shared": (f"shared by {advice['secondaries']}", _BLUE, "-"),
+        "blocks": ("blocks, all in one number", _ORANGE, "-"),
+        "blocks_spread": ("blocks, all numbers alike", _ORANGE, ":"),
+    }
+    for name, (label, colour, style) in lines.items():
+        values = [one[name] for one in advice["bounds"]]
+        panels[0].plot(words, values, style, marker="o", color=colour, label=label)
+    panels[0].set_ylim(0, 1.05)
+    panels[0].set_ylabel("share of the signal that survives", fontsize=8)
+    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
+    if rehearsal is not None:
+        rows = rehearsal["epsilons"]
+        panels[1].errorbar(
+            _epsilons(rows),
+            [one["gain"] for one in rows],
+            [one["deviation"] or 0.0 for one in rows],
+            marker="o",
+            capsize=3,
+            color=_BLUE,
+        )
+        panels[1].axhline(0, color=_GREY, linewidth=1)
+        panels[1].set_ylabel(f"rehearsed gain over alone, {rows[0]['metric']}", fontsize=8)
+    for axes in panels:
+        axes.set_xlabel(f"epsilon at delta {advice['delta']:g}", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return _svg(figure)
+
+
+def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return ["none" if row["epsilon"] is None else f"{row['epsilon']:g}" for row in rows]

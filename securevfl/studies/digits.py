@@ -33,7 +33,8 @@ def write_tables(tables: Sequence[PartyTable], folder: Path) -> None:
             }
         )
         if table.labels is not None:
-            frame["y"] = np.asarray(table.classes)[table.labels]
+            classes = table.classes
+            frame["y"] = table.labels if classes is None else np.asarray(classes)[table.labels]
         frame.to_csv(folder / f"{table.name}.csv", index=False)
 
 

@@ -1,0 +1,92 @@
+"""What can survive the noise of a release, unit by unit, as a table; nothing is simulated.
+
+    python benchmarks/surviving.py
+
+The promise is that of docs/frontier.md's bounds: one record a row (``choose = "records"``, m = 1),
+frozen encoders, no fitting, every row released once. ``--fitting 0.05`` takes what a fitted encoder
+takes.
+"""
+
+import argparse
+
+from securevfl.dp.fitting import FittingPlan
+from securevfl.dp.privacy import Privacy, UnitName
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.surviving import noise_a_number, partners_for_half, surviving_share
+
+UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
+_ROWS = 10_000
+
+
+def plan_of(
+    unit: UnitName, epsilon: float, options: argparse.Namespace, *, disjoint: bool
+) -> ReleasePlan:
+    """Return the plan of one release a row; of a pass over the rows, their number is no matter."""
+    return ReleasePlan(
+        privacy=Privacy(
+            epsilon=epsilon, delta=options.delta, unit=unit, encoder="frozen", links_per_record=1
+        ),
+        parties=options.secondaries,
+        min_active=options.secondaries,
+        rounds=1,
+        rows_per_round=_ROWS,
+        row_releases=_ROWS,
+        releases_per_row=1,
+        links=1,
+        pooled=True,
+        contested=False,
+        disjoint=disjoint,
+        fitting=FittingPlan(share=options.fitting) if options.fitting else None,
+    )
+
+
+def rows_of(unit: UnitName, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """Return what is told of a unit, and its cells, one an epsilon."""
+    own = [plan_of(unit, epsilon, options, disjoint=True) for epsilon in options.epsilons]
+    shared = [plan_of(unit, epsilon, options, disjoint=False) for epsilon in options.epsilons]
+    k = options.secondaries
+
+    def shares(
+        plans: list[ReleasePlan], *, numbers: int = 1, together: int = 1, agreement: float = 0.0
+    ) -> list[str]:
+        found = [
+            surviving_share(
+                noise=_noise(plan), numbers=numbers, secondaries=together, agreement=agreement
+            )
+            for plan in plans
+        ]
+        return [f"{share:.2f}" for share in found]
+
+    partners = [partners_for_half(plan, plan.noise_share_std()) for plan in shared]
+    return [
+        ("noise a number, blocks", [f"{_noise(plan):.2f}" for plan in own]),
+        ("blocks, all in one number", shares(own)),
+        ("blocks, four numbers alike", shares(own, numbers=4)),
+        ("noise a number, shared", [f"{_noise(plan):.2f}" for plan in shared]),
+        (f"shared by {k}, uncorrelated", shares(shared, together=k)),
+        (f"shared by {k}, all alike", shares(shared, together=k, agreement=1.0)),
+        ("secondaries for half", [str(one or "no number") for one in partners]),
+    ]
+
+
+def _noise(plan: ReleasePlan) -> float:
+    return noise_a_number(plan, plan.noise_share_std())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--delta", type=float, default=1e-6)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--secondaries", type=int, default=4)
+    parser.add_argument("--fitting", type=float, default=0.0, help="share of the privacy, < 1")
+    options = parser.parse_args()
+    heads = " | ".join(f"{epsilon:g}" for epsilon in options.epsilons)
+    print(f"| unit | delta {options.delta:g}, epsilon | {heads} |")
+    print("| --- " * (2 + len(options.epsilons)) + "|")
+    for unit in UNITS:
+        for what, cells in rows_of(unit, options):
+            print(f"| {unit} | {what} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What the command ``advise`` does."""
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from securevfl.cli.progress import bars
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError
+from securevfl.core.files import write_text
+from securevfl.core.memory import keep_freed_memory
+from securevfl.starting.advice import NO_PROMISE, Advice, Bound, advise, epsilons_from
+from securevfl.starting.rehearsal import Played
+
+_HEADINGS: Final = (
+    "epsilon",
+    "noise",
+    "blocks",
+    "blocks, spread",
+    "shared",
+    "partners",
+    "rows",
+)
+_LEGEND: Final = (
+    "noise: of a number, over the length of one record in it; blocks, shared: the share of a "
+    "signal that survives it in coordinates of a secondary's own (all of the length in one number, "
+    "or spread over its numbers) and in coordinates that all share; partners: so many half "
+    "survive in shared ones; rows: so many training rows show, by two standard errors, a signal "
+    "that explains 1 % of what your own columns leave open"
+)
+
+
+def run_advise(
+    path: Path,
+    *,
+    epsilon: str,
+    seeds: int,
+    key_noise: float,
+    data_root: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Print what can survive at each epsilon, and what a rehearsal gained."""
+    epsilons = epsilons_from(epsilon)
+    if seeds < 0:
+        raise ConfigError(f"--seeds: must be at least 0, got {seeds}")
+    if not 0 <= key_noise < float("inf"):
+        raise ConfigError(f"--key-noise: must be a number from 0 on, got {key_noise}")
+    if plot is not None and plot.suffix != ".svg":
+        raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
+    config = read_federation(path)
+    keep_freed_memory()
+    with _Progress(runs=seeds * (len(set(epsilons)) + 1)) as progress:
+        found = advise(
+            path,
+            config,
+            epsilons=epsilons,
+            seeds=seeds,
+            key_noise=key_noise,
+            data_root=data_root or path.parent,
+            done=progress,
+        )
+    if plot is not None:
+        # Loaded here: plots take most of a second to load.
+        from securevfl.report.plots import advice_plot
+
+        write_text(plot, advice_plot(found.as_json()), for_others=True)
+    if as_json:
+        print(json.dumps(found.as_json(), allow_nan=False))
+    else:
+        _print(Console(), found)
+
+
+class _Progress:
+    """Show rehearsed runs as they end, on stderr."""
+
+    def __init__(self, *, runs: int) -> None:
+        self._console = Console(stderr=True)
+        self._bars = bars(self._console, name_width=22)
+        self._runs = runs
+        self._done = 0
+        self._task = self._bars.add_task("rehearsal", total=runs, figures="")
+
+    def __enter__(self) -> "_Progress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, run: Played) -> None:
+        self._done += 1
+        text = f"seed {run.seed}, {_epsilon(run.epsilon)}: {run.metric} {run.test:.4f}"
+        self._bars.update(self._task, completed=self._done, figures=text)
+        if not self._console.is_terminal:
+            print(f"done {self._done}/{self._runs}: {text}", file=sys.stderr, flush=True)
+
+
+def _epsilon(value: float | None) -> str:
+    return "without noise" if value is None else f"epsilon {value:g}"
+
+
+def _print(console: Console, found: Advice) -> None:
+    privacy, secondaries = found.config.privacy, len(found.config.secondaries)
+    _say(
+        console,
+        "what can survive: ",
+        f"unit {privacy.unit}, delta {privacy.delta:g}, "
+        f"{_counted(secondaries, 'secondary', 'secondaries')}, "
+        f"{found.training_rows:,} training rows",
+    )
+    table = Table()
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for one in found.bounds:
+        table.add_row(*_cells(one))
+    console.print(table)
+    _say(console, "", _LEGEND)
+    _print_settings(console, found)
+    if found.rehearsed:
+        _print_rehearsal(console, found)
+    for note in found.notes:
+        _say(console, "note: ", note)
+
+
+def _cells(one: Bound) -> list[str]:
+    return [
+        "none" if one.epsilon is None else f"{one.epsilon:g}",
+        f"{one.noise:.2f}",
+        f"{one.blocks:.2f}",
+        f"{one.blocks_spread:.2f}",
+        f"{one.shared:.2f}",
+        "no number" if one.partners is None else f"{one.partners:,}",
+        "no number" if one.rows is None else f"{one.rows:,}",
+    ]
+
+
+def _print_settings(console: Console, found: Advice) -> None:
+    told: dict[str, list[str]] = {}
+    for one in found.bounds:
+        text = ", ".join(f"{name} = {value}" for name, value in one.settings.items())
+        told.setdefault(text, []).append("none" if one.epsilon is None else f"{one.epsilon:g}")
+    for text, epsilons in told.items():
+        _say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
+
+
+def _print_rehearsal(console: Console, found: Advice) -> None:
+    first, metric = found.casts[0], found.rehearsed[0].metric
+    aside = sum(map(len, first.aside.values()))
+    drawn = f", drawn anew with each of {len(found.casts)} seeds" if len(found.casts) > 1 else ""
+    _say(
+        console,
+        "rehearsal: ",
+        f"{aside} of {len(first.own) + aside} columns set aside for "
+        f"{_counted(len(first.aside), 'pretended secondary', 'pretended secondaries')}{drawn}; "
+        f"alone is the primary on the columns that were left",
+    )
+    table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
+    for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
+        table.add_column(heading, justify="right")
+    for one in found.rehearsed:
+        deviation = "" if one.deviation is None else f" ± {one.deviation:.3f}"
+        table.add_row(
+            "none" if one.epsilon is None else f"{one.epsilon:g}",
+            f"{one.alone:.3f}",
+            f"{one.test:.3f}",
+            f"{one.gain:+.3f}{deviation}",
+            " ".join(f"{gain:+.3f}" for gain in one.gains),
+            f"{one.used} of {len(one.gains)}",
+        )
+    console.print(table)
+    for one in found.rehearsed:
+        console.print(one.verdict(), soft_wrap=True, highlight=False, markup=False)
+    _say(console, "", NO_PROMISE)
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
+
+
+def _say(console: Console, head: str, text: str) -> None:
+    console.print(Text.assemble((head, "bold"), text), soft_wrap=True)
