@@ -60,18 +60,28 @@ def dealt(name: str, parties: int, neighbours: int, most: int | None) -> Callabl
     return make
 
 
+VIEWS = ("fou", "mor", "zer", "kar", "pix", "fac")
+"""Of mfeat, the primary's first."""
+
+
 def views(*, rows: int | None) -> Tables:
-    """Return mfeat's six views, one a party, with ids that are equal everywhere."""
+    """Return mfeat's six views, one a party, with ids that are equal everywhere.
+
+    The primary has the Fourier coefficients. Its rows are sorted by class, so ids are drawn.
+    """
     table = load_full("mfeat")
-    chosen = np.random.default_rng(MADE_SEED).permutation(len(table.y))[:rows]
+    drawn = np.random.default_rng(MADE_SEED)
+    chosen = drawn.permutation(len(table.y))[:rows]
+    ids = drawn.permutation(len(table.y))
     parties = []
-    for number, (view, columns) in enumerate(table.views.items()):
+    for number, view in enumerate(VIEWS):
+        columns = table.views[view]
         order = chosen if number == 0 else np.random.default_rng(number).permutation(chosen)
         parties.append(
             PartyTable(
                 name=view,
                 key_names=("id",),
-                keys=order[:, None].astype(np.float64),
+                keys=ids[order][:, None].astype(np.float64),
                 feature_names=tuple(f"{view}_{i}" for i in range(len(columns))),
                 features=table.X[order][:, list(columns)].astype(np.float32),
                 labels=np.asarray(table.y)[order].astype(np.int64) if number == 0 else None,

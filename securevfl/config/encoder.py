@@ -1,11 +1,14 @@
 """The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write."""
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.fitting import FittingPlan
+
+_MOST_LABEL_EPSILON: Final = 1e4
+"""Nothing is promised long before it, and noise as small as that could not be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,7 @@ class EncoderSettings:
             checks.one_of(("blocks", "sum"), layout=self.layout)
         checks.open_unit(share=self.share)
         checks.positive(label_epsilon=self.label_epsilon)
+        checks.at_most(_MOST_LABEL_EPSILON, label_epsilon=self.label_epsilon)
         if self.method != "votes":
             if self.labels is not None or self.whiten:
                 field = "whiten" if self.labels is None else "labels"

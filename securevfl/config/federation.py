@@ -107,8 +107,9 @@ class FederationConfig:
 
     @property
     def label_epsilon(self) -> float | None:
-        """What secondaries may learn of one training row's label, where they are told drawn ones;
-        None promises nothing, or tells them no row's.
+        """What secondaries may learn of one training row's label where they are told of rows.
+
+        None promises nothing, or no row is told of.
         """
         if self.encoder is not None and self.encoder.labels == "randomised":
             return self.encoder.label_epsilon

@@ -159,13 +159,13 @@ def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
 
 
 def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
+    source, chosen = resolved(source)
     for required in ("federation", "model", "privacy", "linkage"):
         if required not in source:
             raise ConfigError(f"[{required}]: this section is missing")
     for name, table in source.items():
         if name != "party" and not isinstance(table, Mapping):
             raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
-    source, chosen = resolved(source)
     filled = expanded(source)
     model, top = without_top(filled["model"])
     family = family_named(model.pop("family", None))

@@ -53,6 +53,14 @@ def at_least(minimum: float, **values: float) -> None:
             raise ConfigError(f"{name} must be at least {minimum}, got {value!r}")
 
 
+def at_most(maximum: float, **values: float) -> None:
+    """Refuse numbers above ``maximum``."""
+    _number(**values)
+    for name, value in values.items():
+        if value > maximum:
+            raise ConfigError(f"{name} must be at most {maximum:g}, got {value!r}")
+
+
 def whole(**values: object) -> None:
     """Check that every named value is an int (a bool is not one)."""
     for name, value in values.items():

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class PrimaryRun:
         countersigning: PrimaryCountersigning | None,
         estimator: Any = None,
         top: Any = None,
-        vote: Callable[[Ballot], None] | None = None,
+        vote: Callable[[Callable[[], Ballot]], None] | None = None,
         fitted: Base | None = None,
     ) -> None:
         """Make it.
@@ -200,7 +201,7 @@ class PrimaryRun:
             if self._vote is not None:
                 self._tell(Stage(text="fitting votes"))
                 files = self.checkpoints.files
-                self._vote(ballot_of(self.plan, self.data, self.ledger, files))
+                self._vote(partial(ballot_of, self.plan, self.data, self.ledger, files))
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
         if released and self._countersigning is not None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.cells import dates_of, numbers_of, texts_of
@@ -94,8 +95,8 @@ class Proposal:
 
     epsilon: float
     delta: float
-    components: int
-    """Numbers that each secondary's encoder writes."""
+    classes: int | None
+    """Of the label, each of which gets a number; None: nobody has said how many there are."""
 
     bounds_from_data: bool
     served: Mapping[str, RowsServed] = field(default_factory=dict)
@@ -104,7 +105,8 @@ class Proposal:
     @property
     def left_open(self) -> list[tuple[str, str]]:
         """Party and column of what somebody must declare before the file can run."""
-        return [
+        label = [] if self.classes is not None else [(self.tables[0].name, self.label)]
+        return label + [
             (name, use.column.name)
             for name, uses in self.uses.items()
             for use in uses
@@ -158,7 +160,6 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
                 f"party {name!r}: no column is left that could be a feature; keys are "
                 f"{', '.join(keys.columns[name])}. Name fewer by --key, or give it more columns"
             )
-    least = min(counts[table.name] for table in secondaries)
     return Proposal(
         name=wishes.name or primary.name,
         tables=tuple(tables),
@@ -171,7 +172,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         some_unlabelled=bool(label.found and label.found.missing),
         epsilon=wishes.epsilon,
         delta=_delta([table.rows for table in secondaries]),
-        components=min(4 if len(secondaries) == 1 else 2, least),
+        classes=_classes_of(label, task),
         bounds_from_data=wishes.bounds_from_data,
     )
 
@@ -204,6 +205,13 @@ def _task_of(label: Column) -> tuple[Task, str]:
     if label.found.different <= _MOST_CLASSES and bool((present % 1 == 0).all()):
         return "multiclass", 'the label has few whole numbers; write "regression" if they are sizes'
     return "regression", "the label is a number"
+
+
+def _classes_of(label: Column, task: Task) -> int | None:
+    """Return how many numbers votes have."""
+    if task == "multiclass":
+        return None if label.found is None else label.found.different
+    return 2 if task == "binary" else CLASSES_OF_NUMBERS
 
 
 def _delta(rows: Sequence[int | None]) -> float:

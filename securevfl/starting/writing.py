@@ -55,31 +55,40 @@ def _federation(proposal: Proposal) -> str:
 
 
 def _model(proposal: Proposal) -> str:
-    hidden = proposal.components * (len(proposal.tables) - 1)
-    each = _count(proposal.components, "number")
     reads, why = "false", "keys are no positions"
     if proposal.keys.numeric:
         reads, why = "true", "the primary's model may read where its own rows are"
-    # Heads must divide the width, and nothing attends below an additive top model.
-    heads = ["heads = 1" + _aside("must divide hidden; nothing attends here")] * (hidden % 4 > 0)
+    hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
+    if proposal.classes is not None:
+        halves = "one for the label's lower half, one for its upper"
+        each = halves if proposal.task == "regression" else "one number for each class"
+        hidden = f"hidden = {proposal.classes}" + _aside(each)
     return _lines(
         _comment(
-            "Where a joint model gained over the primary alone at epsilon 8, it had these settings "
-            "(docs/frontier.md says where it did not): each record becomes few numbers, and the "
-            "top model adds what they say to what the primary knows by itself."
+            "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
+            "these settings (docs/votes.md says where it did not): each record votes for classes, the "
+            "votes of all secondaries add up, and the top model adds them to what the primary "
+            "knows by itself."
         ),
         "[model]",
         'family = "fet"',
         f"neighbours = {proposal.keys.neighbours}" + _aside(_why_neighbours(proposal)),
-        f"hidden = {hidden}" + _aside(f"{each} for each secondary"),
-        *heads,
+        hidden,
+        "heads = 1" + _aside("must divide hidden; nothing attends here"),
         'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
-        'top = "additive"',
+        'top = "tied"' + _aside("the primary's own model, plus weighed votes"),
         f"keys_as_features = {reads}" + _aside(why),
         "",
+        _comment(
+            "Votes are fitted to sums of records by class, so secondaries learn something of the "
+            "primary's labels: here each training row's, by randomised response. With a party "
+            '[[party]] name = "dealer", role = "dealer" write "shares": then they see no row\'s '
+            '(docs/votes.md). method = "principal" with top = "additive" needs no label.'
+        ),
         "[encoder]",
-        'method = "principal"' + _aside("principal components, fitted behind noise"),
-        'layout = "blocks"' + _aside("every secondary has coordinates of its own"),
+        'method = "votes"',
+        'labels = "randomised"',
+        "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
     )
 
 

@@ -1,6 +1,6 @@
 """Votes in a simulation: the same sums and noise as between processes, without masks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from securevfl.federation.ballot import Ballot
 from securevfl.federation.secondary import Secondary
 
 
-def vote_in_process(secondaries: Sequence[Secondary], ballot: Ballot) -> None:
+def vote_in_process(secondaries: Sequence[Secondary], make: Callable[[], Ballot]) -> None:
     """Let every secondary fit its votes.
 
     Args:
         secondaries: All of them.
-        ballot: The primary's rows by class.
+        make: Charges for labels and returns the primary's rows by class; asked if it is needed.
 
     Raises:
         BudgetExceededError: If a secondary's budget forbids it.
@@ -22,11 +22,12 @@ def vote_in_process(secondaries: Sequence[Secondary], ballot: Ballot) -> None:
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    for secondary in secondaries:
-        voter = secondary.voter
-        assert voter is not None, "all encoders of a run vote, or none"
-        if voter.settled:
-            continue
+    voters = [secondary.voter for secondary in secondaries if secondary.voter is not None]
+    due = [voter for voter in voters if not voter.settled]
+    if not due:
+        return
+    ballot = make()
+    for voter in due:
         hidden = ballot.label_noise is not None
         voter.begin(leaves=hidden)
         if ballot.label_noise is None:

@@ -1,6 +1,6 @@
 """Votes between processes: what primary, secondary and dealer do before the first release."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -75,11 +75,11 @@ class PrimaryVoting:
         )
         return cls(plan, lines)
 
-    def __call__(self, ballot: Ballot) -> None:
+    def __call__(self, make: Callable[[], Ballot]) -> None:
         """Have every secondary's votes fitted that are not fitted yet.
 
         Args:
-            ballot: This party's rows by class.
+            make: Charges for labels and returns this party's rows by class; asked if it is needed.
 
         Raises:
             ProtocolError: If a party leaves the protocol or fails.
@@ -96,15 +96,19 @@ class PrimaryVoting:
             for name in names
         }
         due = [name for name in names if not states[name].settled]
+        if due:
+            self._fit(due, make(), {name: states[name].numbers for name in due})
+        self.end()
+
+    def _fit(self, due: Sequence[str], ballot: Ballot, numbers: Mapping[str, int]) -> None:
         if ballot.label_noise is None:
             labels = VotesLabels(bins_of_rows=ballot.bins_of_rows)
             self._lines.send(labels.to_message(), *due)
         else:
             for name in due:
-                self._sum(name, ballot, numbers=states[name].numbers)
+                self._sum(name, ballot, numbers=numbers[name])
         for name in due:
             self._lines.receive(name, VotingKind.VOTES_DONE)
-        self.end()
 
     def end(self) -> None:
         """Let the dealer go, if it still waits.

@@ -76,7 +76,9 @@ def vote_as_threads(
         part(call)
 
     lives: dict[str, Callable[[], Any]] = {
-        config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(told)
+        config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(
+            lambda: told
+        )
     }
     for rank, name in plan.secondaries.items():
         lives[name] = partial(secondary, rank)
