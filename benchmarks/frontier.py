@@ -29,6 +29,7 @@ from fedsim_tables import Tables
 from matplotlib.figure import Figure
 
 from securevfl.cli.demo import combined
+from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.config.reading import parse_federation
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
@@ -39,8 +40,6 @@ from securevfl.runtime.simulation import simulate_federation
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
 EPSILONS = ("0.01", "1", "2", "4", "8", "16", "none")
 DELTA = 1e-5
-CLASSES_OF_NUMBERS = 5
-"""Numbers of a vote where the label is one: its quantile classes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from securevfl.config.auto import AUTO, resolved
 from securevfl.config.federation import FederationConfig
 
 Overrides = Mapping[str, Mapping[str, Any]]
@@ -15,8 +14,6 @@ _OF_MODEL: Final = ("release", "neighbours", "hidden", "top")
 
 def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
     """Return what a run at an epsilon has otherwise than the file says.
-
-    What ``encoder.method = "auto"`` has chosen for the file is chosen anew.
 
     Args:
         config: The federation file.
@@ -31,20 +28,7 @@ def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
     if epsilon is None and config.privacy.encoder == "dp-trained":
         # An encoder that learns without a promise is called so, and takes none of its settings.
         privacy |= {"encoder": "trained", "gradient_share": None, "gradient_clip_norm": None}
-    return _chosen_anew(config, {"privacy": privacy}) if config.chosen else {"privacy": privacy}
-
-
-def _chosen_anew(config: FederationConfig, overrides: Overrides) -> Overrides:
-    asked = merged(config.source, overrides)
-    for table, name in (one.split(".") for one in config.chosen):
-        asked[table] = {field: value for field, value in asked[table].items() if field != name}
-    asked["encoder"] = {**asked["encoder"], "method": AUTO}
-    _, chosen = resolved(asked)
-    result = {table: dict(fields) for table, fields in overrides.items()}
-    for one in (*config.chosen, *chosen):
-        table, name = one.split(".")
-        result.setdefault(table, {})[name] = chosen.get(one)
-    return result
+    return {"privacy": privacy}
 
 
 def merged(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def _model(proposal: Proposal) -> str:
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
-            "these settings (docs/votes.md says where it did not): each record votes for classes, the "
-            "votes of all secondaries add up, and the top model adds them to what the primary "
+            "these settings (docs/votes.md says where it did not): each record votes for classes, "
+            "the votes of all secondaries add up, and the top model adds them to what the primary "
             "knows by itself."
         ),
         "[model]",

@@ -52,8 +52,7 @@ def test_every_line_does_what_it_says(
             file = tmp_path / "orders.toml"
             text = file.read_text(encoding="utf-8")
             fewer = re.sub(r"epochs = \d+", "epochs = 1", text).replace(":7431", ":0")
-            # Of one epoch the joint model would not be used, and predictions would cost nothing.
-            file.write_text(f'{fewer}\n[base]\nestimator = "none"\n', encoding="utf-8")
+            file.write_text(f'{fewer}\n[base]\nestimator = "linear"\n', encoding="utf-8")
     assert list(said) == ["init", "check", "simulate", "predict", "train", "ledger", "verify"]
     for name in ("predictions.csv", "real_predictions.csv"):
         found = pd.read_csv(tmp_path / name)

@@ -90,16 +90,16 @@ def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
 
 @pytest.mark.usefixtures("fixed_noise")
 def test_the_simulation_gains_what_the_table_says(folder: Path, capfd: Capture) -> None:
-    """Alone is 0.68, and the joint model lies between it and the run without noise.
+    """Alone is 0.67, and the joint model lies above it.
 
-    With fresh noise the joint AUC had mean 0.775 and deviation 0.011 over 20 runs.
+    With fresh noise the joint AUC had mean 0.771 and deviation 0.021 over 20 runs.
     """
     ended = only("simulate", capfd)
 
     assert ended.code == 0, ended.err
     (cells,) = re.findall(r"│ auc +│(.*)│", ended.out)
     joint, _, _, alone = (float(cell.split()[0]) for cell in cells.split("│"))
-    assert alone == pytest.approx(0.68, abs=0.01)
+    assert alone == pytest.approx(0.67, abs=0.01)
     assert "verdict: " in ended.out
     assert 0.69 < joint < 0.86
     assert "a factor of 2,981 (epsilon = 8)" in " ".join(ended.out.split())

@@ -29,7 +29,7 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
 ) -> None:
     """As it stands, on tables where there is something to gain.
 
-    With fresh noise the joint RMSE had mean 127.2 and deviation 4.7 over 20 runs; alone's is 161.9.
+    With fresh noise the joint RMSE had mean 125.3 and deviation 11.0 over 20 runs; alone's is 161.9.
     """
     write_tables(tmp_path)
     path = tmp_path / "fed.toml"
@@ -98,7 +98,7 @@ def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_
 
 def test_it_is_as_short_as_it_says() -> None:
     assert len(README.splitlines()) <= 120
-    assert len(block("toml").splitlines()) == 12
+    assert len(block("toml").splitlines()) == 10
     assert len([line for line in block("python").splitlines() if line]) <= 10
 
 

@@ -46,9 +46,10 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
     assert config.primary.key == ("lon", "lat")
     assert config.linkage.metric == "great-circle"
     assert config.encoder is not None
-    assert (config.encoder.method, config.encoder.layout) == ("principal", "blocks")
-    assert config.family.cut_shape(config.model) == (1, 4)
-    assert vars_of(config.model)["top"] == "additive"
+    assert (config.encoder.method, config.encoder.labels) == ("votes", "randomised")
+    assert config.family.cut_shape(config.model) == (1, 2)
+    assert config.top is not None
+    assert config.top.name == "tied"
 
     run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
 

@@ -131,19 +131,6 @@ def test_votes_keep_a_number_for_each_class(tmp_path: Path) -> None:
     assert rehearsed(config, cast, 8.0).model.hidden == 2
 
 
-def test_what_auto_chose_is_chosen_anew(tmp_path: Path) -> None:
-    """A cap on links is for a promise; without one the rule wants none."""
-    auto = source(model={"family": "fet"}, linkage={"protection": "none"})
-    auto |= {"encoder": {"method": "auto"}, "privacy": {"epsilon": 8.0}}
-    config, _, cast = played(tmp_path, **auto)
-
-    promised, without = (rehearsed(config, cast, epsilon) for epsilon in (2.0, None))
-
-    assert (promised.linkage.choose, promised.privacy.links_per_record) == ("records", 1)
-    assert (without.linkage.choose, without.privacy.links_per_record) == ("rows", None)
-    assert promised.encoder == without.encoder == config.encoder
-
-
 def test_the_file_is_rehearsed_with_its_settings(tmp_path: Path) -> None:
     """Whatever partners have not declared: nobody but the primary is here."""
     config, _, cast = played(tmp_path)
