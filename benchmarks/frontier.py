@@ -27,6 +27,7 @@ import torch
 from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables
 from matplotlib.figure import Figure
+from surviving import plan_of
 
 from securevfl.cli.demo import combined
 from securevfl.config.auto import CLASSES_OF_NUMBERS
@@ -34,6 +35,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.dp.surviving import noise_a_number, surviving_share
 from securevfl.federation.base import Base
 from securevfl.runtime.simulation import simulate_federation
 
@@ -260,6 +262,7 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
                 source = federation_of(name, tables, seed, epsilon, method, **votes)
                 key = f"{name} seed {seed} epsilon {epsilon} {method}"
                 found = {**store.get(key, source, partial(joint, source)), **beside}
+                found["secondaries"] = float(len(tables.parties) - 1)
                 rows.setdefault(method, {}).setdefault(epsilon, []).append(found)
     return {
         method: {epsilon: summary(found) for epsilon, found in by_epsilon.items()}
@@ -295,11 +298,25 @@ def print_table(name: str, found: Mapping[str, Found], *, every_seed: bool) -> N
             for columns in by_epsilon.values()
         ]
         print(f"| {method} | {' | '.join(cells)} |")
+    secondaries = int(first["secondaries"]["mean"])
+    for words, shared in (("survives in numbers of one's own", 1), ("shared", secondaries)):
+        told = [f"{surviving(epsilon, shared):.2f}" for epsilon in epsilons]
+        print(f"| {words} | {' | '.join(told)} |")
     if every_seed:
         for method, by_epsilon in found.items():
             for epsilon, columns in by_epsilon.items():
                 values = " ".join(f"{value:+.3f}" for value in columns["gain"]["seeds"])
                 print(f"{method} at {epsilon}: {values}")
+
+
+def surviving(epsilon: str, secondaries: int) -> float:
+    """Return the share of uncorrelated signals that is left behind a release's noise."""
+    if epsilon == "none":
+        return 1.0
+    options = argparse.Namespace(delta=DELTA, secondaries=1, fitting=0.05)
+    plan = plan_of("secondary-record", float(epsilon), options, disjoint=False)
+    noise = noise_a_number(plan, plan.noise_share_std())
+    return surviving_share(noise=noise, secondaries=secondaries)
 
 
 def draw(results: Mapping[str, Mapping[str, Found]], path: Path) -> None:
