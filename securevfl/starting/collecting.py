@@ -5,6 +5,7 @@ reading goes on. What is said of settings that were mended so is not noted again
 """
 
 import copy
+import dataclasses
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -79,9 +80,10 @@ def collect(path: Path) -> Collected:
 
 
 def _collect(source: dict[str, Any], found: Collected) -> None:
-    mended = copy.deepcopy(source)
+    mended, chosen = copy.deepcopy(source), dict[str, Any]()
     try:
-        mended = copy.deepcopy(dict(resolved(mended)[0]))
+        filled, chosen = resolved(mended)
+        mended = copy.deepcopy(dict(filled))
     except ConfigError as error:
         found.problems.append(str(error))
         found.mended.add("encoder")
@@ -96,6 +98,8 @@ def _collect(source: dict[str, Any], found: Collected) -> None:
                 if party is not None:
                     found.parties.append(party)
     _whole(mended, found)
+    if found.config is not None:
+        found.config = dataclasses.replace(found.config, chosen=chosen)
 
 
 def _sections(source: dict[str, Any], found: Collected) -> None:

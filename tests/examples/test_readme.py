@@ -29,7 +29,7 @@ def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
 ) -> None:
     """As it stands, on tables where there is something to gain.
 
-    With fresh noise the joint RMSE had mean 125.3 and deviation 11.0 over 20 runs; alone's is 161.9.
+    With fresh noise the joint RMSE had mean 125.3, deviation 11.0, over 20 runs; alone has 161.9.
     """
     write_tables(tmp_path)
     path = tmp_path / "fed.toml"
