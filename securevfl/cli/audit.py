@@ -21,16 +21,25 @@ def mechanism(
         int, typer.Option(help="Parties that average; the primary comes on top.")
     ] = 4,
     noise_multiplier: Annotated[
-        float, typer.Option(help="Noise of the released average over the clip norm, 0.25 to 8.")
+        float,
+        typer.Option(
+            help="Noise of the released average over the clip norm, and of class sums over what "
+            "one record moves, 0.25 to 8."
+        ),
     ] = 1.0,
     clip_norm: Annotated[float, typer.Option(help="C, what rows are clipped to.")] = 1.0,
     rounds: Annotated[int, typer.Option(help="Releases of each kind, at least 2.")] = 4,
+    label_epsilon: Annotated[
+        float, typer.Option(help="What votes may tell of one row's label, 0.5 to 8.")
+    ] = 2.0,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> None:
     """Run real rounds between processes on made-up rows, and test the noise and the clip.
+
+    Class sums and drawn labels, which votes are fitted to, are tested beside them.
 
     Exit code 0 if every test passes, 4 if one fails.
     """
@@ -42,6 +51,7 @@ def mechanism(
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
         rounds=rounds,
+        label_epsilon=label_epsilon,
         timeout_s=timeout,
     )
     from securevfl.studies.audit import report as audit_report

@@ -6,12 +6,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from securevfl.dp.audit_power import AGAINST, FALSE_FAILURE
+from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.studies.audit.report import AuditReport
 
 _RELEASES: Final = {
     "sequence": "rows clipped whole, released again in every round",
     "pooled": "means of clipped records, each released once",
+    "class_sums": "for votes: one record there or not, as a primary sees it",
+    "label_sums": "for votes: one row's label exchanged, as a secondary sees it",
+    "drawn_labels": "for votes: labels by randomised response",
 }
 
 
@@ -36,7 +39,8 @@ def print_audit(report: AuditReport) -> None:
             )
         console.print(table)
     console.print("power: the probability that a test fails the mechanism if")
-    for name, mistake in AGAINST.items():
+    against = {one.name: one.against for tests in report.tests.values() for one in tests}
+    for name, mistake in against.items():
         console.print(f"  {name}: {mistake}", highlight=False, soft_wrap=True)
     settings = report.settings
     if report.refusal is not None:

@@ -16,8 +16,8 @@ from scipy import stats
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
-FALSE_FAILURE: Final = 5e-11
-"""Largest probability that one test fails a right mechanism; 20 of them are a report's 1e-9."""
+FALSE_FAILURE: Final = 3.5e-11
+"""Largest probability that one test fails a right mechanism; 28 of them are a report's 1e-9."""
 
 WORLDS: Final = 3
 """Kinds of rows in a round; see :mod:`dp.audit_statistics`."""
@@ -112,7 +112,7 @@ def worlds_needed(noise: float) -> int:
     """Return how many rows of each world catch half the noise nearly surely (0.9999)."""
 
     def enough(rows: int) -> bool:
-        return _power_of_counting(noise, rows) >= 1 - 1e-4
+        return counting_power(noise, rows) >= 1 - 1e-4
 
     low, high = 1, 64
     while not enough(high):
@@ -198,17 +198,17 @@ def powers(size: AuditSize) -> dict[str, float]:
         "noise_not_too_small": float(stats.chi2.cdf(low * n / missing, n)),
         "noise_not_too_large": float(stats.chi2.sf(high * n / doubled, n)),
         "noise_is_gaussian": max(0.0, 1 - 2 * math.exp(-2 * n * shape**2)),
-        "worlds_not_too_distinguishable": _power_of_counting(size.noise, size.rows_per_world),
+        "worlds_not_too_distinguishable": counting_power(size.noise, size.rows_per_world),
         "zero_rows_stay_zero": mean,
         "long_rows_clipped_to_C": mean,
         "each_clipped_by_itself": mean,
-        "rows_have_own_noise": _power_of_correlation(
+        "rows_have_own_noise": correlation_power(
             (b - 1) * d, shared=d, parties=k, tests=rounds * (b - 1)
         ),
-        "coordinates_have_own_noise": _power_of_correlation(
+        "coordinates_have_own_noise": correlation_power(
             (d - 1) * b * rounds, shared=b * rounds, parties=k, tests=d - 1
         ),
-        "rounds_have_own_noise": _power_of_correlation(
+        "rounds_have_own_noise": correlation_power(
             b * d, shared=b * d, parties=k, tests=rounds * (rounds - 1) // 2 * (2 * b - 1)
         ),
     }
@@ -218,8 +218,13 @@ def _mean_std(size: AuditSize) -> float:
     return size.noise / math.sqrt(size.rows_per_world)
 
 
-def _power_of_counting(noise: float, rows: int) -> float:
-    """Return the probability that half the noise is found out, over all counts of errors."""
+def counting_power(noise: float, rows: int) -> float:
+    """Return the probability that half the noise is found out, over all counts of errors.
+
+    Args:
+        noise: That is promised, over what the two worlds differ by.
+        rows: Looked at of each world.
+    """
     errors = np.arange(rows + 1)
     quantile = stats.norm.isf(error_bound(errors, rows))
     wrong = stats.norm.sf(1 / noise)
@@ -227,11 +232,18 @@ def _power_of_counting(noise: float, rows: int) -> float:
     at_most = np.append(0.0, stats.binom.cdf(errors, rows, wrong))
     # With so many errors in one world, fewer than `found` in the other one prove too large a mu.
     found = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
-    return float(probability @ at_most[found])
+    return min(1.0, float(probability @ at_most[found]))
 
 
-def _power_of_correlation(pairs: int, *, shared: int, parties: int, tests: int) -> float:
-    """Return the power against one party of k whose ``shared`` numbers stand in all pairs."""
+def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> float:
+    """Return the power against one party of k whose ``shared`` numbers stand in all pairs.
+
+    Args:
+        pairs: Products in a sum.
+        shared: Numbers that are used again.
+        parties: k.
+        tests: Sums that are looked at together, each of both signs.
+    """
     rho = 1 / parties
     mean = pairs * rho
     variance = pairs * (1 + rho**2) + 4 * pairs * rho * (1 - rho) + 2 * mean**2 / shared

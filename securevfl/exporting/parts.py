@@ -151,7 +151,7 @@ def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) ->
 def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> Part:
     part = model.primary
     assert part is not None, "the primary's model has the task"
-    if config.top is not None:
+    if config.top is not None and not config.top.corrects:
         raise ConfigError(
             f'model.top: "{config.top.name}" is an estimator of scikit-learn, which is no network '
             f"to export; take --party for the secondaries' parts, and securevfl predict or serve "

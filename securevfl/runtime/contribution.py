@@ -333,9 +333,12 @@ def _what_it_would_take(trained: TrainedRun, figures: Mapping[str, Any]) -> str:
         releases_per_row=passes,
     )
     epsilon = several.epsilon(plan.noise_share_std)
+    own_numbers = '[encoder] layout = "blocks"'
+    if config.encoder is not None and config.encoder.method == "votes":
+        own_numbers = f'{own_numbers} (method = "principal"; votes share their numbers)'
     return (
         f"contribution: this run's releases are sums over the secondaries, and leaving out each "
         f"of {passes} would take {passes} more releases of the {rows} test rows, epsilon "
-        f'{epsilon:.3g} beside the run\'s; a run with privacy.encoder = "frozen" and [encoder] '
-        f'layout = "blocks" has the answer in what it releases, for nothing'
+        f'{epsilon:.3g} beside the run\'s; a run with privacy.encoder = "frozen" and '
+        f"{own_numbers} has the answer in what it releases, for nothing"
     )

@@ -81,9 +81,11 @@ def released_table(
         One row a row of the primary, in the table's order. ``row`` counts from 1, as in
         ``predictions.csv``; ``part`` is ``train``, ``validation``, ``test`` or ``unlabelled``; then
         the released numbers, float32: ``SECONDARY_0`` and so on where each secondary has
-        coordinates of its own (``encoder.layout = "blocks"``), else ``released_0`` and so on, which
-        are averages over the secondaries. With ``own``: ``own_NAME`` for every encoded column and
-        numeric key, unscaled, and ``label`` in its own words or unit, empty where a row has none.
+        coordinates of its own (``encoder.layout = "blocks"``); ``votes_CLASS`` where encoders vote
+        for classes, and ``votes_0``, for the lowest labels, and so on where they vote for numbers;
+        else ``released_0`` and so on. The last two kinds are averages over the secondaries. With
+        ``own``: ``own_NAME`` for every encoded column and numeric key, unscaled, and ``label`` in
+        its own words or unit, empty where a row has none.
         ``attrs["securevfl"]`` has the promise, as :func:`_metadata` says.
 
     Raises:
@@ -116,7 +118,7 @@ def released_table(
         "row": np.arange(1, table.num_rows + 1),
         "part": _parts_of(split, table.num_rows),
     }
-    _add(columns, zip(_names(config, released.shape[1]), released.T, strict=True))
+    _add(columns, zip(_names(config, table, released.shape[1]), released.T, strict=True))
     if own:
         _add(columns, _own_columns(table))
     frame = pd.DataFrame(columns)
@@ -238,7 +240,10 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
     return parts
 
 
-def _names(config: FederationConfig, numbers: int) -> list[str]:
+def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
+    if config.encoder is not None and config.encoder.method == "votes":
+        # The number at a class's place speaks for it (federation.ballot); a regression's have none.
+        return [f"votes_{one}" for one in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
     # In the order of ranks, as encoders write (federation.fitting.build_direction_bottom).

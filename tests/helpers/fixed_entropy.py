@@ -1,4 +1,4 @@
-"""Noise and secret samples that are the same in every run, for tests of what is made of them."""
+"""Noise, secret samples and drawn labels that are the same in every run of a test."""
 
 import hashlib
 import types
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import securevfl.dp.labels
 import securevfl.dp.ring_noise
 import securevfl.federation.iso_noise
 import securevfl.linkage.sampling
 
 _MODULES = (
+    securevfl.dp.labels,
     securevfl.dp.ring_noise,
     securevfl.federation.iso_noise,
     securevfl.linkage.sampling,
@@ -19,7 +21,7 @@ _MODULES = (
 
 @contextmanager
 def fixed_entropy() -> Iterator[None]:
-    """Draw the noise and the secret samples of this process from fixed keys.
+    """Draw noise, secret samples and labels of this process from fixed keys.
 
     Everything else is as installed: the keys alone come from a counter instead of the system. A
     test within it has no chance to fail that it does not always take.

@@ -1,7 +1,6 @@
 """Lines between parties that are threads of one process, for protocols without a network."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from helpers.patience import PATIENCE_S
 
-from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.secret import LinkageSecret
@@ -19,53 +17,25 @@ from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.lines import Lines
 from securevfl.linking.protections.protection import DataParty, Helper
 from securevfl.linking.protections.table import protection_of
-from securevfl.transport.message import Message, MessageKind
+from securevfl.studies.audit.wires import Wires as Unheard
+from securevfl.transport.message import Message
 
 SECRET = LinkageSecret(b"k" * 32)
 SESSION = b"s" * 16
 _DEADLINE_S = PATIENCE_S
 
 
-class Wires:
-    """All messages on their way, by sender and receiver; what travelled stays to be looked at."""
+class Wires(Unheard):
+    """All messages on their way; what travelled stays to be looked at."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
-        self._lock = threading.Lock()
+        super().__init__(_DEADLINE_S)
         self.travelled: list[tuple[str, str, Message]] = []
 
-    def queue(self, sender: str, receiver: str) -> Queue[Message]:
-        """Return one line; two threads that use it first at the same time get the same one."""
-        with self._lock:
-            return self._queues[sender, receiver]
-
-    def of(self, own: str) -> "ThreadLines":
-        """Return one party's end."""
-        return ThreadLines(self, own)
-
-
-class ThreadLines:
-    """Lines whose messages go to queues."""
-
-    def __init__(self, wires: Wires, own: str) -> None:
-        self._wires = wires
-        self._own = own
-
-    def send(self, message: Message, *names: str) -> None:
-        for name in names:
-            tensors = {key: value.copy() for key, value in message.tensors.items()}
-            sent = replace(message, tensors=tensors, sender=self._own)
-            self._wires.travelled.append((self._own, name, sent))
-            self._wires.queue(self._own, name).put(sent)
-
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
-        try:
-            message = self._wires.queue(name, self._own).get(timeout=_DEADLINE_S)
-        except Empty:
-            raise ProtocolError(f"{name}: sent nothing") from None
-        if message.kind not in kinds:
-            raise ProtocolError(f"{name}: sent {message.kind.name}")
-        return message
+    def put(self, sender: str, receiver: str, message: Message) -> None:
+        tensors = {key: value.copy() for key, value in message.tensors.items()}
+        self.travelled.append((sender, receiver, replace(message, tensors=tensors, sender=sender)))
+        super().put(sender, receiver, message)
 
 
 def run_all(parties: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``securevfl audit mechanism``: real rounds of the installed code, and tests on their averages."""
+"""``securevfl audit mechanism``: real rounds of the installed code, and tests of what they tell."""
 
 import sys
 import tempfile
@@ -17,7 +17,14 @@ from securevfl.dp.audit_statistics import AuditTest
 from securevfl.launch.ports import reserved_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
-from securevfl.studies.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release
+from securevfl.studies.audit.settings import (
+    RELEASES,
+    ROUNDS_EVENT,
+    AuditSettings,
+    Release,
+    Votes,
+)
+from securevfl.studies.audit.votes import audit_votes
 from securevfl.studies.audit.worlds import AuditStage
 from securevfl.transport.provision import SHORT_LIVED_DAYS, provision
 
@@ -32,11 +39,11 @@ class AuditReport:
     settings: AuditSettings
     """What was audited."""
 
-    tests: Mapping[Release, Sequence[AuditTest]]
+    tests: Mapping[Release | Votes, Sequence[AuditTest]]
     """Every test's outcome, by the kind of release."""
 
     rows: int
-    """Rows released, over all rounds of all kinds."""
+    """Rows released, over all rounds between processes."""
 
     refusal: str | None = None
     """Why the rounds were not finished, if the installed code refused its own output."""
@@ -50,7 +57,9 @@ class AuditReport:
     @property
     def finished(self) -> AuditTest:
         """Whether the rounds of every kind were finished, and none was refused by the code."""
-        done = 0 if self.refusal is not None else len(self.tests)
+        done = 0
+        if self.refusal is None:
+            done = sum(release in self.tests for release in RELEASES)
         return AuditTest(
             name="rounds_finished",
             statistic=float(done),
@@ -96,7 +105,8 @@ def audit(
 ) -> AuditReport:
     """Run real rounds on made-up rows, and test the noise and the clip of what is released.
 
-    Every party is its own process, with TLS, masks and CrypTen's reveal between them.
+    Every party is its own process, with TLS, masks and CrypTen's reveal between them. Class sums
+    for votes are made, and labels drawn, by the parties' parts as threads of this process.
 
     Args:
         settings: What is audited; default: :class:`AuditSettings`.
@@ -105,6 +115,7 @@ def audit(
     Raises:
         ConfigError: If the settings are impossible.
         ProtocolError: If a process is lost.
+        SecureVflError: If the making of class sums is refused.
 
     Reveals:
         Nothing: all rows are made up.
@@ -112,6 +123,7 @@ def audit(
     settings = settings or AuditSettings()
     started = time.monotonic()
     stages = {release: AuditStage(settings, release) for release in RELEASES}
+    votes = audit_votes(settings)
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text, reserved_port() as port:
         folder = Path(text)
         job = {
@@ -146,7 +158,11 @@ def audit(
             if (path := folder / f"{release}.npy").exists()
         }
     report = report_of(stages, revealed, started=started, refusal=refusal)
-    return replace(report, round_seconds=seconds[0] if seconds else None)
+    return replace(
+        report,
+        tests={**report.tests, **votes},
+        round_seconds=seconds[0] if seconds else None,
+    )
 
 
 def report_of(

@@ -32,7 +32,7 @@ from securevfl.federation.secondary import Secondary
 from securevfl.linkage.linked import LinkedSecondary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
-from securevfl.studies.audit.settings import AuditSettings, Release
+from securevfl.studies.audit.settings import DELTA, AuditSettings, Release
 
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong
 # place would show.
@@ -45,7 +45,6 @@ _LENGTHS: Final[dict[Release, dict[int, tuple[float, ...]]]] = {
     "sequence": {ZERO: (0.0,), LONG: (10.0,), MIXED: (0.5,)},
     "pooled": {ZERO: (0.0, 0.0), LONG: (10.0, 10.0), MIXED: (10.0, -0.95)},
 }
-_DELTA: Final = 1e-5
 _SEED: Final = 0
 
 
@@ -249,7 +248,7 @@ class AuditStage:
             "base": {"estimator": "none"},
             "privacy": {
                 "noise_multiplier": multiplier,
-                "delta": _DELTA,
+                "delta": DELTA,
                 "clip_norm": settings.clip_norm,
                 "unit": "linked-row",
                 "encoder": "frozen" if self.pooled else "trained",

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def released(run: Path, root: Path) -> np.ndarray:
-    return sv.features(run, data_root=root).filter(like="released").to_numpy(dtype=float)
+    return sv.features(run, data_root=root).filter(like="votes_").to_numpy(dtype=float)
 
 
 def events(run: Path, name: str) -> list[dict]:

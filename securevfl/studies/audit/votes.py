@@ -1,0 +1,372 @@
+"""An audit of votes: made-up records and labels go through the class sums of the installed code.
+
+Secondaries, primary and dealer are the parts of a run, each a thread of this process, over lines
+without a network. Two things are the audit's own: the tables, of which everybody knows what class
+sums would be without noise, and that noise is remembered by whoever drew it, so that each side's
+view of the sums is that of somebody who knows its own.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
+from securevfl.config.parties import PartySettings
+from securevfl.config.reading import parse_federation
+from securevfl.core.seeds import stream
+from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
+from securevfl.dp.audit_power import worlds_needed
+from securevfl.dp.audit_statistics import AuditTest
+from securevfl.dp.audit_votes import SumsSeen, drawn_tests, labels_needed, sums_tests
+from securevfl.dp.class_sums import SumFormat
+from securevfl.federation.ballot import Ballot, LabelNoise, ballot_of
+from securevfl.federation.build import bottom_at_work
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.state_files import StateFolder
+from securevfl.federation.voter import Voter
+from securevfl.linkage.linked import LinkedSecondary
+from securevfl.linking.in_process import Linker
+from securevfl.linking.keys import keys_of
+from securevfl.models.directions import DirectionBottom
+from securevfl.models.tasks import TaskHead
+from securevfl.studies.audit.settings import DELTA, AuditSettings, Release, Votes
+from securevfl.studies.audit.wires import Wires, run_lives
+from securevfl.voting.processes import PrimaryVoting, SecondaryVoting, deal_for_votes
+
+_RECORDS: Final = 64
+"""Classes of a sum whose one record is there or not, in turn."""
+_LABELS: Final = 64
+"""Pairs of classes of a sum; the label of one row is the first or the second, in turn."""
+_CLASSES: Final = _RECORDS + 2 * _LABELS
+_LINKS: Final = 2
+"""Rows that a record is linked to, all of one class, and records that a row is linked to."""
+_FEATURES: Final = 3
+_BEYOND: Final = 10.0
+"""Length of a record, over what it is drawn back to."""
+_COMPARED: Final = 8
+_DRAWN_CLASSES: Final = 4
+_NEAR, _FAR = 0.1, 10.0
+_SEED: Final = 0
+
+
+class _Overheard(Voter):
+    """A secondary's part as installed; its noise, and the sums that it would fit to, are kept."""
+
+    drawn: Int64[np.ndarray, "bins numbers"]
+    sums: Float64[np.ndarray, "bins numbers"]
+
+    def noise(self) -> Int64[np.ndarray, "bins numbers"]:
+        """Return fresh noise, and keep it."""
+        self.drawn = super().noise()
+        return self.drawn
+
+    def finish(self, sums: Float64[np.ndarray, "bins numbers"]) -> None:
+        """Keep the sums; nothing is fitted to them."""
+        self.sums = sums
+
+
+def audit_votes(settings: AuditSettings) -> dict[Release | Votes, Sequence[AuditTest]]:
+    """Have class sums made and labels drawn, and test what each side gets to see.
+
+    Args:
+        settings: What is audited.
+
+    Raises:
+        SecureVflError: Whatever goes wrong at a party.
+
+    Reveals:
+        Nothing: all records and labels are made up.
+    """
+    records, labels = _SumsStage(settings).seen()
+    return {
+        "class_sums": sums_tests(records, what="record"),
+        "label_sums": sums_tests(labels, what="label"),
+        "drawn_labels": _drawn(settings),
+    }
+
+
+class _SumsStage:
+    """Class sums under a dealer's masks: what primary and secondaries each see of them."""
+
+    def __init__(self, settings: AuditSettings) -> None:
+        self._settings = settings
+        self._config = _federation(settings, labels="shares", classes=_CLASSES)
+        rows = _LINKS * _RECORDS + _LABELS
+        self._plan = _plan(self._config, rows=rows)
+        of_records = np.repeat(np.arange(_RECORDS), _LINKS)
+        of_labels = _RECORDS + 2 * np.arange(_LABELS) + self._exchanged
+        self._data = _data(np.concatenate([of_records, of_labels]), classes=_CLASSES)
+
+    @property
+    def _there(self) -> np.ndarray:
+        """Which classes' records are there."""
+        return np.arange(_RECORDS) % 2 == 1
+
+    @property
+    def _exchanged(self) -> np.ndarray:
+        """Which rows' labels are the second of their pair."""
+        return np.arange(_LABELS) % 2 == 1
+
+    def seen(self) -> tuple[SumsSeen, SumsSeen]:
+        """Return what primaries see of records, and secondaries of labels.
+
+        Raises:
+            SecureVflError: Whatever goes wrong at a party.
+        """
+        settings, parties = self._settings, len(self._plan.secondaries)
+        label_noise = settings.label_noise
+        of_labels = worlds_needed(label_noise) / (_LABELS // 2)
+        # Each round gives two sums behind a secondary's own noise.
+        of_records = worlds_needed(settings.noise_multiplier) / (_RECORDS // 2) / 2
+        rounds = max(2, math.ceil(max(of_labels, of_records) / parties))
+        by_primary, by_secondaries = [], []
+        for _ in range(rounds):
+            for shown, told in self._round():
+                by_primary.extend(shown)
+                by_secondaries.append(told)
+        vector = self._vector
+        length = float(np.linalg.norm(vector))
+        records = np.stack(by_primary) - self._expected
+        labels = np.stack(by_secondaries) - self._expected
+        of_record, of_label = _LINKS * length, math.sqrt(2) * length
+        # The whole of what each change moves, along which the two worlds are furthest apart.
+        along = np.stack(by_primary)[:, :_RECORDS] @ vector / length / of_record
+        pairs = np.stack(by_secondaries)[:, _RECORDS:-1] @ vector / length
+        moved = (pairs[:, 1::2] - pairs[:, ::2]) / math.sqrt(2) / of_label
+        return (
+            SumsSeen(
+                noise=settings.noise_multiplier,
+                residual=records / of_record,
+                scores=along,
+                made=self._there,
+                compared=_COMPARED,
+            ),
+            SumsSeen(
+                noise=label_noise,
+                residual=labels / of_label,
+                scores=moved + 0.5,
+                made=self._exchanged,
+                compared=min(_COMPARED, len(labels)),
+            ),
+        )
+
+    def _round(self) -> list[tuple[list[np.ndarray], np.ndarray]]:
+        """Let every secondary's class sums be made once.
+
+        Returns:
+            For each secondary: its sums as the primary sees them, under masks and by labels that
+            were shown; and as it sees them itself.
+        """
+        plan, config = self._plan, self._config
+        wires = Wires(self._settings.timeout_s)
+        voters = [self._voter(plan.config.party(name)) for name in plan.secondaries.values()]
+        hidden: list[Int64[np.ndarray, "bins numbers"]] = []
+        whole = self._ballot.label_noise
+        assert whole is not None, "labels stay at home"
+
+        def heard(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
+            hidden.append(whole(sums))
+            return hidden[-1]
+
+        ballot = _with_noise(self._ballot, heard)
+        primary, dealer = config.primary.name, config.helper("dealer")
+        assert dealer is not None, "in the federation file"
+
+        def vote(name: str, voter: Voter) -> None:
+            part = SecondaryVoting(plan, voter, wires.of(name))
+            part(wires.queue(primary, name).get(timeout=wires.deadline_s))
+
+        lives: dict[str, Callable[[], object]] = {
+            name: partial(vote, name, voter)
+            for name, voter in zip(plan.secondaries.values(), voters, strict=True)
+        }
+        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), ballot)
+        lives[dealer.name] = partial(
+            deal_for_votes, config, wires.of(dealer.name), rows=plan.facts.rows
+        )
+        run_lives(lives)
+        seen = []
+        # The primary takes secondaries in this order, and so draws noise for them.
+        for voter, noise in zip(voters, hidden, strict=True):
+            told = voter.sums - voter.drawn
+            shown = [voter.sums - noise, voter.by_labels(ballot.bins_of_rows, keep=None)]
+            seen.append((shown, told))
+        return seen
+
+    @cached_property
+    def _ballot(self) -> Ballot:
+        with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+            return ballot_of(self._plan, self._data, _ledger(self._plan, "primary"), _state(text))
+
+    def _voter(self, party: PartySettings) -> _Overheard:
+        """Return a secondary's part in one round; class sums leave it once."""
+        at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
+        assert isinstance(at_work.bottom, DirectionBottom), "encoders vote"
+        ledger = _ledger(self._plan, party.name)
+        return _Overheard(
+            self._plan, party, at_work.bottom, at_work.features, self._linked.source, ledger
+        )
+
+    @cached_property
+    def _direction(self) -> Float64[np.ndarray, " features"]:
+        """A dense unit vector, along which all records lie."""
+        drawn = stream(_SEED, "audit direction", "votes").normal(size=_FEATURES)
+        return np.asarray(drawn / np.linalg.norm(drawn))
+
+    @cached_property
+    def _vector(self) -> Float64[np.ndarray, " numbers"]:
+        """What a record, or a row of two, must count in a class sum, in units."""
+        sums = self._voter(self._config.secondaries[0]).format
+        return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
+
+    @cached_property
+    def _expected(self) -> Float64[np.ndarray, "bins numbers"]:
+        """Class sums without noise, but for rounding."""
+        weights = np.zeros(_CLASSES + 1)
+        weights[:_RECORDS] = _LINKS * self._there
+        weights[_RECORDS + 2 * np.arange(_LABELS) + self._exchanged] = 1.0
+        return weights[:, None] * self._vector
+
+    @cached_property
+    def _places(self) -> Float64[np.ndarray, " rows"]:
+        """Where rows lie: those of a record beside one another, all others by themselves."""
+        of_records = _FAR * np.repeat(np.arange(_RECORDS), _LINKS)
+        of_records[1::2] += 2 * _NEAR
+        others = _FAR * (_RECORDS + np.arange(_LABELS + 2))
+        return np.concatenate([of_records, others])
+
+    @cached_property
+    def _records(self) -> PartyTable:
+        """A secondary's table: one record between two rows, or two at one."""
+        between = _FAR * np.flatnonzero(self._there) + _NEAR
+        rows = _FAR * (_RECORDS + np.arange(_LABELS))
+        places = np.concatenate([between, rows - _NEAR, rows + _NEAR])
+        length = _BEYOND * math.sqrt(_FEATURES)
+        return _table("records", places, np.tile(length * self._direction, (len(places), 1)))
+
+    @cached_property
+    def _linked(self) -> LinkedSecondary:
+        spec = link_spec(self._config)
+        primary = _table("primary", self._places, np.zeros((len(self._places), 1)))
+        return Linker(spec, keys_of(spec.keys, primary))(keys_of(spec.keys, self._records))
+
+
+def _drawn(settings: AuditSettings) -> list[AuditTest]:
+    """Have labels drawn by randomised response, once and after the run is resumed."""
+    epsilon, classes = settings.label_epsilon, _DRAWN_CLASSES
+    each = labels_needed(epsilon, classes=classes)
+    config = _federation(settings, labels="randomised", classes=classes)
+    plan = _plan(config, rows=2 * each)
+    data = _data(np.repeat([0, 1], each), classes=classes)
+    ledger = _ledger(plan, "primary")
+    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+        # A session of its own each: nothing is known but what lies in the run's folder.
+        once, again = (
+            ballot_of(plan, data, ledger, _state(text)).bins_of_rows[: 2 * each] for _ in range(2)
+        )
+    return drawn_tests(once[:each], once[each:], again, epsilon=epsilon, classes=classes)
+
+
+def _federation(settings: AuditSettings, *, labels: str, classes: int) -> FederationConfig:
+    """Return a federation whose class sums have the noise of ``noise_multiplier``."""
+    names = settings.names
+    parties: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "role": "secondary" if rank else "primary",
+            "data": f"{name}.csv",
+            "key": ["place"],
+            "scaling": "none",
+            **({} if rank else {"label": "label", "address": "127.0.0.1:0"}),
+        }
+        for rank, name in enumerate(names)
+    ]
+    if labels == "shares":
+        parties.append({"name": "dealer", "role": "dealer"})
+    source = {
+        "federation": {"name": "audit", "task": "multiclass", "seed": _SEED},
+        "model": {
+            "family": "fet",
+            "neighbours": _LINKS,
+            "hidden": classes,
+            "heads": 1,
+            "release": "pooled",
+            "top": "tied",
+            "keys_as_features": False,
+        },
+        "base": {"estimator": "linear"},
+        # With half of the squared mu, fittings have the noise of releases.
+        "encoder": {
+            "method": "votes",
+            "labels": labels,
+            "label_epsilon": settings.label_epsilon,
+            "share": 0.5,
+        },
+        "privacy": {
+            "noise_multiplier": settings.noise_multiplier,
+            "delta": DELTA,
+            "encoder": "frozen",
+            "unit": "secondary-record",
+            "links_per_record": _LINKS,
+        },
+        "linkage": {"protection": "none", "choose": "records", "max_distance": 2 * _NEAR},
+        "party": parties,
+    }
+    return parse_federation(source, file="federation of the audit")
+
+
+def _plan(config: FederationConfig, *, rows: int) -> RunPlan:
+    """Return the plan of a run with so many training rows, and one for each other part."""
+    facts = RunFacts(rows=rows + 2, train_rows=rows, validation_rows=1, test_rows=1)
+    return plan_run(config, facts)
+
+
+def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
+    """Return a primary's table of labels alone; the last two rows are not for learning."""
+    rows = len(labels)
+    return PrimaryData(
+        features=torch.zeros(rows + 2, 0),
+        keys=torch.zeros(rows + 2, 0),
+        targets=torch.from_numpy(np.concatenate([labels, [0, 0]]).astype(np.int64)),
+        head=TaskHead(task="multiclass", num_classes=classes),
+        split=RowSplit(
+            train=np.arange(rows, dtype=np.int64),
+            validation=np.array([rows], dtype=np.int64),
+            test=np.array([rows + 1], dtype=np.int64),
+        ),
+    )
+
+
+def _with_noise(ballot: Ballot, noise: LabelNoise) -> Ballot:
+    return Ballot(bins_of_rows=ballot.bins_of_rows, bins=ballot.bins, label_noise=noise)
+
+
+def _ledger(plan: RunPlan, party: str) -> Ledger:
+    return Ledger(None, party=party, plan=plan.releases, noise_share_std=plan.noise_share_std)
+
+
+def _state(folder: str) -> StateFolder:
+    return StateFolder(Path(folder), settings_digest="")
+
+
+def _table(
+    name: str, places: Float64[np.ndarray, " rows"], features: Float64[np.ndarray, "rows width"]
+) -> PartyTable:
+    return PartyTable(
+        name=name,
+        key_names=("place",),
+        keys=places[:, None],
+        feature_names=tuple(f"x{axis}" for axis in range(features.shape[1])),
+        features=features.astype(np.float32),
+    )

@@ -1,0 +1,132 @@
+"""A finished run whose encoders vote, in the hands of every command that reads one."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+from helpers.command_line import securevfl
+from helpers.federations import FROZEN, save
+from helpers.fixed_entropy import fixed_entropy
+from helpers.voting import write_voting
+
+import securevfl as sv
+from securevfl.config.reading import read_federation
+from securevfl.federation.kept_model import FOLDER, load_model
+from securevfl.models.tied_top import TiedTop
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+
+Capture = pytest.CaptureFixture[str]
+SHARED = ("votes_0", "votes_1", "votes_2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run under a promise, whose labels have one too; its noise is fixed."""
+    folder = tmp_path_factory.mktemp("votes")
+    path = write_voting(folder, labels="randomised", dealer=False, privacy=FROZEN)
+    source = tomllib.loads(path.read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    config = read_federation(save(folder, source))
+    tables, device = read_tables(config, folder), torch.device("cpu")
+    with fixed_entropy():
+        simulate_federation(config, tables, folder / "run", device=device, with_alone=False)
+    return folder
+
+
+def test_a_table_of_votes_says_which_class_each_number_is_for(
+    finished: Path, capfd: Capture
+) -> None:
+    """Records of the highest class speak for it more than others do, at the class's own number."""
+    out = finished / "votes.csv"
+    asked = ["features", finished / "run", "--own", "--data-root", finished, "--out", out]
+    done = securevfl(capfd, *asked)
+    frame = pd.read_csv(out)
+
+    assert done.code == 0
+    assert frame.columns[2:5].tolist() == list(SHARED)
+    assert sorted(frame["label"].unique()) == [0, 1, 2]
+    means = frame.groupby("label")[list(SHARED)].mean().to_numpy()
+    for label in (0, 2):
+        assert means[:, label].argmax() == label
+
+
+def test_what_partners_are_worth_is_refused_with_what_helps(finished: Path, capfd: Capture) -> None:
+    """Votes share their numbers, so that ``layout = "blocks"`` alone would be refused too."""
+    refused = securevfl(capfd, "contribution", finished / "run", "--data-root", finished)
+
+    assert refused.code == 4
+    assert "2 more releases of the 24 test rows, epsilon" in refused.complaint
+    assert '(method = "principal"; votes share their numbers)' in refused.complaint
+
+
+def test_ledgers_of_a_run_with_votes_are_verified(
+    finished: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    """As they lie there; and found out where a line of the fitting is gone, or labels cost less."""
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    good = securevfl(capfd, "verify", run)
+    assert good.code == 0, good.err
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics["privacy"]["labels"]["epsilon"] = 1.0
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert "labels" in securevfl(capfd, "verify", run).out
+    assert securevfl(capfd, "verify", run).code == 4
+    ledger = run / "parties" / "bank-1" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
+    (fit,) = [line for line in lines if json.loads(line)["kind"] == "fit"]
+    ledger.write_text("".join(f"{line}\n" for line in lines if line != fit))
+    assert securevfl(capfd, "verify", run).code == 4
+
+
+def test_a_table_shows_what_a_run_with_votes_spent_of_it(
+    finished: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    """The primary's rows at the run's epsilon, and its labels at theirs."""
+    table = tmp_path / "agency.csv"
+    shutil.copy(finished / "agency.csv", table)
+    shutil.copy(finished / "run" / "parties" / "agency" / "ledger.jsonl", f"{table}.ledger.jsonl")
+    shown = securevfl(capfd, "ledger", "show", table)
+    told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)
+
+    assert shown.code == 0
+    assert "epsilon = 50 at delta = 0.0001" in shown.out
+    assert "labels towards secondaries, 1 run: epsilon = 2 against one alone, 2 against" in (
+        shown.out
+    )
+    assert told["labels"]["epsilon"] == 2.0
+    assert told["runs"][0]["epsilon"] == pytest.approx(50.0, rel=1e-6)
+
+
+def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture) -> None:
+    """Released votes and a base in, the class probabilities of the kept model out."""
+    run = finished / "run"
+    done = securevfl(capfd, "export", run, "--out", tmp_path, "--json")
+    told = json.loads(done.out)["exported"]
+    assert [one["party"] for one in told] == ["agency", "bank-1", "bank-2"]
+    part = onnxruntime.InferenceSession(told[0]["path"])
+    assert [one.name for one in part.get_inputs()] == ["aggregate", "base"]
+
+    released = sv.features(run, data_root=finished)[list(SHARED)].to_numpy(
+        dtype=np.float32, copy=True
+    )
+    base = np.random.default_rng(0).normal(size=released.shape).astype(np.float32)
+    (found,) = part.run(None, {"aggregate": released[:, None], "base": base})
+    config = read_federation(run / "federation.toml")
+    model = load_model(run / "parties" / "agency" / FOLDER, config, party="agency")
+    top = TiedTop(width=3, outputs=3)
+    model.into(top)
+    assert model.primary is not None
+    with torch.no_grad():
+        added = top.added(torch.from_numpy(released))
+        wanted = torch.softmax(torch.from_numpy(base) + model.primary.scale * added, dim=1)
+    assert float(top.own.detach().abs().max()) > 0
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
