@@ -86,8 +86,9 @@ def _collect(source: dict[str, Any], found: Collected) -> None:
         mended = copy.deepcopy(dict(filled))
     except ConfigError as error:
         found.problems.append(str(error))
-        found.mended.add("encoder")
+        found.mended |= {"encoder", "model.family"}
         del mended["encoder"]
+        mended.setdefault("model", {"family": "fet"})
     _sections(mended, found)
     tables = mended.get("party", [])
     if isinstance(tables, list):
