@@ -87,8 +87,10 @@ def _collect(source: dict[str, Any], found: Collected) -> None:
     except ConfigError as error:
         found.problems.append(str(error))
         found.mended |= {"encoder", "model.family"}
-        del mended["encoder"]
-        mended.setdefault("model", {"family": "fet"})
+        # Whatever would follow from what is missing: nothing of it is told.
+        mended |= {"encoder": {"method": "random"}, "privacy": {"mechanism": "none"}}
+        mended["privacy"]["encoder"] = "frozen"
+        mended["model"] = {"family": "fet", "release": "pooled", "average_positions_every": 0}
     _sections(mended, found)
     tables = mended.get("party", [])
     if isinstance(tables, list):
