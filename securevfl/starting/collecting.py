@@ -88,8 +88,8 @@ def _collect(source: dict[str, Any], found: Collected) -> None:
         found.problems.append(str(error))
         found.mended |= {"encoder", "model.family"}
         # Whatever would follow from what is missing: nothing of it is told.
-        mended |= {"encoder": {"method": "random"}, "privacy": {"mechanism": "none"}}
-        mended["privacy"]["encoder"] = "frozen"
+        mended["encoder"] = {"method": "random"}
+        mended["privacy"] = {"mechanism": "none", "encoder": "frozen"}
         mended["model"] = {"family": "fet", "release": "pooled", "average_positions_every": 0}
     _sections(mended, found)
     tables = mended.get("party", [])
