@@ -191,7 +191,7 @@ class _SumsStage:
             name: partial(vote, name, voter)
             for name, voter in zip(plan.secondaries.values(), voters, strict=True)
         }
-        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), ballot)
+        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda: ballot)
         lives[dealer.name] = partial(
             deal_for_votes, config, wires.of(dealer.name), rows=plan.facts.rows
         )
