@@ -22,6 +22,8 @@ from securevfl.dp.audit_power import (
 )
 from securevfl.dp.audit_statistics import AuditTest, distinguishability, round_correlation
 
+# Sums that are compared with one another.
+_COMPARED: Final = 8
 # Chance of either count of labels to be beyond what the power is stated for.
 _UNLIKELY: Final = 1e-4
 
@@ -42,9 +44,6 @@ class SumsSeen:
     made: Bool[np.ndarray, " changes"]
     """Which were."""
 
-    compared: int
-    """How many sums are compared with one another, at least 2; the first ones."""
-
 
 def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
     """Test the noise of class sums, and how well one change of the data is told apart.
@@ -56,9 +55,9 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
     noise = seen.residual / seen.noise
     count = noise.size
     low, _ = variance_bounds(count)
-    compared = noise[: seen.compared]
+    compared = noise[:_COMPARED]
     pairs, lines = compared[0].size, compared.shape[1]
-    tests = seen.compared * (seen.compared - 1) // 2 * (2 * lines - 1)
+    tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
     told = [seen.scores[:, seen.made == made] for made in (False, True)]
     trials = min(one.size for one in told)
     return [

@@ -54,7 +54,6 @@ _LINKS: Final = 2
 _FEATURES: Final = 3
 _BEYOND: Final = 10.0
 """Length of a record, over what it is drawn back to."""
-_COMPARED: Final = 8
 _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
@@ -150,14 +149,12 @@ class _SumsStage:
                 residual=records / of_record,
                 scores=along,
                 made=self._there,
-                compared=_COMPARED,
             ),
             SumsSeen(
                 noise=label_noise,
                 residual=labels / of_label,
                 scores=moved + 0.5,
                 made=self._exchanged,
-                compared=min(_COMPARED, len(labels)),
             ),
         )
 

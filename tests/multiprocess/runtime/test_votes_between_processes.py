@@ -8,6 +8,9 @@ import pytest
 from helpers.voting import write_voting
 
 import securevfl as sv
+from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.federation.ledger_summary import summary_of
+from securevfl.runtime.verify import verify_run
 
 pytestmark = pytest.mark.multiprocess
 
@@ -41,3 +44,10 @@ def test_votes_under_masks_release_what_votes_by_labels_do(tmp_path: Path) -> No
     assert np.median(np.abs(found - expected)) < 0.1
     dealt = [line for line in events(run, "dealer") if line["event"] == "dealt for votes"]
     assert [line["secondaries"] for line in dealt] == [2]
+    # What everybody has booked and signed hangs together, and says what labels cost.
+    assert all(one.good is not False for one in verify_run(run))
+    told = summary_of(ledger_of_table(tmp_path / "agency.csv")).labels
+    assert told is not None
+    assert told.epsilon == pytest.approx(1e4)
+    assert told.together is not None
+    assert told.together > 1e4

@@ -15,6 +15,8 @@ from securevfl.core.errors import ConfigError
         (["--noise-multiplier", "nan"], "noise_multiplier must be finite"),
         (["--noise-multiplier", "0.1"], "noise_multiplier must lie in"),
         (["--clip-norm", "0"], "clip_norm must be finite and > 0"),
+        (["--label-epsilon", "0.1"], "label_epsilon must lie in [0.5, 8]"),
+        (["--label-epsilon", "nan"], "label_epsilon must lie in [0.5, 8]"),
         (["--timeout", "-1"], "timeout_s must be finite and > 0"),
     ],
 )
