@@ -10,6 +10,7 @@ from securevfl.version import __version__
 
 if TYPE_CHECKING:
     from securevfl import callbacks, data, dp, linkage, models
+    from securevfl.config.encoder import EncoderSettings
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.presets import preset
     from securevfl.config.reading import read_federation
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuditSettings",
     "Contribution",
+    "EncoderSettings",
     "FederatedClassifier",
     "FederatedRegressor",
     "LinkageSettings",
@@ -64,6 +66,7 @@ _HOME = {
     "Contribution": "securevfl.runtime.contribution",
     "FederatedClassifier": "securevfl.estimators.federated",
     "FederatedRegressor": "securevfl.estimators.federated",
+    "EncoderSettings": "securevfl.config.encoder",
     "LinkageSettings": "securevfl.config.linkage",
     "PredictionSettings": "securevfl.config.sections",
     "Predictions": "securevfl.runtime.predictions",

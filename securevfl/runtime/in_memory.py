@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Final, Literal, overload
 
 from securevfl.callbacks import Callback, Hearing
+from securevfl.config.auto import AUTO
 from securevfl.config.base import BaseSettings, base_source
+from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
@@ -29,9 +31,10 @@ from securevfl.runtime.trained_run import TemporaryFolder
 @overload
 def simulate(
     parties: Sequence[PartyTable],
-    model: FamilySettings,
+    model: FamilySettings | None = None,
     *,
     privacy: Privacy,
+    encoder: EncoderSettings | Literal["auto"] | None = None,
     training: TrainingSettings | None = None,
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
@@ -67,6 +70,7 @@ def simulate(
     model: FamilySettings | None = None,
     *,
     privacy: Privacy | None = None,
+    encoder: EncoderSettings | Literal["auto"] | None = None,
     training: TrainingSettings | None = None,
     pretraining: PretrainingSettings | None = None,
     linkage: LinkageSettings | None = None,
@@ -94,6 +98,9 @@ def simulate(
             installed package's family, too. This and what follows up to ``seed`` goes with
             tables; a federation file says it itself.
         privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
+        encoder: How frozen encoders are made; default: as the family does. ``"auto"`` takes, beside
+            tables, a promise and what else is given, the settings of :mod:`securevfl.config.auto`;
+            then ``model`` may be left out.
         training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
         pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
@@ -135,6 +142,7 @@ def simulate(
     of_tables: dict[str, Any] = {
         "model": model,
         "privacy": privacy,
+        "encoder": encoder,
         "training": training,
         "pretraining": pretraining,
         "linkage": linkage,
@@ -188,6 +196,10 @@ def simulate(
         return dataclasses.replace(result, trained=trained)
 
 
+_LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
+"""Table, field and default of what ``auto`` decides unless somebody asks for another."""
+
+
 def _key_names(table: PartyTable) -> tuple[str, ...]:
     return table.key_names if table.link_columns is None else tuple(table.link_columns.columns)
 
@@ -212,6 +224,7 @@ def _source(
     *,
     model: FamilySettings | None,
     privacy: Privacy | None,
+    encoder: EncoderSettings | Literal["auto"] | None,
     training: TrainingSettings | None,
     pretraining: PretrainingSettings | None,
     linkage: LinkageSettings | None,
@@ -223,7 +236,8 @@ def _source(
     seed: int | None,
 ) -> dict[str, Any]:
     """Return the federation file that a simulation of tables stands for."""
-    if model is None:
+    auto = encoder == AUTO
+    if model is None and not auto:
         raise ConfigError("model: must be given, for example securevfl.models.FeT()")
     if privacy is None:
         raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
@@ -240,17 +254,14 @@ def _source(
                 **({"scaling": "bounds", "bounds": list(own)} if own is not None else {}),
             }
         )
-    return {
-        "federation": {
-            "name": "simulation",
-            "task": task or _task_of(parties[0]),
-            "seed": seed or 0,
-        },
-        "model": {
-            "family": family_of(model).name,
-            **_given(model),
-            **({} if top is None else {"top": top_source(top)}),
-        },
+    if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
+        tables.append({"name": "dealer", "role": "dealer"})
+    kind = task or _task_of(parties[0])
+    several = {"classes": len(parties[0].classes or ())} if kind == "multiclass" and auto else {}
+    family = {} if model is None else {"family": family_of(model).name, **_given(model)}
+    source: dict[str, Any] = {
+        "federation": {"name": "simulation", "task": kind, "seed": seed or 0, **several},
+        "model": {**family, **({} if top is None else {"top": top_source(top)})},
         "training": _given(training or TrainingSettings()),
         "pretraining": _given(pretraining or PretrainingSettings()),
         "privacy": _given(privacy),
@@ -259,6 +270,14 @@ def _source(
         "linkage": _given(linkage or LinkageSettings(protection="none")),
         "party": tables,
     }
+    if encoder is not None:
+        source["encoder"] = {"method": AUTO} if auto else _given(encoder)
+    if auto:
+        # Defaults of Python's are not what somebody has asked for.
+        for table, name, default in _LEFT_TO_AUTO:
+            if source[table].get(name) == default:
+                del source[table][name]
+    return source
 
 
 def _given(settings: Any) -> dict[str, Any]:

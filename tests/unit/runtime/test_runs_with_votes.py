@@ -1,5 +1,6 @@
 """A finished run whose encoders vote, in the hands of every command that reads one."""
 
+import dataclasses
 import json
 import shutil
 import tomllib
@@ -130,3 +131,34 @@ def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture
         wanted = torch.softmax(torch.from_numpy(base) + model.primary.scale * added, dim=1)
     assert float(top.own.detach().abs().max()) > 0
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+def test_tables_in_memory_vote_by_one_word() -> None:
+    """``encoder="auto"`` needs no model; defaults of other arguments are not taken for wishes."""
+    draw = np.random.default_rng(0)
+    columns = draw.normal(size=(90, 6))
+    housing = sv.data.split_table(columns, columns.sum(axis=1), parties=3, key_dim=2, seed=0)
+    privacy = sv.dp.Privacy(epsilon=8.0, delta=1e-5)
+    run = sv.simulate(
+        housing,
+        privacy=privacy,
+        encoder="auto",
+        bounds=[-4.0, 4.0],
+        base="linear",
+        with_alone=False,
+    )
+    assert run.metrics["privacy"]["epsilon"] == pytest.approx(8.0)
+    assert run.metrics["privacy"]["labels"]["epsilon"] == 2.0
+    votes = sv.EncoderSettings(method="votes", labels="shares", label_epsilon=1.0)
+    dealt = sv.simulate(
+        housing,
+        sv.models.FeT(neighbours=4, hidden=2, release="pooled"),
+        privacy=dataclasses.replace(privacy, encoder="frozen", links_per_record=1),
+        encoder=votes,
+        linkage=sv.LinkageSettings(protection="none", choose="records"),
+        top="tied",
+        base="linear",
+        bounds=[-4.0, 4.0],
+        with_alone=False,
+    )
+    assert dealt.metrics["privacy"]["labels"]["mechanism"] == "shares"
