@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
@@ -53,6 +53,28 @@ def label_release_of_votes(config: FederationConfig) -> LabelRelease | None:
     )
 
 
+def rows_moved(config: FederationConfig) -> int:
+    """Return how many rows one label moves at most, if it is exchanged for another.
+
+    A number's class is by its rank: with its own row it takes one more over each border between
+    classes. What a label may cost is divided among them.
+    """
+    _, classes = config.family.cut_shape(config.model)
+    return classes if config.federation.task == "regression" else 1
+
+
+def keep_of(config: FederationConfig) -> float:
+    """Return with which probability randomised response keeps a row's class.
+
+    Raises:
+        ConfigError: If what a label may cost leaves too little for a row.
+    """
+    encoder = config.encoder
+    assert encoder is not None, "encoders vote"
+    _, classes = config.family.cut_shape(config.model)
+    return keep_probability(encoder.label_epsilon / rows_moved(config), classes)
+
+
 def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFolder) -> Ballot:
     """Charge for what secondaries will learn of labels, and return it.
 
@@ -70,17 +92,14 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
     assert release is not None, "encoders vote"
     bins = _classes_of(plan.config, data)
     classes = plan.cut.shape[1]
-    # A number's class is by its rank: one that is exchanged takes a row over each border.
-    moved = classes if data.head.task == "regression" else 1
+    moved = rows_moved(plan.config)
     if release.epsilon is None:
         charge_labels(ledger, release)
         return Ballot(bins_of_rows=bins, bins=classes + 1)
     if release.mechanism == "randomised":
-        epsilon = release.epsilon / moved
-        drawn = _drawn_once(files, bins, classes, epsilon)
+        drawn = _drawn_once(files, bins, classes, release.epsilon / moved)
         charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-        keep = keep_probability(epsilon, classes)
-        return Ballot(bins_of_rows=drawn, bins=classes + 1, keep=keep)
+        return Ballot(bins_of_rows=drawn, bins=classes + 1, keep=keep_of(plan.config))
     charge_labels(ledger, release)
     multiplier = moved * label_noise_multiplier(release.epsilon, release.delta)
 
@@ -106,16 +125,12 @@ def _drawn_once(
 def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray, " rows"]:
     """Return the class of every row, and the number of classes for rows that are not for learning.
 
-    Labels of a regression fall into as many classes as votes have numbers, by rank, equally many
-    training rows in each. Rows of one label are told apart by their place, so that a label that is
-    exchanged for another moves its own row, and at most one more over each border.
+    Labels of a regression fall into as many classes as votes have numbers, by rank.
     """
     _, classes = config.family.cut_shape(config.model)
     targets, train = data.targets.cpu().numpy(), data.split.train
     if data.head.task == "regression":
-        ranks = np.empty(len(train), dtype=np.int64)
-        ranks[np.argsort(targets[train], kind="stable")] = np.arange(len(train))
-        known = ranks * classes // len(train)
+        known = classes_by_rank(targets[train], classes)
     else:
         there = max(2, data.head.outputs)
         if classes != there:
@@ -127,3 +142,19 @@ def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray
     bins = np.full(len(targets), classes, dtype=np.int64)
     bins[train] = known
     return bins
+
+
+def classes_by_rank(values: Float[np.ndarray, " rows"], classes: int) -> Int64[np.ndarray, " rows"]:
+    """Return classes of equally many rows, the lowest values first.
+
+    Equal values are told apart by their rows' places, so that a value which is exchanged for
+    another moves its own row, and at most one more over each border between classes.
+
+    Args:
+        values: Of the rows.
+        classes: >= 1.
+    """
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    found: Int64[np.ndarray, " rows"] = ranks * classes // max(1, len(values))
+    return found

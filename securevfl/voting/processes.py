@@ -8,8 +8,7 @@ from jaxtyping import Float64, UInt64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
-from securevfl.dp.labels import keep_probability
-from securevfl.federation.ballot import Ballot
+from securevfl.federation.ballot import Ballot, keep_of
 from securevfl.federation.handshake import Joined
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.voter import Voter, sums_of
@@ -216,9 +215,7 @@ class SecondaryVoting:
             bins=bins,
         )
         self._voter.begin(leaves=False)
-        keep = None
-        if encoder.labels == "randomised":
-            keep = keep_probability(encoder.label_epsilon, bins - 1)
+        keep = keep_of(self._plan.config) if encoder.labels == "randomised" else None
         return self._voter.by_labels(labels.bins_of_rows, keep=keep)
 
     def _by_shares(self) -> Float64[np.ndarray, "bins numbers"]:

@@ -122,11 +122,20 @@ def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> N
     assert {rank: one.booked(rank) for rank in one.secondaries} == charged
 
 
-@pytest.mark.parametrize("labels", ["shown", "randomised"])
-def test_labels_that_travel_are_those_of_the_ballot(labels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "task", "keep"),
+    [
+        ("shown", "multiclass", None),
+        ("randomised", "multiclass", keep_probability(2.0, 3)),
+        # A number that is exchanged moves three rows of three classes.
+        ("randomised", "regression", keep_probability(2.0 / 3, 3)),
+    ],
+)
+def test_labels_that_travel_are_those_of_the_ballot(
+    labels: str, task: str, keep: float | None, tmp_path: Path
+) -> None:
     """Every secondary gets the same bins, and corrects for what the file says of them."""
-    path = write_voting(tmp_path, labels=labels, dealer=False)
-    keep = keep_probability(2.0, 3) if labels == "randomised" else None
+    path = write_voting(tmp_path, labels=labels, dealer=False, federation={"task": task})
     told = ballot(ROWS, keep=keep)
     with built(path, tmp_path / "run") as made:
         expected = {
