@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from securevfl.federation.ledger_labels import LabelsSpent
     from securevfl.federation.ledger_place import Book
     from securevfl.federation.ledger_summary import LedgerSummary, UnitSpent
+    from securevfl.federation.told_labels import LabelsSpent
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -26,11 +26,11 @@ from securevfl.dp.labels import (
     unbiased_indicators,
 )
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_labels import charge_labels
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
+from securevfl.federation.told_labels import charge_labels
 from securevfl.models.alone.margins import LEAST_PROBABILITY, cross_fit
 from securevfl.models.assist.assist_config import AssistConfig
 from securevfl.models.assist.line_search import best_step

@@ -14,10 +14,10 @@ from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.label_release import LabelRelease, label_noise_multiplier
 from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_labels import charge_labels
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
+from securevfl.federation.told_labels import charge_labels
 
 _DRAWN: Final = "labels.pt"
 

@@ -9,7 +9,7 @@ from typing import Any
 from securevfl.core.errors import ConfigError
 from securevfl.federation.chained_file import ChainedFile, now
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
-from securevfl.federation.ledger_labels import LabelsSpent, labels_spent
+from securevfl.federation.told_labels import LabelsSpent, labels_spent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

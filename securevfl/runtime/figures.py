@@ -8,8 +8,8 @@ from typing import Any, Final
 from securevfl.config.channels import channels
 from securevfl.dp.statement import of_labels
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_labels import labels_spent
 from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.told_labels import labels_spent
 from securevfl.models.tasks import Metrics
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.ledger_book import LedgerBook, epsilon_of_sessions
-from securevfl.federation.ledger_labels import LabelsSpent, labels_spent
+from securevfl.federation.told_labels import LabelsSpent, labels_spent
 
 
 def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:

@@ -42,6 +42,7 @@ from securevfl.models.directions import DirectionBottom
 from securevfl.models.tasks import TaskHead
 from securevfl.studies.audit.settings import DELTA, AuditSettings, Release, Votes
 from securevfl.studies.audit.wires import Wires, run_lives
+from securevfl.studies.audit.worlds import table_at
 from securevfl.voting.processes import PrimaryVoting, SecondaryVoting, deal_for_votes
 
 _RECORDS: Final = 64
@@ -250,12 +251,12 @@ class _SumsStage:
         rows = _FAR * (_RECORDS + np.arange(_LABELS))
         places = np.concatenate([between, rows - _NEAR, rows + _NEAR])
         length = _BEYOND * math.sqrt(_FEATURES)
-        return _table("records", places, np.tile(length * self._direction, (len(places), 1)))
+        return table_at("records", places, np.tile(length * self._direction, (len(places), 1)))
 
     @cached_property
     def _linked(self) -> LinkedSecondary:
         spec = link_spec(self._config)
-        primary = _table("primary", self._places, np.zeros((len(self._places), 1)))
+        primary = table_at("primary", self._places, np.zeros((len(self._places), 1)))
         return Linker(spec, keys_of(spec.keys, primary))(keys_of(spec.keys, self._records))
 
 
@@ -355,15 +356,3 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
 
 def _state(folder: str) -> StateFolder:
     return StateFolder(Path(folder), settings_digest="")
-
-
-def _table(
-    name: str, places: Float64[np.ndarray, " rows"], features: Float64[np.ndarray, "rows width"]
-) -> PartyTable:
-    return PartyTable(
-        name=name,
-        key_names=("place",),
-        keys=places[:, None],
-        feature_names=tuple(f"x{axis}" for axis in range(features.shape[1])),
-        features=features.astype(np.float32),
-    )

@@ -200,7 +200,7 @@ class AuditStage:
     @cached_property
     def _primary(self) -> PartyTable:
         rows = np.arange(self.facts.rows, dtype=np.float64)
-        return _table("primary", rows, np.zeros((self.facts.rows, 1)))
+        return table_at("primary", rows, np.zeros((self.facts.rows, 1)))
 
     def _records(self, name: str) -> PartyTable:
         """Return records of which each row's K nearest carry what the row should release.
@@ -211,7 +211,7 @@ class AuditStage:
         rows = self.facts.rows
         parts = self._lengths[self._kinds(rows)][..., None] * self._direction
         keys = np.arange(rows)[:, None] + 0.1 * np.arange(_LINKS)
-        return _table(
+        return table_at(
             name, keys.reshape(-1), self.settings.clip_norm * parts.reshape(rows * _LINKS, -1)
         )
 
@@ -267,9 +267,10 @@ class AuditStage:
         return config
 
 
-def _table(
+def table_at(
     name: str, places: Float64[np.ndarray, " rows"], features: Float64[np.ndarray, "rows width"]
 ) -> PartyTable:
+    """Return a made-up table whose rows lie at certain places."""
     return PartyTable(
         name=name,
         key_names=("place",),

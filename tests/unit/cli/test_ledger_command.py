@@ -12,8 +12,8 @@ from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_labels import charge_labels
 from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.federation.told_labels import charge_labels
 
 Capture = pytest.CaptureFixture[str]
 
