@@ -254,7 +254,8 @@ class Primary(TopModel, ABC):
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
-        known, who answers. Outputs, and the threshold of a binary task, are those of the choice
+        known, who answers; where encoders vote, validation rows must say so by themselves as well.
+        Outputs, and the threshold of a binary task, are those of the choice
         from now on.
 
         Args:
@@ -278,14 +279,23 @@ class Primary(TopModel, ABC):
             )
             if base_is_alone:
                 known, seen, alone = more, told, base
-        decision = decide(
-            self.head,
-            base=base[known],
-            correction=seen - base[known],
-            alone=alone[known],
-            targets=self.data.targets[known],
-            scale=scale,
-        )
+
+        def decided(known: Tensor, seen: Tensor) -> Decision:
+            return decide(
+                self.head,
+                base=base[known],
+                correction=seen - base[known],
+                alone=alone[known],
+                targets=self.data.targets[known],
+                scale=scale,
+            )
+
+        decision = decided(known, seen)
+        if self.plan.votes and decision.used == "joint":
+            # Encoders were fitted to training rows' labels, so of these the joint model knows more
+            # than it should: validation rows must agree.
+            by_validation = decided(rows, outputs)
+            decision = by_validation if by_validation.used == "alone" else decision
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
         validated = joint, self.data.targets[rows]
