@@ -20,7 +20,7 @@ from securevfl.dp import labels as mechanisms
 from securevfl.federation import assist_labels, assist_primary
 from securevfl.federation.assist_messages import AssistKind
 from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.primary import Primary
+from securevfl.models.alone import rule
 from securevfl.models.assist.line_search import best_step
 from securevfl.report.page import write_report
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -123,7 +123,7 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
 
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
-    monkeypatch.setattr(Primary, "_chosen_scale", lambda *_: next(scales))
+    monkeypatch.setattr(rule, "choose_scale", lambda *_, **__: next(scales))
     monkeypatch.setattr(assist_primary, "best_step", never_zero)
     monkeypatch.setattr(assist_labels, "randomised_labels", the_same_again)
     monkeypatch.setattr(assist_labels, "noised_labels", the_same_again)
