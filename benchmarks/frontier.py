@@ -226,7 +226,7 @@ class Joint:
             "joint": metrics["test"],
             "alone": metrics["alone_test"],
             "gain": sign * (metrics["test"] - metrics["alone_test"]),
-            "used": float((metrics["base"] or {}).get("used") != "alone"),
+            "used": float((metrics.get("base") or {}).get("used") != "alone"),
             "spent": metrics["privacy"]["epsilon"] or 0.0,
         }
 

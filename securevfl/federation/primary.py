@@ -254,8 +254,8 @@ class Primary(TopModel, ABC):
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
-        known, who answers; where encoders vote, validation rows must say so by themselves as well.
-        Outputs, and the threshold of a binary task, are those of the choice
+        known, who answers; where encoders vote, validation rows must say so by themselves as well,
+        and the metric that training goes by must not say otherwise. Outputs, and the threshold of a binary task, are those of the choice
         from now on.
 
         Args:
@@ -296,12 +296,23 @@ class Primary(TopModel, ABC):
             # than it should: validation rows must agree.
             by_validation = decided(rows, outputs)
             decision = by_validation if by_validation.used == "alone" else decision
+        if self.out_of_fold is not None and decision.used == "joint":
+            # Losses of a base that is too sure fall by anything that makes it less so, noise too.
+            told = scaled(base[known], seen - base[known], decision.scale)
+            if self._measures_better(alone[known], told, known):
+                decision = replace(decision, used="alone")
         self.scale = decision.scale
         joint = scaled(base[rows], outputs - base[rows], decision.scale)
         validated = joint, self.data.targets[rows]
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
+
+    def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
+        """Return whether outputs for rows have the better metric."""
+        targets = self.data.targets[rows]
+        mine, other = (self.head.metric(one, targets) for one in (outputs, than))
+        return self.head.is_better(mine, other)
 
     @abstractmethod
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:

@@ -1,5 +1,6 @@
 """Who answers where the top model is fitted in one go: training rows have a say, and how much."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
     """
     targets = torch.tensor(np.arange(80) % 2, dtype=torch.float32)
     signs = (2 * targets - 1)[:, None]
-    return SimpleNamespace(
+    one = SimpleNamespace(
         head=TaskHead(task="binary"),
         plan=SimpleNamespace(votes=votes),
         data=SimpleNamespace(
@@ -36,6 +37,8 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
         best_outputs=on_validation * signs[VALIDATION],
         scale=1.0,
     )
+    one._measures_better = partial(Primary._measures_better, one)
+    return one
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,19 @@ def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     assert (decision.used, decision.rows) == ("alone", len(VALIDATION))
     # lambda is chosen by all of them, and counts though alone answers.
     assert decision.scale > 0
+
+
+@pytest.mark.parametrize("votes", [False, True])
+def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(votes: bool) -> None:
+    """Alone is right about order and too sure of it; the joint model says less, in bad order."""
+    one = primary(votes=votes, on_training=0.1, on_validation=0.1)
+    sure = 30.0 * (2 * one.data.targets - 1)[:, None]
+    # One row in ten is told wrong, by so much that all loss is theirs; the order is nearly right.
+    wrong = torch.arange(80) % 10 == 0
+    one.data.base = torch.where(wrong[:, None], -sure, sure)
+    noisy = torch.from_numpy(np.random.default_rng(0).normal(scale=0.5, size=(80, 1))).float()
+    joint = 0.01 * one.data.base + noisy
+    one.out_of_fold, one.best_outputs = joint[TRAIN], joint[VALIDATION]
+    decision = Primary.decide(one, one.data.base, base_is_alone=True)
+    assert decision.gain > decision.error
+    assert decision.used == "alone"
