@@ -254,9 +254,10 @@ class Primary(TopModel, ABC):
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
-        known, who answers; where encoders vote, validation rows must say so by themselves as well,
-        and the metric that training goes by must not say otherwise. Outputs, and the threshold of a binary task, are those of the choice
-        from now on.
+        known, who answers. Then the metric that training goes by must not say otherwise, and, where
+        encoders vote, validation rows must say so by themselves as well.
+
+        Outputs, and the threshold of a binary task, are those of the choice from now on.
 
         Args:
             alone: Margins of the best model of the primary alone, of all rows.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from securevfl.federation import primary as federation_primary
 from securevfl.federation.primary import Primary
 from securevfl.models.tasks import TaskHead
 
@@ -67,8 +68,12 @@ def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
 
 
 @pytest.mark.parametrize("votes", [False, True])
-def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(votes: bool) -> None:
+def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
+    votes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Alone is right about order and too sure of it; the joint model says less, in bad order."""
+    # All of the correction counts: less of it would keep alone's order.
+    monkeypatch.setattr(federation_primary, "choose_scale", lambda *_, **__: 1.0)
     one = primary(votes=votes, on_training=0.1, on_validation=0.1)
     sure = 30.0 * (2 * one.data.targets - 1)[:, None]
     # One row in ten is told wrong, by so much that all loss is theirs; the order is nearly right.
