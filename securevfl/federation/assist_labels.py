@@ -13,11 +13,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from securevfl.config.base import OWN
-from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import PrivacyError
 from securevfl.data.scaling import LabelScaler
 from securevfl.data.tables import PartyTable
-from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.labels import (
     digest_of_labels,
     keep_probability,
@@ -30,13 +27,12 @@ from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
-from securevfl.federation.told_labels import charge_labels
+from securevfl.federation.told_labels import charge_labels, drawn_once, label_release
 from securevfl.models.alone.margins import LEAST_PROBABILITY, cross_fit
 from securevfl.models.assist.assist_config import AssistConfig
 from securevfl.models.assist.line_search import best_step
 from securevfl.models.tasks import TaskHead
 
-_FILE: Final = "labels.pt"
 _NAMED: Final = "boosting"
 """What a base of drawn labels is, where the base is the best of several: that choice is made by
 labels as they are."""
@@ -50,19 +46,6 @@ class ToldLabels:
     """As losses take them; of drawn classes, numbers whose mean over the draw is the indicator."""
     margins: Float[Tensor, "train outputs"]
     """Before the first round."""
-
-
-def label_release(config: FederationConfig) -> LabelRelease | None:
-    """Return what a federation tells secondaries of labels; None where it is not this family's."""
-    if not config.family.assisted:
-        return None
-    epsilon, parties = config.label_epsilon, len(config.secondaries)
-    if epsilon is None:
-        return LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
-    if config.federation.task == "regression":
-        delta = config.privacy.delta
-        return LabelRelease(mechanism="noised", epsilon=epsilon, delta=delta, parties=parties)
-    return LabelRelease(mechanism="randomised", epsilon=epsilon, delta=0.0, parties=parties)
 
 
 def tell_labels(
@@ -133,33 +116,26 @@ def _drawn(
     files: StateFolder,
 ) -> Shaped[np.ndarray, " train"]:
     """Return the labels of training rows as they were drawn, in this session or an earlier one."""
-    assert model.label_epsilon is not None, "labels have an epsilon"
-    assert table.labels is not None, "the primary's table has labels"
     rows = data.split.train
-    if files.holds(_FILE):
-        kept = files.read(_FILE)
-        if not np.array_equal(kept["rows"].numpy(), rows):
-            raise PrivacyError(
-                f"{files.path / _FILE}: holds labels that were drawn for other rows than now "
-                f"train; restore the table, or begin another run"
-            )
-        return np.asarray(kept["labels"].numpy())
-    if data.head.task == "regression":
+
+    def draw() -> Shaped[np.ndarray, " train"]:
+        labels = table.labels
+        assert labels is not None, "the primary's table has labels"
+        assert model.label_epsilon is not None, "labels have an epsilon"
+        if data.head.task != "regression":
+            classes = _classes(data.head)
+            return randomised_labels(labels[rows].astype(np.int64), classes, model.label_epsilon)
         assert model.label_lower is not None, "checked with the file"
         assert model.label_upper is not None, "checked with the file"
-        drawn: Shaped[np.ndarray, " train"] = noised_labels(
-            table.labels[rows].astype(np.float64),
+        return noised_labels(
+            labels[rows].astype(np.float64),
             lower=model.label_lower,
             upper=model.label_upper,
             epsilon=model.label_epsilon,
             delta=delta,
         ).astype(np.float32)
-    else:
-        drawn = randomised_labels(
-            table.labels[rows].astype(np.int64), _classes(data.head), model.label_epsilon
-        )
-    files.write(_FILE, {"rows": torch.from_numpy(rows), "labels": torch.from_numpy(drawn)})
-    return drawn
+
+    return drawn_once(files, rows, draw)
 
 
 def _classes(head: TaskHead) -> int:

@@ -2,24 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.dp.class_sums import SumFormat
-from securevfl.dp.label_release import LabelRelease, label_noise_multiplier
+from securevfl.dp.label_release import label_noise_multiplier
 from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
-from securevfl.federation.told_labels import charge_labels
-
-_DRAWN: Final = "labels.pt"
+from securevfl.federation.told_labels import charge_labels, drawn_once, label_release
 
 LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
 """Returns the noise that hides labels in a secondary's class sums, fresh each time."""
@@ -38,19 +34,6 @@ class Ballot:
     label_noise: LabelNoise | None = None
     """Where labels stay at home: what is added to class sums before they go back. None: the bins
     go out as they are here."""
-
-
-def label_release_of_votes(config: FederationConfig) -> LabelRelease | None:
-    """Return what a federation tells secondaries of labels for votes; None where nobody votes."""
-    encoder, parties = config.encoder, len(config.secondaries)
-    if encoder is None or encoder.labels is None:
-        return None
-    if encoder.labels == "shown":
-        return LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=parties)
-    delta = 0.0 if encoder.labels == "randomised" else config.privacy.delta
-    return LabelRelease(
-        mechanism=encoder.labels, epsilon=encoder.label_epsilon, delta=delta, parties=parties
-    )
 
 
 def rows_moved(config: FederationConfig) -> int:
@@ -86,9 +69,10 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
 
     Raises:
         ConfigError: If votes have not one number for each class.
+        PrivacyError: If labels were drawn for other rows than the table has now.
         StorageError: If the disk takes no more.
     """
-    release = label_release_of_votes(plan.config)
+    release = label_release(plan.config)
     assert release is not None, "encoders vote"
     bins = _classes_of(plan.config, data)
     classes = plan.cut.shape[1]
@@ -97,9 +81,12 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
         charge_labels(ledger, release)
         return Ballot(bins_of_rows=bins, bins=classes + 1)
     if release.mechanism == "randomised":
-        drawn = _drawn_once(files, bins, classes, release.epsilon / moved)
-        charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-        return Ballot(bins_of_rows=drawn, bins=classes + 1, keep=keep_of(plan.config))
+        rows, epsilon = np.flatnonzero(bins < classes), release.epsilon / moved
+        bins[rows] = drawn_once(
+            files, rows, lambda: randomised_labels(bins[rows], classes, epsilon)
+        )
+        charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
+        return Ballot(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
     charge_labels(ledger, release)
     multiplier = moved * label_noise_multiplier(release.epsilon, release.delta)
 
@@ -107,19 +94,6 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
         return sums.noise(multiplier * sums.change_of_label)
 
     return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
-
-
-def _drawn_once(
-    files: StateFolder, bins: Int64[np.ndarray, " rows"], classes: int, epsilon: float
-) -> Int64[np.ndarray, " rows"]:
-    """Return labels by randomised response, those of the run's first session if there was one."""
-    if files.holds(_DRAWN):
-        known: Int64[np.ndarray, " rows"] = files.read(_DRAWN)["labels"].numpy()
-        if len(known) == len(bins):
-            return known
-    drawn = randomised_labels(bins, classes, epsilon)
-    files.write(_DRAWN, {"labels": torch.from_numpy(drawn)})
-    return drawn
 
 
 def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray, " rows"]:

@@ -1,6 +1,5 @@
-"""The primary of a frozen run whose top model is an estimator: one fit, no epochs."""
+"""The primary of a frozen run whose top model is an estimator."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from securevfl.core.progress import Observer
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange
+from securevfl.federation.one_fit import OneFitPrimary
+from securevfl.federation.primary import PrimaryData
+from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import FittedTopModel, PrimaryInputs
 from securevfl.models.alone.keeping import require_keepable
@@ -20,12 +20,8 @@ from securevfl.models.alone.margins import cross_fit
 from securevfl.models.fitted_top import FittedTop
 
 
-class FittedPrimary(FittedTopModel, Primary):
-    """Fits its top model once, to the released rows that are for training.
-
-    Its one epoch is the fit. What training rows get is out of fold, so they choose lambda, and say
-    who answers, beside validation rows.
-    """
+class FittedPrimary(FittedTopModel, OneFitPrimary):
+    """Fits an estimator to own numbers, released ones and similarities."""
 
     top: FittedTop
 
@@ -53,7 +49,6 @@ class FittedPrimary(FittedTopModel, Primary):
         """
         super().__init__(plan, data, top, exchange, observe=observe)
         self.inputs = inputs
-        self.epochs = 1
         self._estimator = estimator
 
     def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
@@ -61,15 +56,6 @@ class FittedPrimary(FittedTopModel, Primary):
         inputs = replace(self.inputs, base=margins)
         super().take_base(margins)
         self.inputs = inputs
-
-    def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
-        """Fit the estimator, unless a checkpoint has brought it back.
-
-        Args:
-            after_epoch: Called when it is fitted.
-        """
-        if not self.finished:
-            self._run_epoch(after_epoch)
 
     def _values(self, rows: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows inputs"]:
         """Return what is known of rows: own numbers, released ones, similarities."""

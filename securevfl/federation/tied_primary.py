@@ -1,61 +1,22 @@
-"""The primary of a frozen run whose top model is tied: one convex fit, no epochs."""
-
-from collections.abc import Callable
+"""The primary of a frozen run whose top model is tied: a convex fit."""
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.core.progress import Observer
 from securevfl.core.seeds import stream
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.one_fit import OneFitPrimary
 from securevfl.models.tied_top import TiedTop, fit_tied
 
 _FOLDS = 5
 
 
-class TiedPrimary(Primary):
-    """Fits its top model once, to the released rows that are for training.
-
-    Its one epoch is the fit. What training rows get is out of fold, so they choose lambda, and say
-    who answers, beside validation rows.
-    """
+class TiedPrimary(OneFitPrimary):
+    """Fits a tied top model to released numbers, over the base."""
 
     top: TiedTop
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        data: PrimaryData,
-        top: TiedTop,
-        exchange: Exchange,
-        *,
-        observe: Observer,
-    ) -> None:
-        """Make it.
-
-        Args:
-            plan: The run.
-            data: The primary's table.
-            top: Not fitted yet.
-            exchange: Where released rows are.
-            observe: Hears of progress.
-        """
-        super().__init__(plan, data, top, exchange, observe=observe)
-        self.epochs = 1
-
-    def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
-        """Fit the top model, unless a checkpoint has brought it back.
-
-        Args:
-            after_epoch: Called when it is fitted.
-        """
-        if not self.finished:
-            self._run_epoch(after_epoch)
 
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:  # noqa: ARG002
         """Fit, and return the loss of the training rows out of fold, their outputs and labels."""

@@ -12,9 +12,8 @@ from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.dp.label_release import labels_total
 from securevfl.dp.statement import of_labels
-from securevfl.federation.assist_labels import label_release
-from securevfl.federation.ballot import label_release_of_votes
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.told_labels import label_release
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import warnings_about
 from securevfl.starting.collecting import collect
@@ -79,9 +78,7 @@ class Check:
 
     def _labels(self) -> str | None:
         """Return what is promised of the primary's labels; None where nobody is told of them."""
-        release = None
-        if self.config is not None:
-            release = label_release(self.config) or label_release_of_votes(self.config)
+        release = None if self.config is None else label_release(self.config)
         total = labels_total([] if release is None else [release])
         if release is None or total is None:
             return None

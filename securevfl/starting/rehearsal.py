@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.seeds import stream
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.base import Base
 from securevfl.federation.own_numbers import own_inputs
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.starting.settings import merged, settings_for
 
 PRETENDED: Final = "pretended"
@@ -211,8 +212,10 @@ def rehearse(
     played = []
     for cast, runs in zip(casts, files, strict=True):
         alone: float | None = None
+        base: Base | None = None
         for epsilon, rehearsal in runs:
-            metrics = _simulated(rehearsal, cast, with_alone=alone is None)
+            result = _simulated(rehearsal, cast, with_alone=alone is None, fitted=base)
+            base, metrics = result.base, result.metrics
             # Alone sees neither partners nor noise: once a seed is enough.
             alone = metrics["alone_test"] if alone is None else alone
             assert alone is not None, "it was asked for"
@@ -231,7 +234,9 @@ def rehearse(
     return casts, played
 
 
-def _simulated(config: FederationConfig, cast: Cast, *, with_alone: bool) -> dict[str, Any]:
+def _simulated(
+    config: FederationConfig, cast: Cast, *, with_alone: bool, fitted: Base | None
+) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
         return simulate_federation(
             config,
@@ -239,7 +244,8 @@ def _simulated(config: FederationConfig, cast: Cast, *, with_alone: bool) -> dic
             Path(folder),
             device=torch.device("cpu"),
             with_alone=with_alone,
-        ).metrics
+            fitted=fitted,
+        )
 
 
 def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:

@@ -135,11 +135,7 @@ def labels_kept_too_often(patch: Patch) -> None:
 
 def labels_drawn_again(patch: Patch) -> None:
     """In every session of the run."""
-    patch.setattr(
-        ballot,
-        "_drawn_once",
-        lambda _files, bins, classes, epsilon: randomised_labels(bins, classes, epsilon),
-    )
+    patch.setattr(ballot, "drawn_once", lambda _files, _rows, draw: draw())
 
 
 RECORD = {"record_noise_not_too_small", "records_not_too_distinguishable"}
