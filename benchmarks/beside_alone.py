@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 from fedsim_tables import Tables, fate, letter, places, synthetic
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from securevfl.cli.compare import run_compare
@@ -235,15 +236,27 @@ def print_table(name: str, found: Mapping[str, dict[str, Any]]) -> None:
         print(f"{text} {statistics.mean(own):+.{digits}f} ± {deviation(own):.{digits}f} |")
 
 
+def panels_of(number: int, *, most: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many panels, at most ``most`` in a line, each of a size in inches."""
+    columns = min(most, number)
+    lines = -(-number // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * lines), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(lines, columns)).ravel())
+    for axes in panels[number:]:
+        axes.set_visible(False)
+    return figure, panels[:number]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG, byte for byte the same for the same figures."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
 def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> None:
     """Draw each method's gain over alone, a panel a set; bars are deviations over seeds."""
-    columns = min(4, len(results))
-    lines = -(-len(results) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.6 * lines), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(lines, columns)).ravel()
-    for axes in panels[len(results) :]:
-        axes.set_visible(False)
-    for axes, (name, found) in zip(panels, results.items(), strict=False):
+    figure, panels = panels_of(len(results), most=4, size=(3.4, 2.6))
+    for axes, (name, found) in zip(panels, results.items(), strict=True):
         methods = [method for method in found if method != "alone"][::-1]
         own = [gains(found, method) for method in methods]
         axes.barh(methods, [statistics.mean(one) for one in own], xerr=list(map(deviation, own)))
@@ -251,8 +264,7 @@ def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> Non
         metric = next(iter(found.values()))["metric"]
         axes.set_title(f"{name}: gain over alone, {metric}", fontsize=8)
         axes.tick_params(labelsize=7)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    save(figure, path)
 
 
 def main() -> None:

@@ -21,12 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from beside_alone import SETS as BESIDE
+from beside_alone import panels_of, save
 from fedsim_tables import Tables
-from matplotlib.figure import Figure
 from surviving import plan_of
 
 from securevfl.cli.demo import combined
@@ -321,13 +320,8 @@ def surviving(epsilon: str, secondaries: int) -> float:
 
 def draw(results: Mapping[str, Mapping[str, Found]], path: Path) -> None:
     """Draw gains over alone against epsilon, a panel a set; bars are deviations over seeds."""
-    columns = min(3, len(results))
-    lines = -(-len(results) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3 * lines), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(lines, columns)).ravel()
-    for axes in panels[len(results) :]:
-        axes.set_visible(False)
-    for axes, (name, found) in zip(panels, results.items(), strict=False):
+    figure, panels = panels_of(len(results), most=3, size=(4.2, 3.0))
+    for axes, (name, found) in zip(panels, results.items(), strict=True):
         for shift, (method, by_epsilon) in enumerate(found.items()):
             places = np.arange(len(by_epsilon)) + 0.06 * (shift - len(found) / 2)
             gains = [columns["gain"] for columns in by_epsilon.values()]
@@ -348,8 +342,7 @@ def draw(results: Mapping[str, Mapping[str, Found]], path: Path) -> None:
         axes.set_title(f"{SETS[name].what}: gain over alone", fontsize=8)
         axes.grid(alpha=0.25)
         axes.legend(fontsize=7)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    save(figure, path)
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from rich.console import Console
@@ -56,7 +56,18 @@ def run_advise(
         raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
     config = read_federation(path)
     keep_freed_memory()
-    with _Progress(runs=seeds * (len(set(epsilons)) + 1)) as progress:
+    runs, console = seeds * (len(set(epsilons)) + 1), Console(stderr=True)
+    with bars(console, name_width=22) as shown:
+        task = shown.add_task("rehearsal", total=runs, figures="")
+        done = count(1)
+
+        def progress(run: Played) -> None:
+            number = next(done)
+            text = f"seed {run.seed}, {_epsilon(run.epsilon)}: {run.metric} {run.test:.4f}"
+            shown.update(task, completed=number, figures=text)
+            if not console.is_terminal:
+                print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
+
         found = advise(
             path,
             config,
@@ -75,36 +86,6 @@ def run_advise(
         print(json.dumps(found.as_json(), allow_nan=False))
     else:
         _print(Console(), found)
-
-
-class _Progress:
-    """Show rehearsed runs as they end, on stderr."""
-
-    def __init__(self, *, runs: int) -> None:
-        self._console = Console(stderr=True)
-        self._bars = bars(self._console, name_width=22)
-        self._runs = runs
-        self._done = 0
-        self._task = self._bars.add_task("rehearsal", total=runs, figures="")
-
-    def __enter__(self) -> "_Progress":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
-
-    def __call__(self, run: Played) -> None:
-        self._done += 1
-        text = f"seed {run.seed}, {_epsilon(run.epsilon)}: {run.metric} {run.test:.4f}"
-        self._bars.update(self._task, completed=self._done, figures=text)
-        if not self._console.is_terminal:
-            print(f"done {self._done}/{self._runs}: {text}", file=sys.stderr, flush=True)
 
 
 def _epsilon(value: float | None) -> str:
