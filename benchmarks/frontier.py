@@ -213,7 +213,7 @@ class Joint:
     its own, and every party reads its own table.
     """
 
-    def __init__(self, tables: Tables, *, processes: bool) -> None:
+    def __init__(self, tables: Tables, *, processes: bool = False) -> None:
         self._tables = {table.name: table for table in tables.parties}
         self._processes = processes
         self._base: Base | None = None
