@@ -22,6 +22,7 @@ from securevfl.core.progress import (
     RoundDone,
     RowsAligned,
     RowsReleased,
+    SessionLost,
     SpendingPlanned,
     Stage,
     Warned,
@@ -74,7 +75,7 @@ class RunProgress:
         """Take one event of a run."""
         self._note(event)
         match event:
-            case Warned() | SpendingPlanned() | RowsAligned():
+            case Warned() | SessionLost() | SpendingPlanned() | RowsAligned():
                 self._say(_sentence(event))
             case Stage():
                 self._begin(event.text, total=event.of)
@@ -164,10 +165,15 @@ class RunProgress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _sentence(event: Warned | SpendingPlanned | RowsAligned) -> str:
+def _sentence(event: Warned | SessionLost | SpendingPlanned | RowsAligned) -> str:
     match event:
         case Warned():
             return f"warning: {event.text}"
+        case SessionLost():
+            return (
+                f"warning: {event.why}; waiting up to {event.wait_s:g} s for all parties to be "
+                f"there again, to go on from what all have saved"
+            )
         case SpendingPlanned():
             return spending_in_words(event)
         case RowsAligned():

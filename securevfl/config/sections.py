@@ -1,7 +1,7 @@
 """The ``[federation]``, ``[training]`` and ``[runtime]`` tables."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -164,6 +164,9 @@ class PredictionSettings:
             checks.at_least(1, least_secondaries=self.least_secondaries)
 
 
+OnLoss = Literal["stop", "wait"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
     """The ``[runtime]`` table: how long a party waits before it gives another one up."""
@@ -180,10 +183,32 @@ class RuntimeSettings:
     silence_timeout_s: float = 10.0
     """Seconds without a heartbeat after which a party counts as lost."""
 
+    lowest_rate: float = 1000.0
+    """Bytes a second that a party must take of what waits to be sent to it, over
+    ``silence_timeout_s``; a slower one counts as lost. How long a whole round may take is
+    ``round_timeout_s``."""
+
+    on_loss: OnLoss = "stop"
+    """What becomes of the run when a party is killed, hangs, is cut off or is too slow: ``stop``
+    ends it, and ``--resume`` goes on with it; with ``wait`` all others keep what they have, wait
+    until the party is there again, and go on from the last epoch that all have saved, or from the
+    last row that was released. What is done again is charged again, within the run's budget."""
+
+    wait_s: float = 3600.0
+    """Seconds that a party which is lost may take to come back."""
+
+    most_losses: int = 20
+    """After how many losses a run that waits ends all the same."""
+
     def __post_init__(self) -> None:
+        checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
+        checks.at_least(0, lowest_rate=self.lowest_rate)
+        checks.whole(most_losses=self.most_losses)
+        checks.at_least(1, most_losses=self.most_losses)
         checks.positive(
             join_timeout_s=self.join_timeout_s,
             round_timeout_s=self.round_timeout_s,
             idle_timeout_s=self.idle_timeout_s,
             silence_timeout_s=self.silence_timeout_s,
+            wait_s=self.wait_s,
         )

@@ -135,8 +135,16 @@ class PartyFailedError(ProtocolError):
     """Another party raised or died."""
 
 
+class PartyLostError(PartyFailedError):
+    """Another party is gone for a reason of its machine or its line, and may come back."""
+
+
 class PartyTimeoutError(ProtocolError):
     """Another party was silent past its deadline."""
+
+
+class PartyAbsentError(PartyTimeoutError):
+    """Another party has not come, or not come back, within the time for that."""
 
 
 def in_one_line(error: Exception) -> str:

@@ -49,6 +49,18 @@ class Listening:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SessionLost:
+    """A party was lost, and this one waits for it, to go on from what all have saved."""
+
+    EVENT: ClassVar[str] = "lost"
+
+    why: str
+    """Who was lost, and how."""
+    wait_s: float
+    """Seconds that it may take to come back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """A stage of the run begins."""
 
@@ -198,6 +210,7 @@ class PartyDone:
 
 ProgressEvent = (
     Warned
+    | SessionLost
     | SpendingPlanned
     | Listening
     | Stage
@@ -221,6 +234,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
     one.EVENT: one
     for one in (
         Warned,
+        SessionLost,
         SpendingPlanned,
         Listening,
         Stage,

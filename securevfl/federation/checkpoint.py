@@ -6,7 +6,7 @@ epoch until then must still be there too, though some have seen a better one sin
 is damaged leaves the one before it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,11 @@ from securevfl.federation.state_files import DamagedError, History, StateFolder
 
 _KEPT: Final = 2
 _RUN: Final = "run.pt"
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a run has begun in a party's folder, so that it can go on there."""
+    return (folder / _RUN).exists()
 
 
 class Checkpoints:
@@ -44,6 +49,11 @@ class Checkpoints:
     def guard(self, history: History) -> None:
         """Tie what is saved from now on, and what is read, to a ledger."""
         self.files.guard(history)
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is more here than a run's id."""
+        return bool(set(self.files.names()) - {_RUN})
 
     def begin(self, run: str) -> None:
         """Begin a fresh run in a folder that is unused: its files will carry its id."""
@@ -134,7 +144,7 @@ class Checkpoints:
             ConfigError: If there are checkpoints in the folder.
         """
         # A run that ended before it saved anything has left nothing but its id.
-        if set(self.files.names()) - {_RUN}:
+        if self.holds_state:
             raise used_folder(self.folder)
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
@@ -247,25 +257,30 @@ def used_folder(party_folder: Path) -> ConfigError:
     )
 
 
-def require_resumable(
-    config: FederationConfig, checkpoints: Checkpoints, common: Collection[int]
-) -> None:
-    """Check that there is something to go on from.
+def last_common(
+    config: FederationConfig, checkpoints: Checkpoints, others: Iterable[Collection[int]]
+) -> int:
+    """Return the last epoch that all can go on from; 0 begins the run's first epoch again.
 
     Args:
         config: The federation file.
         checkpoints: The primary's.
-        common: Epochs that every party whose model trains can go on from.
+        others: Epochs that each secondary can go on from.
 
     Raises:
-        ConfigError: If there is not.
+        ConfigError: If all have lost epochs that they had.
     """
+    common, furthest = set(checkpoints.epochs()), max(checkpoints.epochs(), default=0)
     # A frozen run goes on row by row, from the first row if need be.
-    if common or checkpoints.pretrained() or config.privacy.encoder == "frozen":
-        return
+    for epochs in () if config.privacy.encoder == "frozen" else others:
+        common &= set(epochs)
+        furthest = max(furthest, *epochs, 0)
+    # Nobody begins a second epoch before everybody has saved the first.
+    if common or furthest < 2:
+        return max(common, default=0)
     raise ConfigError(
         f"run folder {checkpoints.folder.parent.parent}: there is nothing that every party has "
-        f"saved; start afresh with another --out"
+        f"saved, though one has epoch {furthest}; start afresh with another --out"
     )
 
 

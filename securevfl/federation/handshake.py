@@ -66,14 +66,19 @@ def read_hello(config: FederationConfig, message: Message) -> Hello:
     return Hello.from_message(message, digest=config.digest, primary=config.primary.name)
 
 
-def require_one_run(config: FederationConfig, hellos: Mapping[str, Hello], *, run: str) -> None:
+def require_one_run(
+    config: FederationConfig, hellos: Mapping[str, Hello], *, run: str, has_state: bool = True
+) -> None:
     """Refuse secondaries that go on with another run than the primary, or start another way.
+
+    A party that was lost while a run began may never have heard of it, and joins it now.
 
     Args:
         config: The federation file.
         hellos: Of every caller that takes part, by name; one that only helps to link keeps nothing
             of a run.
         run: The run that the primary goes on with; empty for a fresh start.
+        has_state: Whether the primary keeps more of that run than its id.
 
     Raises:
         ProtocolError: Naming the party and what to do.
@@ -82,7 +87,7 @@ def require_one_run(config: FederationConfig, hellos: Mapping[str, Hello], *, ru
         if party.name not in hellos:
             continue
         theirs = hellos[party.name].run
-        if theirs != run:
+        if theirs != run and (theirs or has_state):
             raise ProtocolError(_other_run(repr(config.primary.name), run, party.name, theirs))
 
 
@@ -125,10 +130,11 @@ def require_own_run(
                 f"{primary!r} wants to go on from {what} {number}, which this party does not have; "
                 f"start afresh with another --out"
             )
-    if not frozen and not goes_on:
+    # No party can be further than one epoch before all have saved it.
+    if not frozen and not facts.resume_epoch and max(epochs, default=0) > 1:
         raise ProtocolError(
-            f"{primary!r} wants run {run} to start afresh, which released rows already; start "
-            f"another run with another --out"
+            f"{primary!r} wants run {run} to begin again, of which this party has epoch "
+            f"{max(epochs)}; start another run with another --out"
         )
 
 
@@ -234,6 +240,8 @@ def joined(
     pretrained: list[int],
     run: str = "",
     predicts: bool = False,
+    patience_s: float | None = None,
+    returning: bool = False,
 ) -> Iterator[Joined]:
     """Join the session that the primary holds, and leave it in the end.
 
@@ -246,6 +254,9 @@ def joined(
         run: Id of the run that it goes on with; empty for a fresh start, and for a party that
             keeps nothing of a run.
         predicts: Whether this party answers for a kept model, and does not train.
+        patience_s: Seconds that all parties may take to join; default: the federation file's.
+        returning: Whether this party was in a session of the run before, and the primary may not
+            know yet that it has lost it.
 
     Raises:
         ProtocolError: If the primary cannot be reached, is not who the file says, or goes on from
@@ -256,6 +267,7 @@ def joined(
         the run and the epochs. To the other callers: that public key.
     """
     assert config.primary.address is not None, "checked with the federation file"
+    patience_s = config.runtime.join_timeout_s if patience_s is None else patience_s
     transport = SecondaryTransport(
         parse_address(config.primary.address),
         identity,
@@ -264,7 +276,7 @@ def joined(
         limits=transport_limits(config),
     )
     with transport:
-        transport.connect(config.runtime.join_timeout_s)
+        transport.connect(patience_s, returning=returning)
         rank = config.ranks[identity.name]
         key = SessionKey(session=transport.session, rank=rank, name=identity.name)
         transport.send(
@@ -272,9 +284,7 @@ def joined(
                 config, identity=identity, key=key, epochs=epochs, pretrained=pretrained, run=run
             ).to_message()
         )
-        message = transport.receive(
-            RoundKind.WELCOME, round_number=0, deadline_s=config.runtime.join_timeout_s
-        )
+        message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=patience_s)
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
         _require_same_purpose(config, facts, predicts=predicts)
         if not config.party(identity.name).is_helper:
@@ -297,4 +307,7 @@ def joined(
 
 def transport_limits(config: FederationConfig) -> TransportLimits:
     """Return a transport's deadlines, as the federation file sets them."""
-    return TransportLimits(silence_timeout_s=config.runtime.silence_timeout_s)
+    runtime = config.runtime
+    return TransportLimits(
+        silence_timeout_s=runtime.silence_timeout_s, lowest_rate=runtime.lowest_rate
+    )

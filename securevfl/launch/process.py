@@ -58,6 +58,7 @@ class PartyProcess:
 
     def __init__(self, command: PartyCommand) -> None:
         self.name = command.name
+        self.command = command
         self._exit: PartyExit | None = None
         self.told_failure: PartyFailure | None = None
         """What the process itself reported before it ended."""
@@ -172,6 +173,11 @@ class PartyProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         os.close(self.events_fd)
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended the process: it said nothing of its own accord."""
+        return self.exit is not None and self.exit.exit_code < 0
 
     def own_failure(self) -> PartyFailure | None:
         """Return the failure that this process's end stands for, or None if it ended well."""

@@ -11,6 +11,8 @@ from securevfl.launch.outcome import PartyExit, PartyFailure
 from securevfl.launch.process import PartyCommand, PartyProcess
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
+Again = Callable[[PartyCommand, PartyFailure], PartyCommand | None]
+"""Returns how a party that was killed is started again; None: it is not."""
 
 # How long the other parties may take to hear of a failure and to end by themselves.
 GRACE_S: Final = 5.0
@@ -26,6 +28,7 @@ def run_party_processes(
     *,
     deadline_s: float,
     on_event: OnEvent | None = None,
+    again: Again | None = None,
     grace_s: float = GRACE_S,
 ) -> dict[str, PartyExit]:
     """Run every party to its end, together.
@@ -38,6 +41,7 @@ def run_party_processes(
         commands: One a party.
         deadline_s: Seconds for all of it.
         on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
+        again: Asked about each party that a signal has ended.
         grace_s: Seconds between a failure and the end of the others.
 
     Returns:
@@ -58,7 +62,9 @@ def run_party_processes(
     try:
         for command in commands:
             launch.start(command)
-        failure = launch.watch(deadline=time.monotonic() + deadline_s, deadline_s=deadline_s)
+        failure = launch.watch(
+            deadline=time.monotonic() + deadline_s, deadline_s=deadline_s, again=again
+        )
         if failure is not None:
             failure = launch.wind_up(failure, grace_s=grace_s)
     finally:
@@ -88,10 +94,14 @@ class Launch:
         self.parties.remove(party)
         party.close()
 
-    def watch(self, *, deadline: float, deadline_s: float) -> PartyFailure | None:
+    def watch(
+        self, *, deadline: float, deadline_s: float, again: Again | None = None
+    ) -> PartyFailure | None:
         """Wait until all have ended well, one has failed, or time is over."""
         while any(party.exit is None for party in self.parties):
             self.turn()
+            if again is not None:
+                self._start_again(again)
             failure = self._first_failure()
             if failure is not None:
                 return failure
@@ -148,6 +158,15 @@ class Launch:
         for event in party.read_events():
             if self._on_event is not None and not silent:
                 self._on_event(party.name, event)
+
+    def _start_again(self, again: Again) -> None:
+        for party in [party for party in self.parties if party.was_killed]:
+            failure = party.own_failure()
+            assert failure is not None, "it was killed"
+            command = again(party.command, failure)
+            if command is not None:
+                self.forget(party)
+                self.start(command)
 
     def _first_failure(self) -> PartyFailure | None:
         for party in self.parties:

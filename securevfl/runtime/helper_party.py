@@ -27,7 +27,15 @@ def run_helper(life: PartyLife) -> None:
     """
     config, name, files = life.config, life.job.name, life.files
     life.require_no_listen()
-    with joined(config, life.identity, life.pinned, epochs=[], pretrained=[]) as star:
+    with joined(
+        config,
+        life.identity,
+        life.pinned,
+        epochs=[],
+        pretrained=[],
+        patience_s=life.job.join_timeout_s,
+        returning=life.job.returning,
+    ) as star:
         files.log("connected")
         star.transport.send(Ready().to_message())
         spec, role = link_spec(config), config.party(name).role

@@ -18,11 +18,12 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import CiphertextsMade, Observer, SpendingPlanned, Warned, event_of
 from securevfl.federation.absence import idle_helpers
+from securevfl.federation.checkpoint import has_begun
 from securevfl.launch.keeping import KeptProcesses, keeping
-from securevfl.launch.outcome import PartyExit
+from securevfl.launch.outcome import PartyExit, PartyFailure
 from securevfl.launch.ports import reserved_port
 from securevfl.launch.process import PartyCommand
-from securevfl.launch.spawn import run_party_processes
+from securevfl.launch.spawn import Again, run_party_processes
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import NewRows
 from securevfl.runtime.run_folder import write_figures
@@ -318,8 +319,30 @@ def _run_parties(
             )
             if command.name not in without
         ]
-        exits = run_party_processes(commands, deadline_s=_LAUNCH_DEADLINE_S, on_event=on_event)
+        exits = run_party_processes(
+            commands,
+            deadline_s=_LAUNCH_DEADLINE_S,
+            on_event=on_event,
+            again=_again(config, run_folder, observe) if config.runtime.on_loss == "wait" else None,
+        )
     return outcome, exits
+
+
+def _again(config: FederationConfig, run_folder: Path, observe: Observer) -> Again:
+    """Return how parties that were killed are started again, as often as a run may be lost."""
+    killed = 0
+
+    def again(command: PartyCommand, failure: PartyFailure) -> PartyCommand | None:
+        nonlocal killed
+        killed += 1
+        if killed >= config.runtime.most_losses:
+            return None
+        observe(Warned(text=f"{failure.party}: {failure.reason}; it is started again"))
+        begun = has_begun(run_folder / "parties" / command.name)
+        resume = ["--resume"] if begun and "--resume" not in command.arguments else []
+        return replace(command, arguments=[*command.arguments, *resume])
+
+    return again
 
 
 def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -> FederationConfig:

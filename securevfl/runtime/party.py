@@ -3,13 +3,24 @@
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
-from securevfl.core.errors import ConfigError, SecureVflError, StorageError
-from securevfl.core.progress import Observer
+from securevfl.core.errors import (
+    ConfigError,
+    PartyAbsentError,
+    PartyFailedError,
+    PartyLostError,
+    PartyTimeoutError,
+    ProtocolError,
+    SecureVflError,
+    StorageError,
+)
+from securevfl.core.progress import Observer, SessionLost
+from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.helper_party import run_helper
@@ -44,7 +55,8 @@ _SERVING: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
 def run_party(job: PartyJob, observe: Observer) -> Outcome:
     """Run one party to the end; the primary returns the run's figures, or those of pretraining.
 
-    Where it serves a kept model, the primary returns the predictions that it was asked for.
+    Where it serves a kept model, the primary returns the predictions that it was asked for. Where
+    the federation file says so, a session that is lost is followed by the next one.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party, named.
@@ -52,17 +64,51 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
     Reveals:
         What the messages of :mod:`securevfl.transport.message` say, and nothing else.
     """
-    with living(job, observe) as life:
-        life.files.log(
-            "start",
-            role=job.config.party(job.name).role,
-            digest=job.config.digest,
-            resume=job.resume,
+    losses, identity = 0, None
+    while True:
+        try:
+            with living(job, observe, identity=identity) as life:
+                identity = life.identity
+                return _lived(life)
+        except (PartyLostError, PartyTimeoutError) as error:
+            losses += 1
+            job = _after(error, job, losses)
+            observe(SessionLost(why=str(error), wait_s=job.join_timeout_s))
+
+
+def _lived(life: PartyLife) -> Outcome:
+    """Run one session to its end."""
+    job = life.job
+    life.files.log(
+        "start",
+        role=job.config.party(job.name).role,
+        digest=job.config.digest,
+        resume=job.resume,
+    )
+    lives = _SERVING if job.serves else _LIVES
+    figures = lives[job.config.party(job.name).role](life)
+    life.files.log("done")
+    return figures
+
+
+def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
+    """Return what this party does after a session that was lost, or raise why it was.
+
+    Whoever is lost, all parties leave the session, and join the next one: so that all agree from
+    where they go on, by what each of them has on its disk.
+    """
+    runtime = job.config.runtime
+    if job.serves or runtime.on_loss == "stop" or isinstance(error, PartyAbsentError):
+        raise error
+    if losses >= runtime.most_losses:
+        ended = PartyFailedError(
+            f"{error}; the run was lost {losses} times, which is runtime.most_losses; go on with "
+            f"--resume"
         )
-        lives = _SERVING if job.serves else _LIVES
-        figures = lives[job.config.party(job.name).role](life)
-        life.files.log("done")
-        return figures
+        ended.party = error.party
+        raise ended from None
+    begun = has_begun(job.folder)
+    return replace(job, after_loss=True, resume=job.resume or begun)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,19 @@ class PartyJob:
     """Whether it waits for the next session when one has ended."""
     new_rows: NewRows | None = None
     """What the primary asks for, where it serves."""
+    after_loss: bool = False
+    """Whether this party was in a session of the run before, which was lost."""
+
+    @property
+    def returning(self) -> bool:
+        """Whether the primary may still believe that this party is connected."""
+        return self.resume or self.after_loss
+
+    @property
+    def join_timeout_s(self) -> float:
+        """Seconds that all parties may take to join, or to come back after a loss."""
+        runtime = self.config.runtime
+        return runtime.wait_s if self.after_loss else runtime.join_timeout_s
 
     @property
     def folder(self) -> Path:
@@ -122,11 +135,13 @@ class PartyLife:
         """Find out which run goes on in this party's folder, and tell of damaged files.
 
         Returns:
-            The run's id.
+            The run's id; empty where the party starts afresh.
 
         Raises:
-            ConfigError: If there is none to go on with.
+            ConfigError: If there is none to go on with, and there should be.
         """
+        if not self.job.resume:
+            return ""
         for text in self.files.checkpoints.resume():
             self.files.log("warning", text=text)
             self.observe(Warned(text=f"{self.job.name}: {text}"))

@@ -11,7 +11,7 @@ from securevfl.core.progress import Listening, Stage
 from securevfl.federation import handshake
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
-from securevfl.federation.checkpoint import require_resumable
+from securevfl.federation.checkpoint import last_common
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.fitted_top import require_top
@@ -46,8 +46,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     files.require_writable_folder(job.run_folder)
     table = life.read_table()
     split, facts = run_facts(config, table)
-    if job.resume:
-        facts = replace(facts, run=life.go_on())
+    facts = replace(facts, run=life.go_on() or facts.run)
     plan = plan_run(config, facts)
     life.open_ledger(plan)
     with listening(life) as transport:
@@ -150,10 +149,9 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
     life.observe(Listening(host=host, port=port))
     life.observe(Stage(text="waiting for parties", of=len(config.callers)))
     transport.wait_for_parties(
-        config.runtime.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
+        life.job.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
     )
     hellos = {}
-    common = set(checkpoints.epochs()) if resume else set()
     pretrained = set(checkpoints.pretrained()) if resume else set()
     for party in config.callers:
         message = transport.receive(
@@ -163,25 +161,25 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         hellos[party.name] = theirs
         if party.is_helper:
             continue
-        if config.privacy.encoder != "frozen":
-            common &= set(theirs.epochs)
         pretrained &= set(theirs.pretrained)
-    handshake.require_one_run(config, hellos, run=facts.run if resume else "")
-    if resume:
-        require_resumable(config, checkpoints, common)
+    handshake.require_one_run(
+        config, hellos, run=facts.run if resume else "", has_state=checkpoints.holds_state
+    )
+    saved = [hellos[party.name].epochs for party in config.secondaries]
     facts = replace(
         facts,
-        resume_epoch=max(common, default=0),
+        resume_epoch=last_common(config, checkpoints, saved) if resume else 0,
         resume_pretraining=max(pretrained, default=0),
     )
+    if not resume:
+        # Before anybody hears of the run: whoever goes on with it must find it here.
+        checkpoints.begin(facts.run)
     transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
     # Not even keys are sent before every party's budget has room for the run.
     for _ in transport.receive_each(
         list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s
     ):
         pass
-    if not resume:
-        checkpoints.begin(facts.run)
     return facts
 
 

@@ -45,7 +45,7 @@ def run_secondary(life: PartyLife) -> None:
     table = life.read_table()
     require_enough_records(config, table)
     # Before anybody is told from where this party can go on: only what reads whole counts.
-    run = life.go_on() if life.job.resume else ""
+    run = life.go_on()
     with joined(
         config,
         life.identity,
@@ -53,6 +53,8 @@ def run_secondary(life: PartyLife) -> None:
         epochs=files.checkpoints.epochs(),
         pretrained=files.checkpoints.pretrained(),
         run=run,
+        patience_s=life.job.join_timeout_s,
+        returning=life.job.returning,
     ) as star:
         files.log("connected")
         plan = plan_run(config, star.facts)

@@ -20,7 +20,7 @@ from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data
-from securevfl.federation.checkpoint import EpochKeeper, require_resumable
+from securevfl.federation.checkpoint import EpochKeeper, last_common
 from securevfl.federation.exchange_in_process import SimulatedExchange
 from securevfl.federation.fitted_top import require_top
 from securevfl.federation.keeping import keep_secondary
@@ -319,11 +319,8 @@ def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, Simu
     The secondaries go back to it.
     """
     trained = [] if plan.frozen else list(parties.values())
-    common = set(primary.checkpoints.epochs())
-    for party in trained:
-        common &= set(party.files.checkpoints.epochs())
-    require_resumable(plan.config, primary.checkpoints, common)
-    epoch = max(common, default=0)
+    saved = [party.files.checkpoints.epochs() for party in trained]
+    epoch = last_common(plan.config, primary.checkpoints, saved)
     for party in trained:
         if epoch:
             party.files.checkpoints.load(epoch, partial(party.secondary.resume, epoch))

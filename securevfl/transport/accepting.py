@@ -259,13 +259,10 @@ class Doorkeeper:
 
     def _turn_away_twin(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
         reason = f"a party of this name has joined already, so this second {name} was refused"
-        greeting = SessionStart(rank=self._ranks[name]).to_message()
-        abort = Failure(party=name, reason=reason).to_message()
-        for sequence, message in enumerate((greeting, abort)):
-            for buffer in encode(message).frame(
-                session=self._session, sender_rank=PRIMARY_RANK, sequence=sequence
-            ):
-                connection.send(buffer)  # a few hundred bytes always fit into a new connection
+        # A party that has lost its connection may know it before the primary does.
+        abort = encode(Failure(party=name, reason=reason, kind="lost").to_message())
+        for buffer in abort.frame(session=self._session, sender_rank=PRIMARY_RANK, sequence=0):
+            connection.send(buffer)  # a few hundred bytes always fit into a new connection
         self._refuse(caller, f"{name} had joined already")
 
     def _refuse(self, caller: _Caller, reason: str) -> None:

@@ -28,6 +28,10 @@ class TransportLimits:
     silence_timeout_s: float = 10.0
     """Seconds without any sign of life, after which a party counts as lost."""
 
+    lowest_rate: float = 1000.0
+    """Bytes a second that a party must take of what waits to be sent to it, over
+    ``silence_timeout_s``; below it counts as lost. 0: any."""
+
     handshake_timeout_s: float = 10.0
     """Seconds for a caller to prove who it is."""
 
@@ -46,6 +50,7 @@ class TransportLimits:
             handshake_timeout_s=self.handshake_timeout_s,
             farewell_timeout_s=self.farewell_timeout_s,
         )
+        checks.at_least(0, lowest_rate=self.lowest_rate)
         checks.at_least(
             1,
             max_message_bytes=self.max_message_bytes,
@@ -83,6 +88,8 @@ class Connection:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.last_heard = self.last_sent = self.last_progress = time.monotonic()
+        self._waiting_since: float | None = None
+        self._sent_by_then = 0
         self.blocked = False
         """Whether the last write stopped because the network takes no more."""
         self.unread = False
@@ -105,6 +112,27 @@ class Connection:
     def has_output(self) -> bool:
         """Whether bytes wait to be sent."""
         return self._current is not None or bool(self.outgoing)
+
+    def rate(self, now: float, *, over_s: float) -> float | None:
+        """Return the bytes a second that went out since bytes began to wait, once in ``over_s``.
+
+        None: nothing waits, or it is not time yet.
+        """
+        if not self.has_output:
+            self._waiting_since = None
+            return None
+        if self._waiting_since is None:
+            self._waiting_since, self._sent_by_then = now, self.bytes_sent
+        seconds = now - self._waiting_since
+        if seconds < over_s:
+            return None
+        taken, self._waiting_since = self.bytes_sent - self._sent_by_then, None
+        return taken / seconds
+
+    def forgive(self, now: float) -> None:
+        """Count from now on: it was this process that stood still."""
+        self.last_heard = self.last_progress = now
+        self._waiting_since = None
 
     def drop_unsent(self) -> None:
         """Forget the messages that have not begun to be sent; one that has is finished."""

@@ -8,7 +8,8 @@ from typing import Final
 
 from securevfl.core.errors import (
     AuthenticationError,
-    PartyTimeoutError,
+    PartyAbsentError,
+    PartyLostError,
     ProtocolError,
 )
 from securevfl.core.ranks import PRIMARY_RANK
@@ -48,6 +49,7 @@ def dial(
     rank: int,
     deadline_s: float,
     limits: TransportLimits,
+    returning: bool = False,
 ) -> Connection:
     """Return an authenticated connection to the primary, calling until there is one.
 
@@ -63,9 +65,11 @@ def dial(
         rank: This party's rank, which the primary must agree to.
         deadline_s: Seconds until the primary must have answered.
         limits: Deadlines and sizes.
+        returning: Whether a primary that holds an earlier connection of this party is called again
+            until it has noticed that this one is lost.
 
     Raises:
-        PartyTimeoutError: If it did not let this party in in time; says what ended the calls.
+        PartyAbsentError: If it did not let this party in in time; says what ended the calls.
         AuthenticationError: If time was over and an end had not accepted the other's identity.
         ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
         PartyFailedError: If the primary turns this party away.
@@ -88,6 +92,7 @@ def dial(
                 rank=rank,
                 patience_s=max(_REDIAL_S, deadline - time.monotonic()),
                 limits=limits,
+                returning=returning,
             )
         except _CallFailedError as last:
             if best is None or last.telling >= best.telling:
@@ -105,13 +110,13 @@ def _gave_up(
     """Return the error that names what said most, and what came last if that is another thing."""
     at_last = f"; the last of {calls} calls: {last.text}" if last.text != best.text else ""
     if best.telling == 0:
-        return PartyTimeoutError(
+        return PartyAbsentError(
             f"{place}: did not answer within {deadline_s:g} s ({best.text}); is the primary "
             f"running, and its port reachable from here?"
         )
     within = f"did not let this party in within {deadline_s:g} s and {calls} calls: {best.text}"
     if best.telling == 1:
-        return PartyTimeoutError(
+        return PartyAbsentError(
             f"{place}: {within}{at_last}; is the primary up behind this address, or does another "
             f"service answer there?"
         )
@@ -127,6 +132,7 @@ def _call(
     rank: int,
     patience_s: float,
     limits: TransportLimits,
+    returning: bool,
 ) -> Connection:
     """Call once; raise :class:`_CallFailedError` if a later call may succeed."""
     place = f"{peer} ({address[0]}:{address[1]})"
@@ -153,6 +159,8 @@ def _call(
         secured.setblocking(False)
     except BaseException as error:
         _hang_up(secured or raw)
+        if returning and isinstance(error, PartyLostError):
+            raise _CallFailedError(str(error), telling=1) from None
         failed = _as_failed_call(error)
         if failed is None:
             raise

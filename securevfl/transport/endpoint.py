@@ -12,7 +12,7 @@ from typing import Final, NoReturn, TypeVar
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
-from securevfl.transport.failure import Failure, FailureKind, public_reason
+from securevfl.transport.failure import Failure, FailureKind, kind_of, public_reason
 from securevfl.transport.framing import EncodedMessage
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message, MessageKind
@@ -70,16 +70,17 @@ class Transport:
         """Bytes of frames taken from TLS, by peer."""
         return {name: peer.bytes_received for name, peer in list(self._loop.connections.items())}
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, kind: FailureKind = "failed") -> None:
         """End the federation for everybody because of this party; the first failure stays.
 
         Args:
             reason: One sentence without private data.
+            kind: Which error the others raise.
 
         Reveals:
             To every party: this party's name and the reason.
         """
-        self._loop.fail(Failure(party=self.name, reason=reason))
+        self._loop.fail(Failure(party=self.name, reason=reason, kind=kind))
 
     def check(self) -> None:
         """Raise the federation's failure if there is one; for long computations between waits.
@@ -108,7 +109,7 @@ class Transport:
         _trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.abort(public_reason(error))
+            self.abort(public_reason(error), kind=kind_of(error))
         self.close()
 
     def _fail(self, party: str, reason: str, kind: FailureKind) -> NoReturn:

@@ -5,18 +5,23 @@ from typing import ClassVar, Final, Literal, get_args
 
 from securevfl.core.errors import (
     AuthenticationError,
+    PartyAbsentError,
     PartyFailedError,
+    PartyLostError,
     PartyTimeoutError,
     ProtocolError,
     SecureVflError,
+    StorageError,
 )
 from securevfl.transport.message import Message, StarKind, TypedMessage
 
-FailureKind = Literal["failed", "timeout", "protocol", "authentication"]
+FailureKind = Literal["failed", "lost", "timeout", "absent", "protocol", "authentication"]
 
 _ERRORS: Final[dict[FailureKind, type[ProtocolError]]] = {
     "failed": PartyFailedError,
+    "lost": PartyLostError,
     "timeout": PartyTimeoutError,
+    "absent": PartyAbsentError,
     "protocol": ProtocolError,
     "authentication": AuthenticationError,
 }
@@ -80,6 +85,14 @@ def printable(text: str) -> str:
     What arrives is shown on a terminal, and a terminal obeys control characters.
     """
     return "".join(letter if letter.isprintable() else " " for letter in text[:_MAX_REASON])
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """Return what an error of this party is to the others.
+
+    An operator who interrupts a party, or makes room on its disk, can start it again.
+    """
+    return "lost" if isinstance(error, KeyboardInterrupt | StorageError) else "failed"
 
 
 def public_reason(error: BaseException) -> str:

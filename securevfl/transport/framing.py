@@ -202,7 +202,8 @@ class FrameReader:
         except ValueError:
             self._refuse(f"sent a message of unknown kind {code}")
         if self.session is None:
-            if kind is not StarKind.SESSION:
+            # Who is turned away is told why, and of no session.
+            if kind not in (StarKind.SESSION, StarKind.ABORT):
                 self._refuse(f"began with {kind.name} where SESSION was due")
             self.session = session
         if session != self.session:

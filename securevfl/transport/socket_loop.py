@@ -211,7 +211,7 @@ class StarLoop:
     def _lost(self, connection: Connection, reason: str) -> None:
         self._forget(connection)
         if not connection.peer_left:
-            self.fail(Failure(party=connection.peer, reason=reason))
+            self.fail(Failure(party=connection.peer, reason=reason, kind="lost"))
 
     def _forget(self, connection: Connection) -> None:
         connection.ended = True
@@ -252,12 +252,19 @@ class StarLoop:
             if connection.ended:
                 continue
             if stopped:  # it was this process that stood still, and nobody else is to blame
-                connection.last_heard = connection.last_progress = now
+                connection.forgive(now)
+            rate = connection.rate(now, over_s=limit)
             if now - connection.last_heard > limit and not connection.peer_left:
                 text = f"gave no sign of life for {limit:g} s"
                 self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
             elif now - connection.last_progress > limit:
                 text = f"took in nothing of what was sent to it for {limit:g} s"
+                self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
+            elif rate is not None and rate < self.limits.lowest_rate:
+                text = (
+                    f"took in {rate:,.0f} bytes a second of what was sent to it, over {limit:g} s; "
+                    f"the lowest rate is {self.limits.lowest_rate:,.0f}"
+                )
                 self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
             elif now - connection.last_sent > self._heartbeat_s and not connection.has_output:
                 connection.outgoing.append(Outgoing(self._heartbeat))

@@ -88,7 +88,7 @@ class PrimaryTransport(Transport):
             on_join: Called with each party's name, in this thread, as it joins.
 
         Raises:
-            PartyTimeoutError: Naming who is missing, and who was refused meanwhile.
+            PartyAbsentError: Naming who is missing, and who was refused meanwhile.
             PartyFailedError: If a party that had joined is lost.
 
         Reveals:
@@ -207,7 +207,7 @@ class PrimaryTransport(Transport):
         missing = ", ".join(name for name in self.secondaries if name not in told)
         refused = "; ".join(self._door.refusals) if self._door is not None else ""
         note = f"; refused meanwhile: {refused}" if refused else ""
-        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "timeout")
+        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "absent")
 
 
 class SecondaryTransport(Transport):
@@ -238,11 +238,16 @@ class SecondaryTransport(Transport):
         self.session = b""
         """The session's id, once connected."""
 
-    def connect(self, deadline_s: float) -> None:
+    def connect(self, deadline_s: float, *, returning: bool = False) -> None:
         """Dial until the primary answers, prove this party's identity and learn the session.
 
+        Args:
+            deadline_s: Seconds until the primary must have let this party in.
+            returning: Whether the primary may not know yet that it has lost this party, and turn
+                it away because of its first connection; it calls again then.
+
         Raises:
-            PartyTimeoutError: If the primary does not let this party in in time.
+            PartyAbsentError: If the primary does not let this party in in time.
             AuthenticationError: If time is over, and an end had not accepted the other's identity.
             ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
             PartyFailedError: If the primary turns this party away.
@@ -259,6 +264,7 @@ class SecondaryTransport(Transport):
             rank=self.ranks[self.name],
             deadline_s=deadline_s,
             limits=self._limits,
+            returning=returning,
         )
         self.session = connection.session
         self._loop.add(connection)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,12 +15,15 @@ class Middle:
     def __init__(self) -> None:
         self.seen = bytearray()
         self.cut = False
+        self.pause_s = 0.0
+        """Before what goes down to the secondary is passed on, 64 KiB at a time."""
         self.alter: Callable[[bytes], bytes] = lambda raw: raw
 
     def pump(self, source: socket.socket, sink: socket.socket, *, upwards: bool) -> None:
         with suppress(OSError):
             while raw := source.recv(1 << 16):
                 self.seen += raw
+                time.sleep(0 if upwards else self.pause_s)
                 sink.sendall(self.alter(raw) if upwards else raw)
                 if self.cut:
                     break

@@ -12,7 +12,7 @@ from helpers import star_party
 from helpers.patience import PATIENCE_S, SOON_S
 from helpers.star import make_star
 
-from securevfl.core.errors import PartyFailedError, PartyTimeoutError
+from securevfl.core.errors import PartyFailedError, PartyLostError, PartyTimeoutError
 from securevfl.launch.child import EVENTS_VARIABLE
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
@@ -102,7 +102,7 @@ def lose(star, number, error, text):
 
 def test_a_killed_party_ends_the_federation_at_once(star):
     """SIGKILL: the primary and the other secondary name the dead party within moments."""
-    lose(star, signal.SIGKILL, PartyFailedError, "^rental: its connection")
+    lose(star, signal.SIGKILL, PartyLostError, "^rental: its connection")
 
 
 def test_a_silent_party_ends_the_federation_within_the_limit(star):
@@ -123,7 +123,7 @@ def test_a_busy_party_is_not_a_silent_one(star):
 
 @pytest.mark.parametrize(
     ("number", "error"),
-    [(signal.SIGKILL, "PartyFailedError"), (signal.SIGSTOP, "PartyTimeoutError")],
+    [(signal.SIGKILL, "PartyLostError"), (signal.SIGSTOP, "PartyTimeoutError")],
 )
 def test_secondaries_notice_a_lost_primary(star, port, number, error):
     """A primary that dies or stops, without a farewell, is named by both secondaries."""

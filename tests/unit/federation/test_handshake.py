@@ -173,6 +173,7 @@ FRESH = {"run": "", "epochs": [], "pretrained": []}
         (facts_of(resume_epoch=4), own()),
         (facts_of(resume_epoch=3, resume_pretraining=2), own()),
         (facts_of(resume_pretraining=2), own(epochs=[])),
+        (facts_of(), own(epochs=[1], pretrained=[])),
     ],
 )
 def test_what_a_secondary_goes_on_with(config, facts: RunFacts, mine) -> None:
@@ -189,7 +190,7 @@ def test_what_a_secondary_goes_on_with(config, facts: RunFacts, mine) -> None:
         (facts_of(resume_pretraining=2), FRESH, "this party starts afresh, and 'agency' goes on"),
         (facts_of(resume_epoch=5), own(), "from epoch 5, which this party does not have"),
         (facts_of(resume_epoch=4, resume_pretraining=1), own(), "from iteration of pretraining 1"),
-        (facts_of(), own(), f"wants run {RUN} to start afresh, which released rows already"),
+        (facts_of(), own(), f"wants run {RUN} to begin again, of which this party has epoch 4"),
     ],
 )
 def test_a_secondary_does_not_believe_where_the_primary_goes_on(config, facts, mine, said) -> None:
@@ -222,6 +223,19 @@ def test_a_primary_names_who_is_of_another_run(config, people, run, theirs, said
         handshake.require_one_run(config, hellos, run=run)
     hellos["bank-2"] = dataclasses.replace(hellos["bank-2"], run=run)
     handshake.require_one_run(config, hellos, run=run)
+
+
+def test_a_party_that_never_heard_of_a_run_joins_it_while_nothing_is_kept_of_it(
+    config, people
+) -> None:
+    """It was lost while the run began; a party that forgot its part of a run is refused."""
+    hellos = hellos_of(config, people, keys_of(config))
+    handshake.require_one_run(config, hellos, run=RUN, has_state=False)
+    with pytest.raises(ProtocolError, match="'bank-1' starts afresh"):
+        handshake.require_one_run(config, hellos, run=RUN)
+    hellos["bank-1"] = dataclasses.replace(hellos["bank-1"], run=OTHER)
+    with pytest.raises(ProtocolError, match=f"'bank-1' goes on with run {OTHER}"):
+        handshake.require_one_run(config, hellos, run=RUN, has_state=False)
 
 
 @pytest.mark.parametrize("run", ["1" * 31, "g" * 32, "../x", 7])

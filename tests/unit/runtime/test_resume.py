@@ -51,7 +51,7 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunRe
 
 
 @pytest.mark.parametrize(
-    ("epoch", "done", "base"), [(2, 1, "none"), (3, 2, "linear"), (5, 2, "none")]
+    ("epoch", "done", "base"), [(1, 1, "none"), (2, 1, "none"), (3, 2, "linear"), (5, 2, "none")]
 )
 def test_interrupted_run_ends_like_an_undisturbed_one(
     epoch: int, done: int, base: str, tmp_path: Path
@@ -78,13 +78,18 @@ def test_interrupted_run_ends_like_an_undisturbed_one(
     assert histories[0].equals(histories[1])
 
 
-def test_nothing_saved_by_all_is_no_place_to_go_on_from(tmp_path: Path) -> None:
-    """Cut off in the first epoch, a run can only start afresh, and says so."""
+def test_epochs_that_all_have_lost_are_no_place_to_go_on_from(tmp_path: Path) -> None:
+    """What one party has lost of a run that was further than its first epoch does not begin again.
+
+    Nor does a fresh run in its folder.
+    """
     path = write_federation(tmp_path, **SHORT)
     out = tmp_path / "run"
     with pytest.raises(PowerCutError):
-        run(path, out, observe=cut_at(1, 1))
-    with pytest.raises(ConfigError, match="nothing that every party has saved"):
+        run(path, out, observe=cut_at(3, 1))
+    for epoch in (1, 2):
+        (out / "parties" / "bank-1" / f"epoch-{epoch}.pt").unlink()
+    with pytest.raises(ConfigError, match="nothing that every party has saved, though one has"):
         run(path, out, resume=True)
     with pytest.raises(ConfigError, match="holds a run already"):
         run(path, out)

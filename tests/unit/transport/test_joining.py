@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers.star import CALM, WAIT_S, make_star, together
 
-from securevfl.core.errors import AuthenticationError, PartyTimeoutError, ProtocolError
+from securevfl.core.errors import AuthenticationError, PartyAbsentError, ProtocolError
 from securevfl.transport import tls
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.tls import in_plain_words
@@ -105,11 +105,11 @@ def test_a_party_joins_once_the_primary_is_there(star, others, port, treat):
 @pytest.mark.parametrize(
     ("treat", "error", "text"),
     [
-        (close, PartyTimeoutError, "the other end (hung up|cut the connection)"),
-        (reset, PartyTimeoutError, "the other end cut the connection"),
-        (speak_of_something_else, PartyTimeoutError, "the other end does not speak TLS"),
+        (close, PartyAbsentError, "the other end (hung up|cut the connection)"),
+        (reset, PartyAbsentError, "the other end cut the connection"),
+        (speak_of_something_else, PartyAbsentError, "the other end does not speak TLS"),
         (show_another_key, AuthenticationError, "its certificate is not trusted"),
-        (say_nothing, PartyTimeoutError, "answered the call and then said nothing"),
+        (say_nothing, PartyAbsentError, "answered the call and then said nothing"),
     ],
 )
 def test_the_true_cause_is_named_at_the_deadline(star, others, port, treat, error, text):
@@ -163,7 +163,7 @@ def test_a_name_that_is_not_known_yet_is_asked_for_again(star, monkeypatch):
     together([primary.close, rental.close])
     asked.clear()
     late = star.secondary("rental", ("agency.example", address[1]), limits=CALM)
-    with pytest.raises(PartyTimeoutError, match="Name or service not known"):
+    with pytest.raises(PartyAbsentError, match="Name or service not known"):
         late.connect(0.2)
     late.close()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 from helpers.patience import PATIENCE_S, SOON_S
+from helpers.proxy import in_the_middle
 from helpers.star import CALM, QUICK, RANKS, WAIT_S, make_star, together
 
 from securevfl.core.errors import (
@@ -421,12 +422,35 @@ def test_a_second_party_of_one_name_is_turned_away(joined, star):
     primary, ends = joined
     address = primary._door._listener.getsockname()
     twin = star.secondary("rental", address)
-    twin.connect(WAIT_S)
     with pytest.raises(PartyFailedError, match="has joined already, so this second rental"):
-        twin.receive(PLAN, round_number=1, deadline_s=WAIT_S)
+        twin.connect(WAIT_S)
     ends["rental"].send(words(3))
     assert take(primary, "rental").tensors["words"][0] == 3
     twin.close()
+
+
+def test_a_party_that_comes_back_calls_until_its_first_connection_is_gone(star, port):
+    """It may know of the loss before the primary does, which then holds a new session."""
+    first = star.primary(port=port)
+    address = first.listen()
+    lost, others = star.secondary("rental", address), star.secondary("bank", address)
+    lost.connect(WAIT_S)
+    others.connect(WAIT_S)
+    first.wait_for_parties(WAIT_S)
+    back = star.secondary("rental", address)
+    returns = threading.Thread(target=back.connect, args=(WAIT_S,), kwargs={"returning": True})
+    returns.start()
+    with first._loop.changed:
+        assert first._loop.changed.wait_for(lambda: first._door.refusals, timeout=WAIT_S)
+    together([first.close, lost.close, others.close])
+    second = star.primary(port=port)
+    second.listen()
+    again = star.secondary("bank", address)
+    again.connect(WAIT_S)
+    second.wait_for_parties(WAIT_S)
+    returns.join(WAIT_S)
+    assert back.session == second.session != first.session
+    together([second.close, back.close, again.close])
 
 
 def test_files_that_rank_parties_differently_are_noticed(star):
@@ -530,6 +554,25 @@ def test_a_party_that_takes_nothing_in_is_noticed(star):
         ended.set()
         heart.join(WAIT_S)
     together([primary.close, bank.close])
+
+
+def test_a_party_that_takes_in_too_little_is_noticed(star):
+    """Bytes that trickle through a line are a sign of life, and no way to work."""
+    limits = TransportLimits(silence_timeout_s=5.0, farewell_timeout_s=0.2, lowest_rate=1e9)
+    primary = star.primary(limits=limits)
+    address = primary.listen()
+    bank = star.secondary("bank", address, limits=limits)
+    bank.connect(WAIT_S)
+    with in_the_middle(address) as (middle, door):
+        rental = star.secondary("rental", door, limits=limits)
+        rental.connect(WAIT_S)
+        primary.wait_for_parties(WAIT_S)
+        middle.pause_s = 0.004
+        large = Message(kind=RoundKind.MEAN, tensors={"x": np.zeros(16_000_000)})
+        with pytest.raises(PartyTimeoutError, match=r"^rental: took in [\d,]+ bytes a second"):
+            primary.send("rental", large)
+        middle.pause_s = 0.0
+        together([primary.close, bank.close, rental.close])
 
 
 def test_closing_is_quick_and_can_be_repeated(star):

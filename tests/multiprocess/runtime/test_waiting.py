@@ -1,0 +1,126 @@
+"""Runs that wait for a party that is lost: killed, stopped, or gone for good."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
+
+import securevfl as sv
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import PartyFailedError
+from securevfl.core.progress import ProgressEvent, RoundDone, SessionLost, Warned
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+
+pytestmark = pytest.mark.multiprocess
+
+EPOCHS = 3
+
+
+def federation(folder: Path, **runtime: Any) -> Path:
+    return write_federation(
+        folder,
+        rows=60,
+        training={"epochs": EPOCHS, "batch_size": 16},
+        runtime={"on_loss": "wait", "wait_s": PATIENCE_S, **runtime},
+    )
+
+
+def process_of(name: str) -> int:
+    """Return the process of a party that this process has launched."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        named = b"--name" in words and words[words.index(b"--name") + 1] == name.encode()
+        if named and int(parent) == os.getpid():
+            return int(folder.name)
+    raise AssertionError(f"{name} runs in no process of this one")
+
+
+class Watcher:
+    """Keeps what a run tells, and disturbs it once at each point."""
+
+    def __init__(self, disturb: dict[int, Callable[[], None]]) -> None:
+        self.disturb = disturb
+        """By epoch: what happens when its first round is done."""
+        self.on_loss: Callable[[], None] = lambda: None
+        self.told: list[str] = []
+        self.losses = 0
+
+    def __call__(self, event: ProgressEvent) -> None:
+        match event:
+            case RoundDone() if event.epoch in self.disturb:
+                self.disturb.pop(event.epoch)()
+            case SessionLost():
+                self.losses += 1
+                self.told.append(event.why)
+                self.on_loss()
+            case Warned():
+                self.told.append(event.text)
+            case _:
+                pass
+
+
+def kill(name: str, number: int = signal.SIGKILL) -> Callable[[], None]:
+    return lambda: os.kill(process_of(name), number)
+
+
+def undisturbed(path: Path, out: Path) -> RunResult:
+    config = read_federation(path)
+    tables = read_tables(config, path.parent)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return simulate_federation(config, tables, out, device=torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+FIGURES = ("train", "validation", "test", "epochs", "best_epoch")
+
+
+def test_killed_parties_are_started_again_and_nothing_but_time_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first epoch a secondary, then the primary, then the other secondary."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path = federation(tmp_path)
+    watcher = Watcher({1: kill("bank-2"), 2: kill("agency"), 3: kill("bank-1")})
+    found = sv.train(path, out=tmp_path / "run", observe=watcher)
+    assert not watcher.disturb
+    for name in ("bank-1", "bank-2", "agency"):
+        assert any(text.startswith(f"{name}: was ended by SIGKILL") for text in watcher.told)
+    whole = undisturbed(path, tmp_path / "whole")
+    assert {name: found.metrics[name] for name in FIGURES} == {
+        name: whole.metrics[name] for name in FIGURES
+    }
+
+
+def test_a_party_that_stood_still_comes_back_by_itself(tmp_path: Path) -> None:
+    """The others close the session when it is silent; what it reads then, it takes as the end."""
+    path = federation(tmp_path, silence_timeout_s=3.0)
+    watcher = Watcher({2: kill("bank-1", signal.SIGSTOP)})
+    watcher.on_loss = kill("bank-1", signal.SIGCONT)
+    found = sv.train(path, out=tmp_path / "run", observe=watcher)
+    assert found.metrics["epochs"] == EPOCHS
+    assert watcher.losses
+    assert "bank-1: gave no sign of life for 3 s" in watcher.told
+
+
+def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+    """A party that stands still past ``wait_s`` is named, and the run ends for everybody."""
+    path = federation(tmp_path, silence_timeout_s=3.0, wait_s=5.0)
+    watcher = Watcher({2: kill("bank-1", signal.SIGSTOP)})
+    with pytest.raises(PartyFailedError, match=r"^bank-1: did not join within 5 s"):
+        sv.train(path, out=tmp_path / "run", observe=watcher)

@@ -1,0 +1,122 @@
+"""What a party does after a session that was lost: when it joins the next one, and when not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.federations import write_federation
+
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import (
+    BudgetExceededError,
+    PartyAbsentError,
+    PartyFailedError,
+    PartyLostError,
+    PartyTimeoutError,
+    SecureVflError,
+)
+from securevfl.core.progress import ProgressEvent, SessionLost
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.runtime import party
+from securevfl.runtime.party_job import PartyJob, PartyLife
+from securevfl.transport.provision import provision
+
+LOST = PartyLostError("bank-2: its connection broke")
+WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
+
+
+def job_of(folder: Path, **runtime: object) -> PartyJob:
+    path = write_federation(folder, rows=20, runtime=runtime)
+    pinned = provision(["agency", "bank-1", "bank-2"], folder / "ids")
+    text = path.read_text()
+    for name, identity in pinned.items():
+        text = text.replace(f'name = "{name}"', f'name = "{name}"\nidentity = "{identity}"')
+    path.write_text(text)
+    return PartyJob(
+        config=read_federation(path),
+        name="bank-1",
+        run_folder=folder / "run",
+        identity_folder=folder / "ids" / "bank-1",
+        data_root=folder,
+        device=torch.device("cpu"),
+        resume=False,
+    )
+
+
+class Sessions:
+    """Sessions of a secondary that end as they are told; its run begins in the second one."""
+
+    def __init__(self, *ends: SecureVflError | None) -> None:
+        self.ends = list(ends)
+        self.jobs: list[PartyJob] = []
+        self.told: list[ProgressEvent] = []
+
+    def __call__(self, life: PartyLife) -> None:
+        self.jobs.append(life.job)
+        if len(self.jobs) == 2:
+            Checkpoints(life.job.folder, settings_digest="any").begin("1" * 32)
+        end = self.ends.pop(0)
+        if end is not None:
+            raise end
+
+
+def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(party._LIVES, "secondary", sessions)
+    party.run_party(job, sessions.told.append)
+
+
+def test_it_joins_again_and_goes_on_with_what_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss before the run began is followed by a fresh start, a later one by a resumed run."""
+    sessions = Sessions(LOST, PartyTimeoutError("agency: gave no sign of life for 10 s"), None)
+    run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+    assert [one.resume for one in sessions.jobs] == [False, False, True]
+    assert [one.returning for one in sessions.jobs] == [False, True, True]
+    assert [one.join_timeout_s for one in sessions.jobs] == [5.0, 900.0, 900.0]
+    assert sessions.told == [
+        SessionLost(why="bank-2: its connection broke", wait_s=900.0),
+        SessionLost(why="agency: gave no sign of life for 10 s", wait_s=900.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PartyFailedError("bank-2: its table does not fit"),
+        PartyAbsentError("bank-2: did not join within 900 s"),
+        BudgetExceededError("epsilon: would be 9"),
+    ],
+)
+def test_it_does_not_wait_where_that_mends_nothing(
+    error: SecureVflError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another party's own error, one that never came back, and this party's own."""
+    sessions = Sessions(error)
+    with pytest.raises(type(error), match=str(error)):
+        run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+    assert not sessions.told
+
+
+def test_by_default_a_loss_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does one while a kept model is served, which has a way of its own to join again."""
+    job = job_of(tmp_path)
+    with pytest.raises(PartyLostError):
+        run(job, Sessions(LOST), monkeypatch)
+    (tmp_path / "waits").mkdir()
+    serving = replace(job_of(tmp_path / "waits", **WAITS), serves=True)
+    sessions = Sessions(LOST)
+    monkeypatch.setitem(party._SERVING, "secondary", sessions)
+    with pytest.raises(PartyLostError):
+        party.run_party(serving, sessions.told.append)
+
+
+def test_a_run_that_is_lost_too_often_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party that fails at the same place each time may not take all others back for ever."""
+    sessions = Sessions(*[LOST] * 9)
+    with pytest.raises(
+        PartyFailedError, match=r"broke; the run was lost 4 times, which is runtime"
+    ):
+        run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+    assert len(sessions.jobs) == 4
