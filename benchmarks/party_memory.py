@@ -52,7 +52,7 @@ print(json.dumps({**kilobytes, "cpu": sum(os.times()[:2])}))
 """
 
 KEYS = ["lon", "lat"]
-BOUNDS = [-5.0, 5.0]
+LOW, HIGH = -5.0, 5.0
 RANGES = [[0.0, 10.0], [0.0, 10.0]]
 RUNS: dict[str, dict[str, Any]] = {
     "trained": {
@@ -114,19 +114,20 @@ def write_federation(folder: Path, name: str, secondaries: int, rows: int) -> di
     for number in range(secondaries + 1):
         keys = places + random.normal(scale=0.01, size=places.shape)
         columns = dict(zip(KEYS, keys.T, strict=True))
-        columns |= {f"x{axis}": random.uniform(*BOUNDS, rows) for axis in range(8)}
-        party = {
-            "name": f"bank-{number}" if number else "agency",
+        columns |= {f"x{axis}": random.uniform(LOW, HIGH, rows) for axis in range(8)}
+        owner = f"bank-{number}" if number else "agency"
+        party: dict[str, Any] = {
+            "name": owner,
+            "data": f"{owner}.csv",
             "role": "secondary" if number else "primary",
             "key": KEYS,
             "scaling": "bounds",
-            "bounds": BOUNDS,
+            "bounds": [LOW, HIGH],
         }
         if not number:
             columns["y"] = columns["x0"] + random.normal(size=rows)
             party |= {"label": "y", "address": "127.0.0.1:0"}
-        party["data"] = f"{party['name']}.csv"
-        pd.DataFrame(columns).to_csv(folder / party["data"], index=False)
+        pd.DataFrame(columns).to_csv(folder / f"{owner}.csv", index=False)
         parties.append(party)
     if RUNS[name]["linkage"]["protection"] == "shares":
         parties += [{"name": role, "role": role} for role in ("coordinator", "dealer")]

@@ -68,8 +68,8 @@ def keep_freed_memory() -> bool:
 def loading() -> Iterator[None]:
     """Import modules in the block without looking for garbage, now or later, in what they made.
 
-    Half a million objects are made while torch and what stands on it load, and they stay. Python
-    would walk all of them again and again, a fifth of the seconds in which a party starts.
+    350,000 objects are made while torch and what stands on it load, and they stay. Python would
+    walk all of them again and again, a sixth of the seconds in which a party starts.
     """
     was_on = gc.isenabled()
     gc.disable()
