@@ -32,6 +32,7 @@ from securevfl.cli.demo import combined
 from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.core.errors import PrivacyError
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
@@ -40,7 +41,7 @@ from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
-EPSILONS = ("0.01", "1", "2", "4", "8", "16", "none")
+EPSILONS = ("none", "16", "8", "4", "2", "1", "0.01")
 DELTA = 1e-5
 
 
@@ -225,11 +226,11 @@ class Joint:
             folder = Path(name)
             run = self._between_processes if self._processes else self._simulated
             metrics = run(config, folder)
-        sign = 1 if metrics["higher_is_better"] else -1
+        sign, alone = 1 if metrics["higher_is_better"] else -1, metrics["alone_test"]
         return {
             "joint": metrics["test"],
-            "alone": metrics["alone_test"],
-            "gain": sign * (metrics["test"] - metrics["alone_test"]),
+            "alone": alone,
+            "gain": sign * (metrics["test"] - alone),
             "used": float((metrics.get("base") or {}).get("used") != "alone"),
             "spent": metrics["privacy"]["epsilon"] or 0.0,
         }
@@ -251,6 +252,24 @@ class Joint:
         return figures.as_json()
 
 
+def joint_or_alone(
+    joint: Joint, source: dict[str, Any], *, alone: float | None
+) -> dict[str, float]:
+    """Run one federation; where noise would leave nothing to fit to it is refused: alone answers.
+
+    Args:
+        joint: Runs it.
+        source: Its file.
+        alone: What alone reaches, as an earlier run of these tables found.
+    """
+    try:
+        return joint(source)
+    except PrivacyError:
+        if alone is None:
+            raise
+        return {"joint": alone, "alone": alone, "gain": 0.0, "used": 0.0, "spent": 0.0}
+
+
 def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
     """Return the test figure of one network on all features, joined by the true matches."""
     config = parse_federation(source, file="frontier")
@@ -267,7 +286,7 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
     }
     for seed in range(1, options.seeds + 1):
         tables = SETS[name].make(seed)
-        joint, beside = Joint(tables, processes=options.processes), {}
+        joint, beside, alone = Joint(tables, processes=options.processes), {}, None
         if tables.truth and not options.without_combine:
             source = federation_of(name, tables, seed, "none", "principal")
             beside = store.get(
@@ -278,7 +297,9 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
                 source = federation_of(name, tables, seed, epsilon, method, **votes)
                 key = f"{name} seed {seed} epsilon {epsilon} {method}"
                 key += " between processes" if options.processes else ""
-                found = {**store.get(key, source, partial(joint, source)), **beside}
+                made = partial(joint_or_alone, joint, source, alone=alone)
+                found = {**store.get(key, source, made), **beside}
+                alone = found["alone"]
                 found["secondaries"] = float(len(tables.parties) - 1)
                 rows.setdefault(method, {}).setdefault(epsilon, []).append(found)
     return {

@@ -62,7 +62,7 @@ class Sessions:
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(party._LIVES, "secondary", sessions)
+    monkeypatch.setattr(party, "_life_of", lambda _role, *, serves: sessions)  # noqa: ARG005
     party.run_party(job, sessions.told.append)
 
 
@@ -107,9 +107,8 @@ def test_by_default_a_loss_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "waits").mkdir()
     serving = replace(job_of(tmp_path / "waits", **WAITS), serves=True)
     sessions = Sessions(LOST)
-    monkeypatch.setitem(party._SERVING, "secondary", sessions)
     with pytest.raises(PartyLostError):
-        party.run_party(serving, sessions.told.append)
+        run(serving, sessions, monkeypatch)
 
 
 def test_a_run_that_is_lost_too_often_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

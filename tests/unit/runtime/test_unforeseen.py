@@ -39,7 +39,7 @@ def failing(monkeypatch, error: Exception) -> None:
     def live(_life):
         raise error
 
-    monkeypatch.setitem(party._LIVES, "secondary", live)
+    monkeypatch.setattr(party, "_life_of", lambda _role, *, serves: live)  # noqa: ARG005
 
 
 def last_line(job: PartyJob) -> dict[str, object]:
