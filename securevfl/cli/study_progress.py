@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ class StudyProgress:
 
     def __init__(self, *, names: int, seeds: int, folder: Path) -> None:
         self._console = Console(stderr=True)
+        self._stdout = redirect_stdout(sys.stderr)
         self._live = self._console.is_terminal
         self._progress = bars(self._console, name_width=28)
         self._seeds = seeds
@@ -37,6 +39,8 @@ class StudyProgress:
         self._warned: set[str] = set()
 
     def __enter__(self) -> "StudyProgress":
+        # What libraries print meanwhile, as Ray does of a worker that died, is no answer of ours.
+        self._stdout.__enter__()
         self._progress.start()
         return self
 
@@ -47,6 +51,7 @@ class StudyProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+        self._stdout.__exit__(kind, error, trace)
         if kind is KeyboardInterrupt:
             print(
                 f"{self._done.total()} of {self._of} runs are kept in {self._folder}; the same "

@@ -52,9 +52,8 @@ class Sweep:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"set: {name} is set twice; write all its values behind one =")
-        for seed in self.seeds:
-            if not isinstance(seed, int) or isinstance(seed, bool):
-                raise ConfigError(f"set: seed: must be whole numbers, such as 0..4; got {seed!r}")
+        # Looked at now, so that a seed that is none is told of before anything else.
+        _ = self.seeds
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -63,9 +62,19 @@ class Sweep:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The run seeds; the file's if none is set."""
+        """The run seeds; the file's if none is set.
+
+        Raises:
+            ConfigError: If one of them is no seed.
+        """
         for setting in self.tried:
             if setting.name == SEED:
+                for seed in setting.values():
+                    if type(seed) is not int or seed < 0:
+                        raise ConfigError(
+                            f"set: seed: must be whole numbers from 0 on, such as 0..4; "
+                            f"got {seed!r}"
+                        )
                 return setting.values()
         return (self.config.federation.seed,)
 
