@@ -168,7 +168,7 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
             f"{path}: was trained under other settings or on other tables; "
             f"remove {path.parent}, or choose another --out"
         )
-    if not {*_KEPT} <= {*result}:
+    if not {"name", *_KEPT} <= {*result}:
         raise ConfigError(
             f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"

@@ -94,7 +94,7 @@ def test_test_rows_choose_nothing_and_are_shown_of_the_best_alone(tmp_path: Path
     runs = pd.read_csv(tmp_path / "out/search.csv")
     assert [column for column in runs if "test" in column] == []
     assert len(runs) == 2 * 5 + 2
-    assert "test" not in (tmp_path / "out/search.md").read_text()
+    assert "test" not in (tmp_path / "out" / "search.md").read_text()
     plot = search_plot(found)
     assert plot.count("<svg") == 1
     assert "best so far" in plot
