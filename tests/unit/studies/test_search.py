@@ -70,6 +70,7 @@ def test_a_search_that_is_cut_off_ends_as_it_would_have(tmp_path: Path) -> None:
     trained: list[Run] = []
     again = look(asked(tmp_path, *RANGES), 4, tell=lambda run, _: trained.append(run))
     assert (again, trained) == (found, [])
+    assert len({str(trial["settings"]) for trial in found["trials"]}) == 4
     for trial in found["trials"]:
         settings = trial["settings"]
         assert settings["model.neighbours"] in range(1, 10)
