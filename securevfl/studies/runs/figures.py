@@ -17,9 +17,7 @@ def by_name(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
     return named
 
 
-def over_seeds(
-    runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric]
-) -> dict[str, Any]:
+def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric]) -> dict[str, Any]:
     """Return the figures of what was trained.
 
     Args:

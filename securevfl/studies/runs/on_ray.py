@@ -63,8 +63,8 @@ class RayEngine:
             _start(address, cpus=jobs)
         try:
             self._require_room(gpus)
-            # One CPU a run, as a run has one thread. What dies is begun again by us, once: Ray's own
-            # retries know no limit where memory runs out.
+            # One CPU a run, as a run has one thread. What dies is begun again by us, once: Ray
+            # itself would try without end where memory runs out.
             settings = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}
             self._train = ray.remote(_train_on_node).options(
                 **settings, runtime_env={"env_vars": dict(ONE_THREAD)}
@@ -208,9 +208,7 @@ def _start(address: str | None, *, cpus: int | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     try:
-        ray.init(
-            address=address or "local", log_to_driver=False, logging_level="ERROR", **own
-        )
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"address: Ray does not answer at {address or 'local'}: {said}") from None

@@ -1,9 +1,9 @@
 """Runs of one folder: what is finished is taken from there, and what is missing is trained."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
@@ -170,5 +170,3 @@ class Study:
             one = LeftOut(name=run.name, status="failed", reason=reason)
             self.failed[run.name] = one
             self._leave_out(one)
-
-

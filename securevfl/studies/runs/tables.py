@@ -80,7 +80,7 @@ def _reading(config: FederationConfig) -> str:
 
 
 def digest_of_tables(tables: Iterable[PartyTable]) -> str:
-    """Return a digest of what was read: a database has no file, and may hold other rows tomorrow."""
+    """Return a digest of what was read: a database may hold other rows tomorrow."""
     total = hashlib.sha256()
     for table in tables:
         names = (table.name, table.key_names, table.feature_names, table.classes)
