@@ -29,6 +29,7 @@ from securevfl.config.base import BaseSettings
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.studies.runs.study import Engines
 
 MADE_SEED = 0
 """Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""
@@ -194,7 +195,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]
             path,
             methods=",".join(methods),
             seeds=options.seeds,
-            jobs=options.jobs,
+            engines=Engines(jobs=options.jobs),
             out=out,
             metric=None,
             device="cpu",

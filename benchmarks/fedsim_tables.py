@@ -24,6 +24,7 @@ from securevfl.data.partition import split_pair
 from securevfl.data.tables import PartyTable
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.studies.digits import write_tables
+from securevfl.studies.runs.study import Engines
 
 Task = Literal["regression", "binary", "multiclass"]
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"
@@ -237,7 +238,7 @@ def main() -> None:
         path,
         methods=options.methods,
         seeds=options.seeds,
-        jobs=options.jobs,
+        engines=Engines(jobs=options.jobs),
         out=path.parent / "compare",
         metric=None,
         device="cpu",

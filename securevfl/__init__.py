@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from securevfl.runtime.simulation import RunResult
     from securevfl.studies.audit.report import audit
     from securevfl.studies.audit.settings import AuditSettings
-    from securevfl.studies.entry import compare, link
+    from securevfl.studies.entry import compare, link, sweep
 
 __all__ = [
     "AuditSettings",
@@ -58,6 +58,7 @@ __all__ = [
     "progress",
     "read_federation",
     "simulate",
+    "sweep",
     "train",
 ]
 
@@ -83,6 +84,7 @@ _HOME = {
     "preset": "securevfl.config.presets",
     "read_federation": "securevfl.config.reading",
     "simulate": "securevfl.runtime.in_memory",
+    "sweep": "securevfl.studies.entry",
     "train": "securevfl.runtime.entry",
 }
 _MODULES = {

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from securevfl.cli.compare_progress import CompareProgress
+from securevfl.cli.study_progress import StudyProgress
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
@@ -19,6 +19,7 @@ from securevfl.runtime.preflight import warnings_about
 from securevfl.studies.compare.comparison import Comparison
 from securevfl.studies.compare.table import table_rows
 from securevfl.studies.entry import compare_and_write
+from securevfl.studies.runs.study import Engines
 
 
 def run_compare(
@@ -26,7 +27,7 @@ def run_compare(
     *,
     methods: str,
     seeds: int,
-    jobs: int,
+    engines: Engines,
     out: Path | None,
     metric: str | None,
     device: str,
@@ -34,8 +35,6 @@ def run_compare(
     as_json: bool,
 ) -> dict[str, Any]:
     """Compare methods on one federation file; print their table."""
-    if jobs < 1:
-        raise ConfigError(f"--jobs: must be at least 1, got {jobs}")
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
     config = read_federation(path)
@@ -51,25 +50,12 @@ def run_compare(
     for warning in warnings_about(config):
         print(f"securevfl: warning: {warning}", file=sys.stderr)
     keep_freed_memory()
-    finished: list[Mapping[str, Any]] = []
-    with CompareProgress(methods=len(comparison.methods), seeds=seeds) as progress:
-
-        def done(result: Mapping[str, Any]) -> None:
-            finished.append(result)
-            progress.done(result)
-
-        try:
-            figures = compare_and_write(
-                comparison, jobs=jobs, tell=progress, done=done, leave_out=progress.left_out
-            )
-        except KeyboardInterrupt:
-            progress.stop()
-            print(
-                f"{len(finished)} of {len(comparison.runs)} runs are kept in {comparison.folder}; "
-                f"the same command goes on from there",
-                file=sys.stderr,
-            )
-            raise
+    with StudyProgress(
+        names=len(comparison.methods), seeds=seeds, folder=comparison.folder
+    ) as shown:
+        figures = compare_and_write(
+            comparison, engines=engines, tell=shown, done=shown.done, leave_out=shown.left_out
+        )
     _write_plot(comparison.folder, figures)
     if as_json:
         print(json.dumps(figures))

@@ -15,8 +15,10 @@ from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
 from securevfl.cli.export import app as export_app
 from securevfl.cli.ledger import app as ledger_app
+from securevfl.cli.options import AsJson, Device, FederationFile, FileDataRoot
 from securevfl.cli.serve import serve
 from securevfl.cli.starting import app as starting_app
+from securevfl.cli.studies import app as studies_app
 from securevfl.cli.using import app as using_app
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.core.memory import loading
@@ -36,6 +38,7 @@ app = typer.Typer(
 app.add_typer(starting_app)
 app.add_typer(using_app)
 app.add_typer(export_app)
+app.add_typer(studies_app)
 app.add_typer(audit_app, name="audit")
 app.add_typer(budget_app, name="budget")
 app.add_typer(bench_app, name="bench")
@@ -44,26 +47,12 @@ app.command()(serve)
 
 _INTERRUPTED = 130
 
-FederationFile = Annotated[
-    Path, typer.Argument(metavar="FED.toml", help="The federation file that all parties share.")
-]
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="RUN", help="Run folder; default: runs/NAME-TIME."),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
-]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the last epoch saved in the run folder.")
-]
-Device = Annotated[
-    str,
-    typer.Option("--device", help="cpu, or cuda where there is a GPU."),
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
 ]
 
 
@@ -102,7 +91,7 @@ def train(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
-    data_root: DataRoot = None,
+    data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, one process per party."""
@@ -120,7 +109,7 @@ def simulate(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
-    data_root: DataRoot = None,
+    data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the same federation in one process, on CPU or GPU, with the same noise."""
@@ -141,7 +130,7 @@ def pretrain(
     ] = False,
     resume: Resume = False,
     device: Device = "cpu",
-    data_root: DataRoot = None,
+    data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Pretrain encoders without labels, one process per party; training can start from them."""
@@ -169,7 +158,7 @@ def party(
     out: Out = None,
     resume: Resume = False,
     device: Device = "cpu",
-    data_root: DataRoot = None,
+    data_root: FileDataRoot = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -259,61 +248,10 @@ def trust(
 
 
 @app.command()
-def compare(
-    federation: FederationFile,
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            metavar="A,B,...",
-            # The backslash keeps rich from reading a style into the brackets.
-            help="Families; alone, solo, combine, boosting, fedcvt; or the file's "
-            "\\[methods.NAME] tables.",
-        ),
-    ],
-    seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
-    jobs: Annotated[int, typer.Option(help="Processes at a time, with one thread each.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder; what it holds is kept. Default: runs/NAME-compare.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="The task's metric to compare by; trains nothing anew. Default: training.metric.",
-        ),
-    ] = None,
-    device: Device = "cpu",
-    data_root: DataRoot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Train methods side by side in the simulator; the same command goes on after Ctrl-C."""
-    from securevfl.cli.compare import run_compare
-
-    run_compare(
-        federation,
-        methods=methods,
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        metric=metric,
-        device=device,
-        data_root=data_root,
-        as_json=as_json,
-    )
-
-
-@app.command()
 def link(
     federation: FederationFile,
     out: Out = None,
-    data_root: DataRoot = None,
+    data_root: FileDataRoot = None,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
     ] = False,

@@ -1,10 +1,20 @@
-"""Options that several commands with a kept model take."""
+"""Arguments and options that several commands take."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+FederationFile = Annotated[
+    Path, typer.Argument(metavar="FED.toml", help="The federation file that all parties share.")
+]
+FileDataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
 ]

@@ -87,6 +87,24 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
     return filled, chosen
 
 
+def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file as it was before :func:`resolved`, which chooses anew where it is changed.
+
+    Args:
+        source: What :func:`resolved` returned.
+        chosen: The same.
+    """
+    if not chosen:
+        return dict(source)
+    said = {
+        table: {name: value for name, value in fields.items() if f"{table}.{name}" not in chosen}
+        if isinstance(fields, Mapping)
+        else fields
+        for table, fields in source.items()
+    }
+    return {**said, "encoder": {**said["encoder"], "method": AUTO}}
+
+
 def _situation(source: Mapping[str, Any]) -> Situation:
     federation = source.get("federation")
     if not isinstance(federation, Mapping):

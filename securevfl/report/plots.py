@@ -1,6 +1,7 @@
 """The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
 
 import io
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ _SIZE = (6.4, 2.9)
 _NUMBERED_CLASSES = 12
 _DARK = 0.5
 _LONGEST_NAME = 18
+# Settings that span as much are drawn by their logarithm.
+_LOG_FROM = 20
 _BLUE, _ORANGE, _GREY = "#2f5d8a", "#c8661a", "#8a8f98"
 
 
@@ -193,6 +196,85 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
     axes.set_ylim(-0.6, len(values) - 0.4)
     axes.invert_yaxis()
     return _svg(figure)
+
+
+def sweep_plot(figures: Mapping[str, Any]) -> str:
+    """Return a grid's test metric against one setting, a line for each value of the others.
+
+    The setting is the first with several numbers. A bar is one deviation over seeds, and the
+    primary alone is a line of its own. Without such a setting there is a row a point, as in
+    :func:`comparison_plot`.
+
+    Args:
+        figures: What ``sweep.json`` holds.
+    """
+    points, metric = figures["points"].values(), figures["metric"]
+    title = f"{figures['federation']}: test {metric}"
+    across = next(
+        (
+            name
+            for name, values in figures["settings"].items()
+            if len(values) > 1 and all(type(value) in (int, float) for value in values)
+        ),
+        None,
+    )
+    if across is None:
+        rows = {_label(one["settings"]): one["seeds"] for one in points if one["mean"] is not None}
+        alone = figures["alone"]
+        rows |= {"alone": alone["seeds"]} if alone and alone["mean"] is not None else {}
+        return comparison_plot(rows, title=title)
+    figure, axes = _axes(title, across, metric)
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for one in points:
+        others = {name: value for name, value in one["settings"].items() if name != across}
+        place = (one["settings"][across], one["mean"], one["std"] or 0.0)
+        if one["mean"] is not None:
+            lines.setdefault(_label(others), []).append(place)
+    for number, (label, places) in enumerate(lines.items()):
+        x, y, deviation = zip(*sorted(places), strict=True)
+        axes.errorbar(
+            x,
+            y,
+            yerr=deviation,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            color=f"C{number}",
+            label=label if len(lines) > 1 else "joint",
+        )
+    if figures["alone"] is not None and figures["alone"]["mean"] is not None:
+        axes.axhline(figures["alone"]["mean"], color=_GREY, linestyle="--", label="alone")
+    values = figures["settings"][across]
+    if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
+        axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.minorticks_off()
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def search_plot(figures: Mapping[str, Any]) -> str:
+    """Return a search's validation metric, a dot a trial, and the best so far as a line.
+
+    Args:
+        figures: What ``search.json`` holds.
+    """
+    metric = figures["metric"]
+    figure, axes = _axes(f"{figures['federation']}: validation {metric}", "trial", metric)
+    trials = [one for one in figures["trials"] if one["validation"] is not None]
+    numbers = [one["number"] for one in trials]
+    values = [one["validation"] for one in trials]
+    choose = max if figures["higher_is_better"] else min
+    best = list(itertools.accumulate(values, choose))
+    axes.plot(numbers, values, "o", color=_ORANGE, alpha=0.55, markersize=4, label="trial")
+    axes.step(numbers, best, where="post", color=_BLUE, label="best so far")
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
+    return text or "as written"
 
 
 def contribution_plot(measured: Mapping[str, Any]) -> str:

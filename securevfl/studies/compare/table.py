@@ -1,8 +1,5 @@
 """A comparison's figures: mean and deviation over seeds, differences seed by seed."""
 
-import csv
-import io
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +8,16 @@ from typing import Any, Final
 from securevfl.core import files
 from securevfl.core.task import Task
 from securevfl.models.task_metrics import metrics_of
-from securevfl.studies.compare.run import LeftOut
+from securevfl.studies.runs.figures import (
+    by_name,
+    cell,
+    csv_of_runs,
+    markdown,
+    on_test_rows,
+    over_seeds,
+    spread,
+)
+from securevfl.studies.runs.run import LeftOut
 from securevfl.version import __version__
 
 REFERENCES: Final = ("alone", "fedsim", "fet")
@@ -66,37 +72,29 @@ def summary(
     Raises:
         ConfigError: If the task has no such metric.
     """
-    methods: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
-        methods.setdefault(result["method"], []).append(result)
+    methods = by_name(results)
     first = results[0]
     ordered = metrics_of(task, metric or first["metric"])
     shown = ordered[0]
-    tests = {name: _tests(runs, shown.name) for name, runs in methods.items()}
+    tests = {name: on_test_rows(runs, shown.name) for name, runs in methods.items()}
     return {
         "federation": federation,
         "task": task,
         "metric": shown.name,
         "higher_is_better": shown.higher_is_better,
         "chosen_by": first["metric"],
-        "seed_numbers": [run["seed"] for run in methods[first["method"]]],
+        "seed_numbers": [run["seed"] for run in methods[first["name"]]],
         "methods": {
             name: {
-                **_spread(tests[name]),
-                "metrics": {one.name: _spread(_tests(runs, one.name)) for one in ordered},
+                **over_seeds(runs, ordered),
                 "family": runs[0]["family"],
                 **_chosen(runs),
-                "validation": _mean([run["validation_metrics"][shown.name] for run in runs]),
-                "epochs": [run["epochs"] for run in runs],
-                "samples_per_cpu_second": _speed(runs),
-                "cpu_seconds": _total(runs, "cpu_seconds"),
-                "epsilon": runs[0]["epsilon"],
             }
             for name, runs in methods.items()
         },
         "differences": {
             reference: {
-                name: _spread(
+                name: spread(
                     [
                         None if mine is None or theirs is None else mine - theirs
                         for mine, theirs in zip(tests[name], tests[reference], strict=True)
@@ -108,7 +106,7 @@ def summary(
             for reference in REFERENCES
             if reference in methods
         },
-        "left_out": {one.method: {"status": one.status, "reason": one.reason} for one in left_out},
+        "left_out": {one.name: {"status": one.status, "reason": one.reason} for one in left_out},
         "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
         "version": __version__,
     }
@@ -118,40 +116,6 @@ def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return which model the primary alone was with each seed; nothing of other methods."""
     chosen = [run["chosen"] for run in runs if run.get("chosen")]
     return {"chosen": chosen} if chosen else {}
-
-
-def _tests(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float | None]:
-    return [run["test_metrics"][metric] for run in runs]
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, Any]:
-    known = [value for value in values if value is not None]
-    several = len(known) == len(values) > 1
-    return {
-        "mean": _mean(values),
-        "std": statistics.stdev(known) if several else None,
-        "seeds": list(values),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is unknown: that of the others is one of other splits."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _total(runs: Sequence[Mapping[str, Any]], field: str) -> float | None:
-    values = [run[field] for run in runs]
-    return None if None in values else round(sum(values), 3)
-
-
-def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return training rows passed over a CPU-second; linking and evaluation count as time."""
-    timed = [run for run in runs if run["cpu_seconds"]]
-    if not timed:
-        return None
-    passed = sum(run["epochs"] * run["train_rows"] for run in timed)
-    return round(passed / sum(run["cpu_seconds"] for run in timed), 1)
 
 
 def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
@@ -171,12 +135,12 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
     seeds = len(figures["seed_numbers"])
     for name, method in figures["methods"].items():
-        cells = [name, _cell(method)]
+        cells = [name, cell(method)]
         for reference in references:
             other = figures["differences"][reference].get(name)
-            cells.append("" if other is None else _cell(other, sign="+"))
+            cells.append("" if other is None else cell(other, sign="+"))
         spreads = [method["metrics"][other] for other in others]
-        cells += [_cell({**one, "std": None} if narrow else one) for one in spreads]
+        cells += [cell({**one, "std": None} if narrow else one) for one in spreads]
         cpu = method["cpu_seconds"]
         rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
     empty = [""] * (len(rows[0]) - 2)
@@ -187,45 +151,17 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     return rows
 
 
-def _cell(spread: Mapping[str, Any], *, sign: str = "") -> str:
-    mean, deviation = spread["mean"], spread["std"]
-    if mean is None:
-        return "undefined"
-    digits = 4 if abs(mean) < 2 else 2
-    text = f"{mean:{sign}.{digits}f}"
-    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
-
-
 def markdown_table(figures: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
-    head, *rows = table_rows(figures)
-    rows = [[cell.replace("|", r"\|") for cell in cells] for cells in rows]
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown(table_rows(figures))
 
 
 def write_comparison(
     folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
-    rows = [
-        {
-            **result,
-            **{
-                f"{split}_{name}": value
-                for split in ("test", "validation")
-                for name, value in result[f"{split}_metrics"].items()
-            },
-        }
-        for result in results
-    ]
-    more = [name for name in rows[0] if name not in results[0]]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(
-        buffer, (*_CSV_FIELDS, *more), lineterminator="\n", extrasaction="ignore"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    files.write_text(folder / "comparison.csv", buffer.getvalue(), for_others=True)
+    rows = [{**result, "method": result["name"]} for result in results]
+    text = csv_of_runs(rows, first=_CSV_FIELDS, splits=("test", "validation"))
+    files.write_text(folder / "comparison.csv", text, for_others=True)
     files.write_text(folder / "comparison.md", markdown_table(figures), for_others=True)
     files.write_json(folder / "comparison.json", figures, for_others=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
-from securevfl.studies.compare import workers
 from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.run import LeftOut, MethodRun
+from securevfl.studies.runs.engine import Hearing, Place
+from securevfl.studies.runs.run import Failure, LeftOut, Recipe, Run, Task
+from securevfl.studies.runs.study import Engines
+from securevfl.studies.runs.tables import TableStore
+from securevfl.studies.runs.workers import Workers
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
 pytestmark = pytest.mark.multiprocess
@@ -67,35 +71,43 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
 
 
 def test_failure_of_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    """A process that dies is replaced; its method is not begun again, others are."""
+    """Whose process dies is begun once more; then its method is given up, and others go on."""
     path = write_federation(tmp_path, **SMALL)
     plan = plan_of(path, out="out")
-    job = workers.Job(
-        source=plan.config.source,
-        methods=("fet", "solo"),
-        data_root=tmp_path,
-        comparison=plan.folder,
-        device="cpu",
-    )
+    store = TableStore(tmp_path)
+    tables = store.digest_for(plan.config)
     order = (("fet", 3), ("fet", 4), ("solo", 3))
-    runs = [(MethodRun(method=method, seed=seed), "") for method, seed in order]
-    done: list[tuple[str, int]] = []
-    failed: list[tuple[MethodRun, str]] = []
+    tasks = [
+        Task(
+            run=Run(name=method, seed=seed),
+            recipe=Recipe(source=plan.config.source, method=method),
+            digest="",
+            tables=tables,
+        )
+        for method, seed in order
+    ]
+    done: list[Run] = []
+    failed: list[tuple[Run, Failure]] = []
+    killed: list[int | None] = []
 
-    def kill(run: MethodRun, event: Mapping[str, Any]) -> None:
+    def kill(run: Run, event: Mapping[str, Any]) -> None:
         for process in multiprocessing.active_children():
-            process.kill()
+            if process.pid not in killed:
+                killed.append(process.pid)
+                process.kill()
 
-    workers.train_in_workers(
-        job,
-        runs,
-        workers=1,
+    workers = Workers(Place(folder=plan.folder, device="cpu", tables=store.by_digest), width=1)
+    hearing = Hearing(
         tell=kill,
-        done=lambda result: done.append((result["method"], result["seed"])),
-        failed=lambda run, reason: failed.append((run, reason)),
+        done=lambda run, _: done.append(run),
+        failed=lambda run, why: failed.append((run, why)),
     )
-    assert done == [("solo", 3)]
-    assert failed == [(runs[0][0], "its process ended with exit code -9")]
+    with closing(workers):
+        workers.train(tasks, hearing)
+    assert done == [tasks[2].run]
+    assert failed == [(tasks[0].run, Failure(reason="its process ended with exit code -9"))]
+    assert len(killed) == 2
+    assert not multiprocessing.active_children()
 
 
 def test_failures_are_told_alike_by_workers_and_here(tmp_path: Path) -> None:
@@ -113,10 +125,10 @@ def test_failures_are_told_alike_by_workers_and_here(tmp_path: Path) -> None:
             folder=tmp_path / f"out-{jobs}",
         )
         out: list[LeftOut] = []
-        (result,) = compare_methods(plan, jobs=jobs, leave_out=out.append)
-        assert result["method"] == "solo"
-        combine, fet = sorted(out, key=lambda one: one.method)
-        assert (combine.method, combine.status) == ("combine", "skipped")
+        (result,) = compare_methods(plan, engines=Engines(jobs=jobs), leave_out=out.append)
+        assert result["name"] == "solo"
+        combine, fet = sorted(out, key=lambda one: one.name)
+        assert (combine.name, combine.status) == ("combine", "skipped")
         assert combine.reason.startswith("needs linkage.truth")
-        assert (fet.method, fet.status) == ("fet", "failed")
+        assert (fet.name, fet.status) == ("fet", "failed")
         assert fet.reason.startswith("seed 3: table of 'bank-1': has 2 records")

@@ -10,8 +10,8 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
-from securevfl.cli.compare_progress import CompareProgress
-from securevfl.studies.compare.run import MethodRun
+from securevfl.cli.study_progress import StudyProgress
+from securevfl.studies.runs.run import Run
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {
@@ -61,11 +61,11 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
     path, out = write_federation(tmp_path, **SMALL), tmp_path / "out"
     command = ("compare", path, "--methods", "solo,fet", "--seeds", 1, "--out", out)
 
-    def stop(self: CompareProgress, run: MethodRun, event: Mapping[str, Any]) -> None:
+    def stop(self: StudyProgress, run: Run, event: Mapping[str, Any]) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(CompareProgress, "__call__", stop)
+        patch.setattr(StudyProgress, "__call__", stop)
         ended = securevfl(capfd, *command)
     assert ended.code == 130
     assert f"1 of 2 runs are kept in {out}; the same command goes on from there" in ended.err
@@ -80,7 +80,7 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
         (("--methods", ""), ["methods: name at least one"]),
         (("--methods", "fet", "--metric", "auc"), ["metric: a multiclass task has accuracy"]),
         (("--methods", "fet", "--seeds", "0"), ["--seeds: must be at least 1, got 0"]),
-        (("--methods", "fet", "--jobs", "-1"), ["--jobs: must be at least 1, got -1"]),
+        (("--methods", "fet", "--jobs", "-1"), ["jobs: must be at least 1, got -1"]),
         (("--methods", "fet,fet"), ["'fet' is named twice"]),
         (
             ("--methods", "combine"),

@@ -18,13 +18,13 @@ from securevfl.core.progress import EpochDone
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
-from securevfl.studies.compare.run import LeftOut, MethodRun, run_config
 from securevfl.studies.compare.table import (
     markdown_table,
     summary,
     table_rows,
     write_comparison,
 )
+from securevfl.studies.runs.run import LeftOut, Recipe, Run, run_config
 
 SMALL: dict[str, Any] = {
     "rows": 60,
@@ -57,9 +57,9 @@ def without_times(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
     """A comparison adds nothing: the seed's simulation, and the primary alone beside it."""
     plan = comparison(tmp_path, "alone", "fet")
-    results = {(one["method"], one["seed"]): one for one in compare_methods(plan)}
+    results = {(one["name"], one["seed"]): one for one in compare_methods(plan)}
     assert list(results) == [("alone", 3), ("fet", 3), ("alone", 4), ("fet", 4)]
-    config = run_config(plan.config, MethodRun(method="fet", seed=4))
+    config = run_config(Recipe(source=plan.config.source, method="fet"), Run(name="fet", seed=4))
     alone = simulate_federation(
         config, read_tables(config, tmp_path), tmp_path / "alone", device=torch.device("cpu")
     ).metrics
@@ -73,15 +73,15 @@ def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     """More seeds and more methods train only what is missing, with the same results."""
     first = compare_methods(comparison(tmp_path, "fet", seeds=1))
-    trained: set[MethodRun] = set()
+    trained: set[Run] = set()
 
-    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+    def tell(run: Run, event: Mapping[str, Any]) -> None:
         trained.add(run)
 
     plan = comparison(tmp_path, "fet", "narrow", seeds=2)
     results = compare_methods(plan, tell=tell)
     assert results[0] == first[0]
-    assert trained == set(plan.runs) - {MethodRun(method="fet", seed=3)}
+    assert trained == set(plan.runs) - {Run(name="fet", seed=3)}
     assert not list((tmp_path / "out").rglob("parties"))
     assert compare_methods(plan, tell=pytest.fail) == results
 
@@ -94,14 +94,14 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
     undisturbed = compare_methods(comparison(once, "solo", "fet", seeds=1))
     kept: list[Mapping[str, Any]] = []
 
-    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+    def tell(run: Run, event: Mapping[str, Any]) -> None:
         if isinstance(event, EpochDone) and event.epoch == epoch:
             raise KeyboardInterrupt
 
     plan = comparison(tmp_path, "solo", "fet", seeds=1)
     with pytest.raises(KeyboardInterrupt):
-        compare_methods(plan, tell=tell, done=kept.append)
-    assert [one["method"] for one in kept] == ["solo"]
+        compare_methods(plan, tell=tell, done=lambda _, result: kept.append(result))
+    assert [one["name"] for one in kept] == ["solo"]
     results = compare_methods(plan)
     # The federation's name and data are the same; where it lies does not matter.
     assert without_times(results) == without_times(undisturbed)
@@ -209,12 +209,12 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in | some\nlibrary")
 
-    monkeypatch.setattr("securevfl.studies.compare.run.simulate_federation", fail)
+    monkeypatch.setattr("securevfl.studies.runs.run.simulate_federation", fail)
     plan = comparison(tmp_path, "fet", "solo", "fedcvt", seeds=2, federation={"task": "regression"})
     out: list[LeftOut] = []
     results = compare_methods(plan, leave_out=out.append)
-    assert [(one["method"], one["seed"]) for one in results] == [("solo", 3), ("solo", 4)]
-    assert [(one.method, one.status) for one in out] == [("fedcvt", "skipped"), ("fet", "failed")]
+    assert [(one["name"], one["seed"]) for one in results] == [("solo", 3), ("solo", 4)]
+    assert [(one.name, one.status) for one in out] == [("fedcvt", "skipped"), ("fet", "failed")]
     assert out[0].reason == "is a method for classes, not for numbers to predict"
     assert out[1].reason.startswith("seed 3: ZeroDivisionError: in | some library (trace: ")
     trace = tmp_path / "out/runs/fet/seed-3/failure.txt"
@@ -234,7 +234,7 @@ def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
     """What an interrupted one released would count twice; the whole run has its budget."""
     privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 
-    def tell(run: MethodRun, event: Mapping[str, Any]) -> None:
+    def tell(run: Run, event: Mapping[str, Any]) -> None:
         if isinstance(event, EpochDone):
             raise KeyboardInterrupt
 
@@ -267,7 +267,7 @@ def test_impossible_comparisons(
 def made_up(method: str, seed: int, test: float, r2: float | None = 0.5) -> dict[str, Any]:
     metrics = {"rmse": test, "mae": test / 2, "r2": r2}
     return {
-        "method": method,
+        "name": method,
         "family": method,
         "seed": seed,
         "metric": "rmse",

@@ -30,3 +30,16 @@ def test_compare_returns_its_table(tmp_path: Path) -> None:
     assert figures == json.loads((tmp_path / "compared" / "comparison.json").read_text())
     assert len(figures["methods"]["solo"]["seeds"]) == 2
     assert "folder" not in sv.compare(path, ["solo"], seeds=1)
+
+
+def test_sweep_takes_values_and_texts(tmp_path: Path) -> None:
+    """Of a file that was read, too; without a folder nothing is kept."""
+    path = write_federation(
+        tmp_path, rows=60, secondaries=1, training={"epochs": 1, "batch_size": 32}
+    )
+    config = sv.read_federation(path)
+    figures = sv.sweep(config, {"model.hidden": [4], "seed": "3"}, data_root=tmp_path)
+
+    assert list(figures["points"]) == ["model.hidden=4"]
+    assert figures["seed_numbers"] == [3]
+    assert "folder" not in figures

@@ -1,8 +1,10 @@
-"""The live progress of a comparison: a bar for all runs and one for each that is training."""
+"""The live progress of many runs: a bar for all of them and one for each that is training."""
 
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -11,24 +13,34 @@ from rich.progress import TaskID
 
 from securevfl.cli.progress import bars
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
-from securevfl.studies.compare.run import LeftOut, MethodRun
+from securevfl.studies.runs.run import LeftOut, Run
 
 
-class CompareProgress:
-    """Show runs as they train; call the object with each run's events. All on stderr."""
+class StudyProgress:
+    """Show runs as they train; call the object with each run's events. All on stderr.
 
-    def __init__(self, *, methods: int, seeds: int) -> None:
+    Args:
+        names: How many methods, or settings, are trained.
+        seeds: With how many seeds each.
+        folder: Where finished runs are kept, which Ctrl-C tells.
+    """
+
+    def __init__(self, *, names: int, seeds: int, folder: Path) -> None:
         self._console = Console(stderr=True)
+        self._stdout = redirect_stdout(sys.stderr)
         self._live = self._console.is_terminal
         self._progress = bars(self._console, name_width=28)
         self._seeds = seeds
-        self._of = methods * seeds
+        self._folder = folder
+        self._of = names * seeds
         self._all = self._progress.add_task("runs", total=self._of, figures="")
         self._done: Counter[str] = Counter()
-        self._tasks: dict[MethodRun, TaskID] = {}
+        self._tasks: dict[Run, TaskID] = {}
         self._warned: set[str] = set()
 
-    def __enter__(self) -> "CompareProgress":
+    def __enter__(self) -> "StudyProgress":
+        # What libraries print meanwhile, as Ray does of a worker that died, is no answer of ours.
+        self._stdout.__enter__()
         self._progress.start()
         return self
 
@@ -38,16 +50,19 @@ class CompareProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Leave the display as it is; lines may be printed below it."""
         self._progress.stop()
+        self._stdout.__exit__(kind, error, trace)
+        if kind is KeyboardInterrupt:
+            print(
+                f"{self._done.total()} of {self._of} runs are kept in {self._folder}; the same "
+                f"command goes on from there",
+                file=sys.stderr,
+            )
 
-    def __call__(self, run: MethodRun, event: ProgressEvent) -> None:
+    def __call__(self, run: Run, event: ProgressEvent) -> None:
         """Take one event of a run; only warnings and epochs are shown."""
         if run not in self._tasks:
-            name = f"{run.method}, seed {run.seed}"
+            name = f"{run.name}, seed {run.seed}"
             self._tasks[run] = self._progress.add_task(name, total=1, figures="")
         if isinstance(event, Warned) and event.text not in self._warned:
             self._warned.add(event.text)
@@ -61,25 +76,24 @@ class CompareProgress:
                 figures=f"validation {event.validation:.4f}",
             )
 
-    def done(self, result: Mapping[str, Any]) -> None:
+    def done(self, run: Run, result: Mapping[str, Any]) -> None:
         """Take a finished run's result."""
-        run = MethodRun(method=result["method"], seed=result["seed"])
-        self._done[run.method] += 1
+        self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
-        text = f"{run.method}, seed {run.seed}: {result['metric']} {result['test']:.4f}"
+        text = f"{run.name}, seed {run.seed}: {result['metric']} {result['test']:.4f}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, one: LeftOut) -> None:
-        """Take a method that is skipped or has failed; what it has not run is not waited for."""
-        for run in [run for run in self._tasks if run.method == one.method]:
+        """Take what is skipped or has failed; what it has not run is not waited for."""
+        for run in [run for run in self._tasks if run.name == one.name]:
             self._forget(run)
-        self._of -= self._seeds - self._done[one.method]
+        self._of -= self._seeds - self._done[one.name]
         self._progress.update(self._all, total=self._of)
-        text = f"{one.method} {one.status}: {one.reason}"
+        text = f"{one.name} {one.status}: {one.reason}"
         self._say(text, text)
 
-    def _forget(self, run: MethodRun) -> None:
+    def _forget(self, run: Run) -> None:
         task = self._tasks.pop(run, None)
         if task is not None:
             self._progress.remove_task(task)

@@ -1,4 +1,4 @@
-"""Methods of a comparison that need no federation: all that they need is in one place."""
+"""Runs of a comparison that need no federation: all that they need is in one place."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""One method with one seed: train it, and write the file that marks it as done."""
+"""One run of a study: train it, and write the file that marks it as done."""
 
 import dataclasses
 import shutil
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,16 +12,15 @@ from typing import Any, Final
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import ALONE, IN_ONE_PLACE, baseline_settings, method_family
-from securevfl.config.reading import method_config
+from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
+from securevfl.config.reading import method_config, parse_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_party, read_tables
-from securevfl.studies.compare.pooled_methods import train_in_one_place
+from securevfl.studies.runs.pooled_methods import train_in_one_place
 from securevfl.version import __version__
 
 _KEPT: Final = (
@@ -39,27 +38,76 @@ _KEPT: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MethodRun:
-    """One run of a comparison."""
+class Run:
+    """One run of a study."""
 
-    method: str
-    """What is trained."""
+    name: str
+    """What is trained: a method of a comparison, or settings of a sweep. A folder is called so."""
 
     seed: int
     """Run seed: of the split into training, validation and test rows, of initialisation, of
     shuffling and of dropout."""
 
-    def folder(self, comparison: Path) -> Path:
+    def folder(self, study: Path) -> Path:
         """Return this run's own folder."""
-        return comparison / "runs" / self.method / f"seed-{self.seed}"
+        return study / "runs" / self.name / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What all runs of one name train; a run adds its seed."""
+
+    source: Mapping[str, Any]
+    """The parsed federation file."""
+
+    method: str | None
+    """A method as a comparison knows it; None trains what the file says."""
+
+    def config(self) -> FederationConfig:
+        """Return the federation that is trained.
+
+        Raises:
+            ConfigError: If there is no such method, or its settings do not go with the file.
+        """
+        config = parse_federation(self.source, file="study")
+        return config if self.method is None else method_config(config, self.method)
+
+    @property
+    def family(self) -> str:
+        """The family that is trained, or which method in one place."""
+        if self.method is not None:
+            return method_family(self.source, self.method)
+        return self.config().family.name
+
+    @property
+    def in_one_place(self) -> bool:
+        """Whether no federation is trained."""
+        return self.method is not None and self.family in IN_ONE_PLACE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A run that is still to be trained, with all that it needs but the tables."""
+
+    run: Run
+    """Which run."""
+
+    recipe: Recipe
+    """What it trains."""
+
+    digest: str
+    """Of all that its result depends on: settings and tables."""
+
+    tables: str
+    """Digest of the tables that it is handed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A method that has no figures."""
+    """A method, or settings, without figures."""
 
-    method: str
-    """Its name."""
+    name: str
+    """What its runs are called."""
 
     status: str
     """``"skipped"``: it does not fit the file or the tables, so nothing was trained; ``"failed"``:
@@ -69,61 +117,45 @@ class LeftOut:
     """What people read."""
 
 
-def reason_of(error: Exception, run: MethodRun, *, comparison: Path) -> str:
-    """Return why a run failed, in a line.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a run has no result."""
 
-    What is no error of ours is a defect here or in another package: its trace is kept in the run's
-    folder, as ``failure.txt``.
-    """
-    if isinstance(error, SecureVflError):
-        return f"seed {run.seed}: {error}"
-    path = run.folder(comparison) / "failure.txt"
-    files.write_text(path, "".join(traceback.format_exception(error)))
-    text = " ".join(str(error).split())
-    return f"seed {run.seed}: {type(error).__name__}: {text} (trace: {path})"
+    reason: str
+    """What people read."""
+
+    trace: str | None = None
+    """Where it is no error of ours, and so a defect here or in another package: its trace."""
 
 
-def tables_for(
-    config: FederationConfig, methods: Sequence[str], data_root: Path
-) -> dict[str, PartyTable]:
-    """Read the tables that methods need: the primary's alone where none reads another.
-
-    Raises:
-        DataError: As :func:`securevfl.runtime.tables.read_party`.
-    """
-    if all(method_family(config.source, name) in ALONE for name in methods):
-        return {config.primary.name: read_party(config, config.primary, data_root)}
-    return read_tables(config, data_root)
-
-
-def run_config(config: FederationConfig, run: MethodRun) -> FederationConfig:
+def run_config(recipe: Recipe, run: Run) -> FederationConfig:
     """Return the federation that a run trains.
 
     Raises:
         ConfigError: If there is no such method.
     """
-    own = method_config(config, run.method)
+    own = recipe.config()
     source = dict(own.source)
     source["federation"] = {**source["federation"], "seed": run.seed}
     federation = dataclasses.replace(own.federation, seed=run.seed)
     return dataclasses.replace(own, federation=federation, source=source)
 
 
-def run_digest(config: FederationConfig, run: MethodRun, *, tables_digest: str) -> str:
+def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
     """Return a digest of all that a run's result depends on."""
-    settings = run_config(config, run).settings_digest
-    if method_family(config.source, run.method) in IN_ONE_PLACE:
-        settings += f" {baseline_settings(config.source, run.method)}"
+    settings = run_config(recipe, run).settings_digest
+    if recipe.method is not None and recipe.in_one_place:
+        settings += f" {baseline_settings(recipe.source, recipe.method)}"
     return f"{settings} {tables_digest}"
 
 
-def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, Any] | None:
+def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None:
     """Return what a finished run found, or None if it is still to be done.
 
     Raises:
         ConfigError: If it was trained under other settings or on other tables, or lacks figures.
     """
-    path = run.folder(comparison) / "result.json"
+    path = run.folder(study) / "result.json"
     if not path.exists():
         return None
     try:
@@ -136,7 +168,7 @@ def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, 
             f"{path}: was trained under other settings or on other tables; "
             f"remove {path.parent}, or choose another --out"
         )
-    if not {*_KEPT} <= {*result}:
+    if not {"name", *_KEPT} <= {*result}:
         raise ConfigError(
             f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"
@@ -144,24 +176,45 @@ def finished_run(comparison: Path, run: MethodRun, *, digest: str) -> dict[str, 
     return result
 
 
-def train_run(
-    config: FederationConfig,
+def attempt(
+    task: Task,
     tables: Mapping[str, PartyTable],
-    run: MethodRun,
     *,
-    comparison: Path,
-    digest: str,
+    study: Path,
+    device: torch.device,
+    observe: Observer,
+) -> dict[str, Any] | Failure:
+    """Train a run as :func:`train_run` does; whatever goes wrong with it is told, not raised.
+
+    Reveals:
+        Everything is in one process: a study protects nobody's table.
+    """
+    try:
+        return train_run(task, tables, study=study, device=device, observe=observe)
+    except SecureVflError as error:
+        return Failure(reason=f"seed {task.run.seed}: {error}")
+    except Exception as error:  # noqa: BLE001, other runs go on
+        text = " ".join(str(error).split())
+        return Failure(
+            reason=f"seed {task.run.seed}: {type(error).__name__}: {text}",
+            trace="".join(traceback.format_exception(error)),
+        )
+
+
+def train_run(
+    task: Task,
+    tables: Mapping[str, PartyTable],
+    *,
+    study: Path,
     device: torch.device,
     observe: Observer,
 ) -> dict[str, Any]:
     """Train, and write ``result.json`` as the last thing.
 
     Args:
-        config: The federation file with its ``[methods]``.
+        task: What to train.
         tables: Every party's table.
-        run: What to train.
-        comparison: The comparison's folder.
-        digest: What :func:`run_digest` says of this run.
+        study: The study's folder.
         device: Where models are computed.
         observe: Hears of progress.
 
@@ -169,15 +222,15 @@ def train_run(
         SecureVflError: As the run itself.
 
     Reveals:
-        Everything is in one process: a comparison protects nobody's table.
+        Everything is in one process: a study protects nobody's table.
     """
-    own = run_config(config, run)
-    folder = run.folder(comparison)
-    family = method_family(config.source, run.method)
+    run, recipe = task.run, task.recipe
+    own = run_config(recipe, run)
+    folder = run.folder(study)
     wall, cpu = time.monotonic(), time.process_time()
-    if family in IN_ONE_PLACE:
-        settings = baseline_settings(config.source, run.method)
-        figures, head = train_in_one_place(own, tables, family, settings, device)
+    if recipe.method is not None and recipe.in_one_place:
+        settings = baseline_settings(recipe.source, recipe.method)
+        figures, head = train_in_one_place(own, tables, recipe.family, settings, device)
         result, whole = (
             {
                 "metric": head.metric_name,
@@ -191,13 +244,13 @@ def train_run(
         result, whole = _simulate(own, tables, folder, device=device, observe=observe)
     split, _ = run_facts(own, tables[own.primary.name])
     result |= {
-        "method": run.method,
-        "family": family,
+        "name": run.name,
+        "family": recipe.family,
         "seed": run.seed,
         "train_rows": len(split.train),
         "seconds": round(time.monotonic() - wall, 3) if whole else None,
         "cpu_seconds": round(time.process_time() - cpu, 3) if whole else None,
-        "made_from": digest,
+        "made_from": task.digest,
         "version": __version__,
     }
     files.write_json(folder / "result.json", result)

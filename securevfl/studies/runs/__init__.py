@@ -1,0 +1,1 @@
+"""Many runs of one study: what each trains, where it is trained, and what of it is kept."""

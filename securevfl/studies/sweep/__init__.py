@@ -1,0 +1,1 @@
+"""One federation file under many settings: grids, and searches by validation rows."""

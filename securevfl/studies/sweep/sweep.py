@@ -1,0 +1,225 @@
+"""A grid of settings in the simulator, on equal rows and seeds; finished runs are kept."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.models.registry import require_installed
+from securevfl.models.task_metrics import TaskMetric, metrics_of
+from securevfl.studies.runs.engine import Done, Tell
+from securevfl.studies.runs.run import LeftOut, Recipe, Run, Task, run_digest
+from securevfl.studies.runs.study import Engines, Study
+from securevfl.studies.runs.tables import TableStore
+from securevfl.studies.sweep.points import Point, source_of
+from securevfl.studies.sweep.settings import SEED, Setting
+
+ALONE: Final = "alone"
+"""What runs of the primary alone are called."""
+
+_MOST_POINTS: Final = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is tried, where, and on which seeds."""
+
+    config: FederationConfig
+    """The federation file."""
+
+    tried: tuple[Setting, ...]
+    """What is tried, ``federation.seed`` among it."""
+
+    data_root: Path
+    """Where relative data paths start."""
+
+    folder: Path
+    """Gets one folder for each run; a sweep that was cut off goes on from there."""
+
+    device: str = "cpu"
+    """Where models are computed."""
+
+    metric: str | None = None
+    """The metric to compare by; None: the one that training goes by."""
+
+    def __post_init__(self) -> None:
+        metrics_of(self.config.federation.task, self.metric, named="metric")
+        names = [setting.name for setting in self.tried]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"set: {name} is set twice; write all its values behind one =")
+        # Looked at now, so that a seed that is none is told of before anything else.
+        _ = self.seeds
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What is tried, but for the seed."""
+        return tuple(setting for setting in self.tried if setting.name != SEED)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The run seeds; the file's if none is set.
+
+        Raises:
+            ConfigError: If one of them is no seed.
+        """
+        for setting in self.tried:
+            if setting.name == SEED:
+                for seed in setting.values():
+                    if type(seed) is not int or seed < 0:
+                        raise ConfigError(
+                            f"set: seed: must be whole numbers from 0 on, such as 0..4; "
+                            f"got {seed!r}"
+                        )
+                return setting.values()
+        return (self.config.federation.seed,)
+
+    @property
+    def metrics(self) -> tuple[TaskMetric, ...]:
+        """The task's metrics; the first is the one to compare by."""
+        training = self.config.training.metric
+        return metrics_of(self.config.federation.task, self.metric or training)
+
+    @cached_property
+    def source(self) -> dict[str, Any]:
+        """The parsed federation file, which every point changes."""
+        return source_of(self.config)
+
+    @property
+    def has_alone(self) -> bool:
+        """Whether one model of the primary alone stands beside all points."""
+        return not any(setting.changes_alone for setting in self.settings)
+
+    def grid(self) -> tuple[Point, ...]:
+        """Return every combination of values.
+
+        Raises:
+            ConfigError: If there are too many, or a range cannot be written out.
+        """
+        values = [setting.values() for setting in self.settings]
+        many = 1
+        for one in values:
+            many *= len(one)
+        if many > _MOST_POINTS:
+            raise ConfigError(f"set: these are {many} combinations; at most {_MOST_POINTS} go")
+        names = [setting.name for setting in self.settings]
+        return tuple(
+            Point(settings=dict(zip(names, chosen, strict=True)))
+            for chosen in itertools.product(*values)
+        )
+
+
+class Plan:
+    """Every point's runs, checked and with their tables read before anything is trained.
+
+    Args:
+        sweep: What is tried.
+        engines: Where runs will be trained.
+
+    Raises:
+        ConfigError: If a package or a device is missing.
+    """
+
+    def __init__(self, sweep: Sweep, engines: Engines) -> None:
+        engines.require_there(sweep.device)
+        self._sweep = sweep
+        self._engines = engines
+        self.store = TableStore(sweep.data_root)
+        """Every party's table, read once."""
+
+    def tasks(self, point: Point) -> list[Task]:
+        """Return a point's runs, one for each seed.
+
+        Raises:
+            ConfigError: If its settings are impossible or do not go together.
+            PrivacyError: If the privacy settings contradict one another.
+            DataError: If a table is not what it should be.
+        """
+        recipe, config = point.recipe(self._sweep.source)
+        if self._engines.elsewhere:
+            require_installed(config.family, by="sweeping in other processes")
+        return self._tasks(point.name, recipe, self.store.digest_for(config))
+
+    def alone(self) -> list[Task]:
+        """Return the runs of the primary alone, one for each seed; none if settings change it."""
+        if not self._sweep.has_alone:
+            return []
+        recipe = Recipe(source=self._sweep.source, method=ALONE)
+        return self._tasks(ALONE, recipe, self.store.digest_for(self._sweep.config))
+
+    def _tasks(self, name: str, recipe: Recipe, tables: str) -> list[Task]:
+        runs = [Run(name=name, seed=seed) for seed in self._sweep.seeds]
+        return [
+            Task(
+                run=run,
+                recipe=recipe,
+                digest=run_digest(recipe, run, tables_digest=tables),
+                tables=tables,
+            )
+            for run in runs
+        ]
+
+    def study(self, *, tell: Tell, done: Done, leave_out: Callable[[LeftOut], None]) -> Study:
+        """Return what trains runs in the sweep's folder."""
+        return Study(
+            folder=self._sweep.folder,
+            device=self._sweep.device,
+            tables=self.store.by_digest,
+            engines=self._engines,
+            tell=tell,
+            done=done,
+            leave_out=leave_out,
+        )
+
+
+def train_grid(
+    sweep: Sweep,
+    *,
+    engines: Engines,
+    tell: Tell,
+    done: Done,
+    leave_out: Callable[[LeftOut], None],
+) -> tuple[list[dict[str, Any]], dict[str, LeftOut]]:
+    """Train every point with every seed, or take what was trained before.
+
+    All points are checked and all tables are read first. A point that fails is left out; the others
+    go on.
+
+    Returns:
+        The results of every point, and of the primary alone, that has all of its runs; and those
+        that have not.
+
+    Raises:
+        ConfigError: If a setting is impossible, or the folder holds runs of other settings.
+        DataError: If a table is not what it should be.
+        PrivacyError: If the privacy settings of a point contradict one another.
+        SecureVflError: If every point has failed.
+
+    Reveals:
+        Everything is inside one organisation: a sweep protects nobody's table.
+    """
+    plan = Plan(sweep, engines)
+    rows = [plan.alone(), *(plan.tasks(point) for point in sweep.grid())]
+    tasks = [task for of_seed in zip(*filter(None, rows), strict=True) for task in of_seed]
+    with plan.study(tell=tell, done=done, leave_out=leave_out) as study:
+        results = study.train(tasks)
+        out = study.failed
+    if all(point.name in out for point in sweep.grid()):
+        raise SecureVflError(f"no run could be trained: {reasons(out.values())}")
+    return complete(tasks, results, without=out), out
+
+
+def complete(
+    tasks: Sequence[Task], results: Mapping[Run, dict[str, Any]], *, without: Mapping[str, LeftOut]
+) -> list[dict[str, Any]]:
+    """Return the results of whatever has all of its runs, in the order of the tasks."""
+    return [results[task.run] for task in tasks if task.run.name not in without]
+
+
+def reasons(out: Iterable[LeftOut]) -> str:
+    """Return why what is left out has no figures, in words."""
+    return "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out)
