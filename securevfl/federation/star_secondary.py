@@ -38,7 +38,7 @@ class SecondaryWire:
         share = Share(round_number=round_number, words=words.numpy())
         self._transport.send(share.to_message())
 
-    def collect_sum(self, round_number: int, count: int, ranks: Sequence[int]) -> Tensor:
+    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
         """Refuse: only the primary collects.
 
         Reveals:

@@ -72,6 +72,26 @@ def test_the_primary_may_add_words_of_its_own() -> None:
     assert results[0].tolist() == [111] * 4
 
 
+def test_a_reveal_copies_no_words() -> None:
+    """A share is sent from where it lies, and the primary's own becomes the total."""
+    words = {rank: torch.full((4,), 10**rank) for rank in (0, 1)}
+    sent = []
+
+    class Wire:
+        def send_words(self, _round_number: int, share: torch.Tensor) -> None:
+            sent.append(share.data_ptr())
+
+        def add_words(self, _round_number: int, total: torch.Tensor, _ranks: object) -> None:
+            total += 10
+
+    CrypTenBridge(Wire(), rank=1).reveal(words[1], round_number=1, active=(1,))
+    total = CrypTenBridge(Wire(), rank=0).reveal(words[0], round_number=1, active=(1,))
+
+    assert sent == [words[1].data_ptr()]
+    assert total is not None
+    assert (total.data_ptr(), total.tolist()) == (words[0].data_ptr(), [11] * 4)
+
+
 def test_nothing_comes_back_to_a_secondary() -> None:
     """Only the primary gets the sum, and no other buffer holds a part of it.
 
@@ -131,9 +151,12 @@ def test_no_other_collective_works() -> None:
     ):  # fmt: skip
         with pytest.raises(ProtocolError, match="does not offer"):
             getattr(communicator, name)(share, 0)
-    for wrong in ({"dst": 1}, {"dst": 0, "batched": True}, {"dst": 0, "async_op": True}):
+    batch = {"dst": 0, "batched": True}
+    for wrong in ({"dst": 1}, {"batched": False}, {"async_op": True}, {"op": "max"}):
         with pytest.raises(ProtocolError, match="does not offer"):
-            communicator.reduce(share, **wrong)
+            communicator.reduce([share], **(batch | wrong))
+    with pytest.raises(ProtocolError, match="does not offer"):
+        communicator.reduce([share, share], **batch)
     assert star.seen[1] == []
 
 
