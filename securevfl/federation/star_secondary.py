@@ -59,7 +59,7 @@ def sum_from_secondary(
         rank: Its own.
     """
     others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
-    masks = PairwiseMasks(rank, others)
+    masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
     return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
 
 

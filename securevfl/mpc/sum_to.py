@@ -28,7 +28,9 @@ class SumTo(Protocol):
 
         Reveals:
             To the primary: the total. The primary together with some of the active secondaries
-            learns the sum of the other active ones, and nothing else. To anyone else: nothing.
+            learns the sum of the other active ones, and nothing else; under sparse masks that
+            holds for fewer of them than :func:`securevfl.mpc.mask_graph.connectivity`. To anyone
+            else: nothing.
         """
         ...
 
