@@ -58,9 +58,10 @@ def sparse_masks(config: FederationConfig) -> Channel | None:
         f"the primary with up to {degree - 1} secondaries that help it: of the others their sum "
         f"alone; with {degree}, where they are all that one shares masks with in a round: that "
         f"one's term by itself",
-        f"masks shared with {degree} of {len(config.secondaries) - 1} others; helpers up to "
-        f"privacy.colluding = {config.privacy.colluding} see no single term; from {degree} on "
-        f"{'nothing' if config.privacy.mechanism == 'none' else 'its own noise alone'} covers one",
+        f"masks that each secondary shares with {degree} of {len(config.secondaries) - 1} others; "
+        f"from {degree} helpers on (privacy.colluding = {config.privacy.colluding}) "
+        f"{'nothing' if config.privacy.mechanism == 'none' else 'its own noise alone'} covers a "
+        f"single term",
     )
 
 

@@ -57,7 +57,10 @@ def test_the_threshold_is_told_and_the_masks_keep_to_it(tmp_path: Path) -> None:
 
     assert "the primary with up to 5 secondaries that help it" in told["reveals"]
     assert "with 6" in told["reveals"]
-    assert "nothing covers one" in told["guarantee"]
+    assert (
+        "from 6 helpers on (privacy.colluding = 0) nothing covers a single term"
+        in told["guarantee"]
+    )
     assert torch.equal(words, twin)
 
 

@@ -18,12 +18,14 @@ FMT = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=4)
 ELEMENTS = 1001
 
 
-def parties_of(star: QueueStar, ranks: tuple[int, ...]) -> dict[int, CrypTenSumTo]:
+def parties_of(
+    star: QueueStar, ranks: tuple[int, ...], *, degree: int | None = None
+) -> dict[int, CrypTenSumTo]:
     keys = random_pair_keys(ranks)
     parties = {0: CrypTenSumTo(CrypTenBridge(star.wire(0), rank=0), None)}
     for rank in ranks:
         bridge = CrypTenBridge(star.wire(rank), rank=rank)
-        parties[rank] = CrypTenSumTo(bridge, PairwiseMasks(rank, keys[rank]))
+        parties[rank] = CrypTenSumTo(bridge, PairwiseMasks(rank, keys[rank], degree=degree))
     return parties
 
 
@@ -33,11 +35,14 @@ def random_units(rank: int) -> torch.Tensor:
     return torch.randint(-bound, bound + 1, (ELEMENTS,), dtype=torch.int32, generator=generator)
 
 
+@pytest.mark.parametrize("degree", [None, 2])
 @pytest.mark.parametrize("active", [(1,), (1, 2), (2, 4), (1, 2, 3, 4)])
-def test_twin_simulator_and_crypten_agree_exactly(active: tuple[int, ...]) -> None:
+def test_twin_simulator_and_crypten_agree_exactly(
+    active: tuple[int, ...], degree: int | None
+) -> None:
     """The same units, three ways: plain integers, one process, and CrypTen over a star."""
     star = QueueStar((1, 2, 3, 4))
-    parties = parties_of(star, (1, 2, 3, 4))
+    parties = parties_of(star, (1, 2, 3, 4), degree=degree)
     units = {rank: random_units(rank) for rank in active}
     words = {rank: encode(units[rank], FMT) for rank in active}
     words[0] = torch.zeros(FMT.words(ELEMENTS), dtype=torch.int64)
