@@ -36,7 +36,8 @@ def run_party(folder: Path, rank: int) -> None:
     """
     job = json.loads((folder / "job.json").read_text())
     torch.set_num_threads(1)
-    keep_freed_memory()
+    if job["keeps_memory"]:
+        keep_freed_memory()
     os.environ.update(
         DISTRIBUTED_BACKEND="gloo",
         RENDEZVOUS=f"file://{folder}/gloo",

@@ -42,6 +42,10 @@ class SplitAvgBenchmark:
     noise_share_std: float = 1.0
     """Noise of each secondary, in units of the clip norm."""
 
+    keeps_memory: bool = True
+    """Whether all variants, CrypTen's too, keep freed memory as every party of a run does
+    (:mod:`securevfl.core.memory`); without that, fresh blocks cost page faults each time."""
+
     timeout_s: float = 900.0
     """Seconds after which the processes are ended."""
 
@@ -81,6 +85,7 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
             "width": width,
             "repeats": settings.repeats,
             "noise_share_std": settings.noise_share_std,
+            "keeps_memory": settings.keeps_memory,
         }
         write_json(folder / "job.json", job)
         _run_processes(folder, len(names), settings.timeout_s)
@@ -92,6 +97,7 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
         "elements": settings.elements,
         "repeats": settings.repeats,
         "noise_share_std": settings.noise_share_std,
+        "keeps_memory": settings.keeps_memory,
         "variants": {name: _summary(names, results, name) for name in results[0]},
     }
 

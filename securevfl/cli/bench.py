@@ -20,13 +20,19 @@ def splitavg(
     parties: Annotated[int, typer.Option(help="Secondaries; the primary comes on top.")] = 5,
     elements: Annotated[int, typer.Option(help="Numbers in each secondary's tensor.")] = 640_000,
     repeats: Annotated[int, typer.Option(help="Interleaved runs; medians are printed.")] = 15,
+    keep_memory: Annotated[
+        bool,
+        typer.Option(help="All variants keep freed memory, as parties of a run do; or none does."),
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Time the secure average between real processes, beside CrypTen and plain gathers."""
     # Loaded here, so that the other commands need not wait for CrypTen.
     from securevfl.bench.splitavg import SplitAvgBenchmark, measure
 
-    settings = SplitAvgBenchmark(parties=parties, elements=elements, repeats=repeats)
+    settings = SplitAvgBenchmark(
+        parties=parties, elements=elements, repeats=repeats, keeps_memory=keep_memory
+    )
     result = measure(settings)
     print(json.dumps(result) if as_json else _table(result))
 

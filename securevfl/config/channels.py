@@ -48,6 +48,23 @@ def aggregates(config: FederationConfig) -> Channel:
     return Channel("aggregates", reveals, _covered_by_noise(config))
 
 
+def sparse_masks(config: FederationConfig) -> Channel | None:
+    """Describe what colluding parties see where masks are shared with a few."""
+    degree = config.privacy.mask_degree
+    if degree is None:
+        return None
+    return Channel(
+        "masks",
+        f"the primary with up to {degree - 1} secondaries that help it: of the others their sum "
+        f"alone; with {degree}, where they are all that one shares masks with in a round: that "
+        f"one's term by itself",
+        f"masks that each secondary shares with {degree} of {len(config.secondaries) - 1} others; "
+        f"from {degree} helpers on (privacy.colluding = {config.privacy.colluding}) "
+        f"{'nothing' if config.privacy.mechanism == 'none' else 'its own noise alone'} covers a "
+        f"single term",
+    )
+
+
 def gradients(config: FederationConfig) -> Channel:
     """Describe what rounds return."""
     if config.privacy.encoder == "frozen":
@@ -253,6 +270,7 @@ def labels_of_votes(config: FederationConfig) -> Channel | None:
 
 CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
     aggregates,
+    sparse_masks,
     gradients,
     residuals,
     positions,

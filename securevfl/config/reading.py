@@ -13,6 +13,7 @@ from securevfl.config.base import BaseSettings
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
+from securevfl.config.masking import require_maskable
 from securevfl.config.methods import (
     IN_ONE_PLACE,
     baseline_settings,
@@ -147,6 +148,7 @@ def _require_readable(config: FederationConfig, name: str) -> None:
 def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
     config = _read_sections(source)
     rules.require_linkable(config)
+    require_maskable(config)
     if config.encoder is not None:
         frozen = config.privacy.encoder == "frozen"
         require_encodable(

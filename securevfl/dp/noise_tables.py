@@ -41,7 +41,9 @@ class NoiseTables:
         block: k, a power of two near s / 32.
         reach: Blocks -reach to reach are in the tables.
         cumulative: First 64 bits of ``P(Z <= z)``, for z from -reach on.
-        start: For each 16-bit cell of the uniform number that picks z: the first x of the block.
+        settled: For each 16-bit cell of the uniform number that picks z: the place of z in
+            ``cumulative``, or -1 where the cell does not settle it.
+        start: For each cell: the first x of the block.
         scaled_bound: For each cell ``2^16 (1 + m_z^2 / (2 s^2))`` less a margin for float32: a
             candidate whose 16-bit coin is below ``scaled_bound - 2^16 x^2 / (2 s^2)`` is accepted,
             whatever bits may follow; minus infinity where the cell does not settle z.
@@ -63,6 +65,7 @@ class NoiseTables:
         edges = np.arange(2**16, dtype=np.uint64) << np.uint64(48)
         index = np.searchsorted(self.cumulative, edges, side="left")
         unsettled = self.cumulative[index] - edges < np.uint64(2**48)
+        self.settled = np.where(unsettled, -1, index).astype(np.int32)
         z = index - self.reach
         bound = 1 - _FAST_MARGIN + self.nearest_to_zero(z) ** 2 / (2 * std_units**2)
         bound[unsettled] = -np.inf

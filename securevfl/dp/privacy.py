@@ -54,6 +54,12 @@ class Privacy:
     colluding: int = 0
     """``c``: secondaries that may help the primary; the others' noise must be enough."""
 
+    mask_degree: int | None = None
+    """With how many other secondaries each one shares masks in a round: an even number above
+    ``colluding``, offered from 17 secondaries on. Fewer than so many that help the primary see
+    nothing of the others but their sum; so many can see one's term by itself, behind its own noise
+    alone. Default: with all others, and nobody can be cut off."""
+
     gradient_clip_norm: float | None = None
     """``C_g``, for ``dp-trained``: largest L2 norm of the gradient that one row of the primary
     gives a bottom model, for a loss that is not divided by the rows of the batch, > 0.
@@ -83,10 +89,26 @@ class Privacy:
         if self.links_per_record is not None:
             checks.whole(links_per_record=self.links_per_record)
             checks.at_least(1, links_per_record=self.links_per_record)
+        self._check_masks()
         self._check_noise()
         self._check_updates()
         if self.mechanism == "gaussian" and self.accounting == "sound":
             self._check_promise()
+
+    def _check_masks(self) -> None:
+        degree = self.mask_degree
+        if degree is None:
+            return
+        checks.whole(mask_degree=degree)
+        enough = max(2, self.colluding + 1 + (self.colluding + 1) % 2)
+        if degree % 2 or degree < 2:
+            raise ConfigError(f"mask_degree: must be an even number from {enough} on, got {degree}")
+        if degree <= self.colluding:
+            raise ConfigError(
+                f"mask_degree: {degree} secondaries that help the primary could see another's term "
+                f"by itself, and colluding = {self.colluding} promises against as many; write at "
+                f"least {enough}, or leave it out"
+            )
 
     def _check_noise(self) -> None:
         if self.epsilon is not None:

@@ -187,11 +187,15 @@ class ExactDiscreteGaussian:
         offset = out[places].astype(np.int64) - tables.start[cell]
         more = self._bits.take(16 * len(places)).view(np.uint64)
         low_bits = np.uint64(2**48 - 1)
-        pick = cell.astype(np.uint64) << np.uint64(48) | more[::2] & low_bits
         toss = coin.astype(np.uint64) << np.uint64(48) | more[1::2] & low_bits
-        index = np.searchsorted(tables.cumulative, pick, side="right")
-        for i in np.flatnonzero(tables.is_tie(pick, index)):
-            index[i] = tables.exact_index(int(pick[i]), self._bits.integer(EXTENSION_BITS))
+        index = tables.settled[cell].astype(np.int64)
+        # Most candidates are here for their coin; a search for their block is the dearest step.
+        unsettled = np.flatnonzero(index < 0)
+        pick = cell[unsettled].astype(np.uint64) << np.uint64(48) | more[2 * unsettled] & low_bits
+        found = np.searchsorted(tables.cumulative, pick, side="right")
+        for i in np.flatnonzero(tables.is_tie(pick, found)):
+            found[i] = tables.exact_index(int(pick[i]), self._bits.integer(EXTENSION_BITS))
+        index[unsettled] = found
         z = index - tables.reach
         x = tables.block * z + offset
         least = tables.nearest_to_zero(z)

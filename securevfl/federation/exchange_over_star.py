@@ -36,15 +36,17 @@ class PrimaryWire:
         self._names = names
         self._deadline_s = deadline_s
 
-    def collect_sum(
-        self, round_number: int, count: int, ranks: Sequence[int]
-    ) -> Int64[Tensor, " words"]:
-        """Receive one share from every rank and return their sum modulo 2^64.
+    def add_words(
+        self, round_number: int, total: Int64[Tensor, " words"], ranks: Sequence[int]
+    ) -> None:
+        """Receive one share from every rank and add it to ``total`` modulo 2^64.
+
+        Whichever has come is added while the others are still under way.
 
         Reveals:
             To the primary: masked words, whose sum alone means anything.
         """
-        total = np.zeros(count, dtype=np.int64)
+        summed = total.numpy()
         shares = self._transport.receive_each(
             [self._names[rank] for rank in ranks],
             RoundKind.SHARE,
@@ -52,8 +54,7 @@ class PrimaryWire:
             deadline_s=self._deadline_s,
         )
         for message in shares:
-            np.add(total, Share.from_message(message, count=count).words, out=total)
-        return torch.from_numpy(total)
+            np.add(summed, Share.from_message(message, count=len(summed)).words, out=summed)
 
     def send_words(self, round_number: int, words: Tensor) -> None:
         """Refuse: the primary keeps its own words to itself.

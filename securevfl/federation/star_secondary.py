@@ -38,7 +38,7 @@ class SecondaryWire:
         share = Share(round_number=round_number, words=words.numpy())
         self._transport.send(share.to_message())
 
-    def collect_sum(self, round_number: int, count: int, ranks: Sequence[int]) -> Tensor:
+    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
         """Refuse: only the primary collects.
 
         Reveals:
@@ -59,7 +59,7 @@ def sum_from_secondary(
         rank: Its own.
     """
     others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
-    masks = PairwiseMasks(rank, others)
+    masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
     return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
 
 

@@ -8,7 +8,7 @@ nothing here calls ``crypten.init``, and ``torch.distributed`` stays untouched.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Int64
@@ -57,28 +57,32 @@ class StarCommunicator(crypten_communicator.Communicator):  # type: ignore[misc]
 
     def reduce(
         self,
-        tensor: Tensor,
+        tensors: Sequence[Tensor],
         dst: int,
         op: object = None,
         async_op: bool = False,
         batched: bool = False,
-    ) -> Tensor | None:
-        """Sum every party's tensor at the primary.
+    ) -> list[Tensor] | None:
+        """Sum every party's tensor at the primary, in its own tensor's place.
+
+        CrypTen's reveal of a batch hands shares over as they are; that of one share copies it
+        first. So what comes here is a batch, of one.
 
         Raises:
-            ProtocolError: For another destination, operation or mode.
+            ProtocolError: For another destination, operation, mode or number of tensors.
 
         Reveals:
             To the primary: each party's tensor, which its mask makes uniformly random but for
             the sum. To anyone else: nothing.
         """
-        if dst != PRIMARY_RANK or op is not None or async_op or batched:
+        if dst != PRIMARY_RANK or op is not None or async_op or not batched or len(tensors) != 1:
             _refuse(f"reduce(dst={dst}, op={op}, async_op={async_op}, batched={batched})")
+        (share,) = tensors
         if self._rank != PRIMARY_RANK:
-            self._wire.send_words(self._round_number, tensor)
+            self._wire.send_words(self._round_number, share)
             return None
-        total = self._wire.collect_sum(self._round_number, tensor.numel(), self._active)
-        return tensor.add_(total)
+        self._wire.add_words(self._round_number, share, self._active)
+        return [share]
 
 
 class CrypTenBridge:
@@ -98,6 +102,9 @@ class CrypTenBridge:
     ) -> Int64[Tensor, "words"] | None:
         """Return the sum of all shares at the primary, None elsewhere.
 
+        Nothing is copied: a secondary's share is sent from where it lies, and the primary's
+        becomes the sum.
+
         Reveals:
             To the primary: every share as it is, hence their sum. To anyone else: nothing.
         """
@@ -107,10 +114,13 @@ class CrypTenBridge:
         with _installed(communicator):
             # Precision 0: words are ring elements already, and CrypTen's codec stays out.
             shared = ArithmeticSharedTensor.from_shares(share, precision=0)
-            total: Tensor | None = shared.reveal(dst=PRIMARY_RANK)
-        if total is not None and (total.dtype, total.shape) != (torch.int64, share.shape):
+            sums = ArithmeticSharedTensor.reveal_batch([shared], dst=PRIMARY_RANK)
+        if sums is None:
+            return None
+        (total,) = sums
+        if (total.dtype, total.shape) != (torch.int64, share.shape):
             raise ProtocolError(f"the sum came back as {total.dtype} of shape {list(total.shape)}")
-        return total
+        return cast(Tensor, total)
 
 
 _current: ContextVar[StarCommunicator] = ContextVar("securevfl_crypten_communicator")

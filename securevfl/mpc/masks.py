@@ -1,9 +1,13 @@
 """Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
 
 The mask of rank i in round r is ``sum_(j > i) F(k_ij, r) - sum_(j < i) F(k_ij, r) mod 2^64``, over
-the other active ranks j, where F is the pair's AES-256 key stream with nonce r.
+its neighbours j among the active ranks, where F is the pair's AES-256 key stream with nonce r. With
+all others as neighbours, k_ij is the pair's key of the session. With fewer it is derived from that
+key and all active ranks: a primary that tells two secondaries of two sets, to choose neighbours
+for them, gets masks that cancel nowhere.
 """
 
+import hmac
 import os
 import struct
 import threading
@@ -20,12 +24,15 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.mpc.mask_graph import neighbours
 from securevfl.mpc.pair_keys import PAIR_KEY_BYTES
 
-# Key stream is made in pieces that stay in the cache while they are added.
-_PIECE_BYTES: Final = 1 << 17
+# Key stream is made in pieces that stay in the cache while they are added; half as many cost more
+# in calls, and twice as many hardly less.
+_PIECE_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(_PIECE_BYTES))
 _AES_BLOCK_BYTES: Final = 16
+_SET_LABEL: Final = b"securevfl/mpc/round-key/v1"
 
 
 class PairwiseMasks:
@@ -34,9 +41,20 @@ class PairwiseMasks:
     A round number is used once, whatever becomes of the round: two releases under one mask would
     give their difference away. That holds across threads, and a prepared mask that is never
     applied counts as used. A retry is a new round; a restart is a new session with new keys.
+
+    Args:
+        rank: This party's.
+        pair_keys: Its key of the session with every other secondary, by rank.
+        degree: With how many of the active ones it shares masks; None: with all. See
+            :mod:`securevfl.mpc.mask_graph`.
+
+    Raises:
+        ConfigError: If a key or rank is impossible, or two keys are the same.
     """
 
-    def __init__(self, rank: int, pair_keys: Mapping[int, bytes]) -> None:
+    def __init__(
+        self, rank: int, pair_keys: Mapping[int, bytes], *, degree: int | None = None
+    ) -> None:
         if rank < 1 or rank in pair_keys or any(peer < 1 for peer in pair_keys):
             raise ConfigError(f"rank {rank} cannot mask with ranks {sorted(pair_keys)}")
         if any(len(key) != PAIR_KEY_BYTES for key in pair_keys.values()):
@@ -45,6 +63,7 @@ class PairwiseMasks:
             raise ConfigError("two pairs share one key; pair keys must differ")
         self.rank = rank
         self._keys = dict(pair_keys)
+        self._degree = degree
         self._process = os.getpid()
         self._used: set[int] = set()
         self._lock = threading.Lock()
@@ -70,23 +89,23 @@ class PairwiseMasks:
 
         Reveals:
             Nothing by itself. Whoever sees the masked words without one of this party's pair
-            keys with another active party sees uniformly random words. With no other active
+            keys with a neighbour in this round sees uniformly random words. With no other active
             party there is no mask, and the words are in clear.
         """
-        peers = self._peers(active)
+        members = self._members(active)
         target = words.numpy()
         with self._lock:
             prepared = self._prepared.pop(round_number, None)
             if prepared is None:
                 self._claim(round_number)
         if prepared is None:
-            self._add_key_streams(target, round_number, peers)
+            self._add_key_streams(target, round_number, members)
             return
-        count, prepared_peers, future = prepared
-        if (count, prepared_peers) != (len(target), peers):
+        count, prepared_members, future = prepared
+        if (count, prepared_members) != (len(target), members):
             raise ProtocolError(
-                f"round {round_number}: the mask was prepared for {count} words with ranks "
-                f"{list(prepared_peers)}, but {len(target)} words with {list(peers)} came; "
+                f"round {round_number}: the mask was prepared for {count} words of the ranks "
+                f"{list(prepared_members)}, but {len(target)} words of {list(members)} came; "
                 f"retry as a new round"
             )
         np.add(target, future.result(), out=target)
@@ -102,13 +121,13 @@ class PairwiseMasks:
         Reveals:
             Nothing.
         """
-        peers = self._peers(active)
+        members = self._members(active)
         with self._lock:
             self._claim(round_number)
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="securevfl-masks")
-            future = self._worker.submit(self._mask, count, round_number, peers)
-            self._prepared[round_number] = (count, peers, future)
+            future = self._worker.submit(self._mask, count, round_number, members)
+            self._prepared[round_number] = (count, members, future)
 
     def close(self) -> None:
         """Stop the background thread and forget the keys; later calls raise."""
@@ -119,18 +138,18 @@ class PairwiseMasks:
             worker.shutdown(wait=True, cancel_futures=True)
         self._keys = {}
 
-    def _peers(self, active: Sequence[int]) -> tuple[int, ...]:
+    def _members(self, active: Sequence[int]) -> tuple[int, ...]:
         if os.getpid() != self._process:
             # A forked copy does not know which rounds the original has used meanwhile.
             raise ProtocolError("masks cannot be used by a forked process; start a new session")
-        peers = tuple(sorted(rank for rank in active if rank != self.rank))
         known = set(self._keys)
-        if self.rank not in active or len(set(active)) != len(active) or not set(peers) <= known:
+        others = set(active) - {self.rank}
+        if self.rank not in active or len(set(active)) != len(active) or not others <= known:
             raise ProtocolError(
                 f"rank {self.rank} cannot mask for the active ranks {list(active)}; it shares "
                 f"keys with {sorted(known)}"
             )
-        return peers
+        return tuple(sorted(active))
 
     def _claim(self, round_number: int) -> None:
         if not 0 <= round_number < 2**63:
@@ -141,15 +160,27 @@ class PairwiseMasks:
             )
         self._used.add(round_number)
 
-    def _mask(self, count: int, round_number: int, peers: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    def _mask(
+        self, count: int, round_number: int, members: tuple[int, ...]
+    ) -> npt.NDArray[np.int64]:
         mask = np.zeros(count, np.int64)
-        self._add_key_streams(mask, round_number, peers)
+        self._add_key_streams(mask, round_number, members)
         return mask
 
+    def _round_key(self, peer: int, members: tuple[int, ...]) -> bytes:
+        key = self._keys[peer]
+        if self._degree is None:
+            return key
+        ranks = struct.pack(f">{len(members) + 1}I", self._degree, *members)
+        return hmac.digest(key, _SET_LABEL + ranks, "sha256")
+
     def _add_key_streams(
-        self, target: npt.NDArray[np.int64], round_number: int, peers: tuple[int, ...]
+        self, target: npt.NDArray[np.int64], round_number: int, members: tuple[int, ...]
     ) -> None:
-        streams = [(peer, _key_stream(self._keys[peer], round_number)) for peer in peers]
+        streams = [
+            (peer, _key_stream(self._round_key(peer, members), round_number))
+            for peer in neighbours(self.rank, members, self._degree)
+        ]
         # A cipher context wants room for one block more than it is given.
         buffer = bytearray(_PIECE_BYTES + _AES_BLOCK_BYTES)
         room = memoryview(buffer)

@@ -22,13 +22,15 @@ class SumTo(Protocol):
 
         Args:
             words: This party's contribution; the primary gives its own or zeros. A secondary's is
-                masked in place and must not be used again.
+                masked in place, the primary's becomes the total; neither may be used again.
             round_number: The round, never used before in this session.
             active: Ranks of the secondaries that contribute.
 
         Reveals:
             To the primary: the total. The primary together with some of the active secondaries
-            learns the sum of the other active ones, and nothing else. To anyone else: nothing.
+            learns the sum of the other active ones, and nothing else; under sparse masks that
+            holds for fewer of them than :func:`securevfl.mpc.mask_graph.connectivity`. To anyone
+            else: nothing.
         """
         ...
 
@@ -60,10 +62,10 @@ class WordWire(Protocol):
         """
         ...
 
-    def collect_sum(
-        self, round_number: int, count: int, ranks: Sequence[int]
-    ) -> Int64[Tensor, "words"]:
-        """Receive ``count`` words from each of ``ranks`` at the primary; return their sum.
+    def add_words(
+        self, round_number: int, total: Int64[Tensor, "words"], ranks: Sequence[int]
+    ) -> None:
+        """Add to ``total``, at the primary, as many words from each of ``ranks``, as they come.
 
         Reveals:
             Nothing more than was sent.
@@ -83,7 +85,7 @@ class RevealToPrimary(Protocol):
     def reveal(
         self, share: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
     ) -> Int64[Tensor, "words"] | None:
-        """Return the sum of all shares at the primary, None elsewhere.
+        """Return the sum of all shares at the primary, in ``share``'s place; None elsewhere.
 
         Reveals:
             To the primary: every share as it is, hence the sum.

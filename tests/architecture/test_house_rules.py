@@ -18,9 +18,9 @@ MOST_LINES = 400
 SENDING = frozenset(
     {
         "abort",
+        "add_words",
         "average_positions",
         "broadcast",
-        "collect_sum",
         "end_epoch",
         "release",
         "return_gradient",

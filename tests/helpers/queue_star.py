@@ -4,7 +4,6 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
 from helpers.patience import PATIENCE_S
 from torch import Tensor
 
@@ -47,12 +46,10 @@ class QueueWire:
         """Send words to the primary."""
         self._star.put(self._rank, round_number, words)
 
-    def collect_sum(self, round_number: int, count: int, ranks: Sequence[int]) -> Tensor:
+    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
         """Add what the ranks sent."""
-        total = torch.zeros(count, dtype=torch.int64)
         for rank in ranks:
             total += self._star.take(rank, round_number)
-        return total
 
 
 def run_parties(work: dict[int, Callable[[], object]]) -> dict[int, object]:

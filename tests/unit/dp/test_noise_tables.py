@@ -54,6 +54,7 @@ def test_settled_cells_pick_the_block_that_64_bits_pick(std: float) -> None:
 
     for pick in (first, last):
         index = np.searchsorted(tables.cumulative, pick, side="right")
+        assert np.array_equal(index, tables.settled[cells])
         assert np.array_equal((index - tables.reach) * tables.block, tables.start[cells])
         assert not tables.is_tie(pick, index).any()
 

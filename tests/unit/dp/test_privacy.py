@@ -22,6 +22,16 @@ from securevfl.dp.privacy import Privacy
         ({"epsilon": 1.0, "sampling_rate": 1.5}, r"privacy\.sampling_rate must lie in \(0, 1\]"),
         ({"epsilon": 1.0, "colluding": -1}, r"privacy\.colluding must be at least 0"),
         ({"epsilon": 1.0, "links_per_record": 0}, r"privacy\.links_per_record must be at least 1"),
+        (
+            {"epsilon": 1.0, "mask_degree": 3},
+            r"privacy\.mask_degree: .* even number from 2 on, got 3",
+        ),
+        (
+            {"epsilon": 1.0, "mask_degree": 0},
+            r"privacy\.mask_degree: .* even number from 2 on, got 0",
+        ),
+        ({"epsilon": 1.0, "mask_degree": 4, "colluding": 4}, r"mask_degree: 4 .* at least 6"),
+        ({"epsilon": 1.0, "mask_degree": 4, "colluding": 5}, r"mask_degree: 4 .* at least 6"),
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, r"privacy\.epsilon: exactly one .* got both"),
         ({}, r"privacy\.epsilon: exactly one .* got neither"),
         ({"mechanism": "none", "epsilon": 1.0}, r'privacy\.mechanism: "none" adds no noise'),

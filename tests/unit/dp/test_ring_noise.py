@@ -1,3 +1,4 @@
+import hashlib
 import math
 import os
 import signal
@@ -42,6 +43,17 @@ def test_a_seed_must_be_called_insecure_and_repeats() -> None:
 
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("std", "digest"),
+    [(64.0, "43aebc8a85bd5ac1"), (1000.3, "3ac91890c13c1048"), (65536.0, "5f3efe8882bf685b")],
+)
+def test_a_seed_gives_the_samples_that_it_always_gave(std: float, digest: str) -> None:
+    """A faster sampler draws the very same numbers; these were the first sampler's."""
+    samples = ExactDiscreteGaussian(std, insecure_seed=7).sample((200_001,))
+
+    assert hashlib.sha256(samples.numpy().tobytes()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sampler", "buffer"])

@@ -18,12 +18,14 @@ FMT = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=4)
 ELEMENTS = 1001
 
 
-def parties_of(star: QueueStar, ranks: tuple[int, ...]) -> dict[int, CrypTenSumTo]:
+def parties_of(
+    star: QueueStar, ranks: tuple[int, ...], *, degree: int | None = None
+) -> dict[int, CrypTenSumTo]:
     keys = random_pair_keys(ranks)
     parties = {0: CrypTenSumTo(CrypTenBridge(star.wire(0), rank=0), None)}
     for rank in ranks:
         bridge = CrypTenBridge(star.wire(rank), rank=rank)
-        parties[rank] = CrypTenSumTo(bridge, PairwiseMasks(rank, keys[rank]))
+        parties[rank] = CrypTenSumTo(bridge, PairwiseMasks(rank, keys[rank], degree=degree))
     return parties
 
 
@@ -33,11 +35,14 @@ def random_units(rank: int) -> torch.Tensor:
     return torch.randint(-bound, bound + 1, (ELEMENTS,), dtype=torch.int32, generator=generator)
 
 
+@pytest.mark.parametrize("degree", [None, 2])
 @pytest.mark.parametrize("active", [(1,), (1, 2), (2, 4), (1, 2, 3, 4)])
-def test_twin_simulator_and_crypten_agree_exactly(active: tuple[int, ...]) -> None:
+def test_twin_simulator_and_crypten_agree_exactly(
+    active: tuple[int, ...], degree: int | None
+) -> None:
     """The same units, three ways: plain integers, one process, and CrypTen over a star."""
     star = QueueStar((1, 2, 3, 4))
-    parties = parties_of(star, (1, 2, 3, 4))
+    parties = parties_of(star, (1, 2, 3, 4), degree=degree)
     units = {rank: random_units(rank) for rank in active}
     words = {rank: encode(units[rank], FMT) for rank in active}
     words[0] = torch.zeros(FMT.words(ELEMENTS), dtype=torch.int64)
@@ -70,6 +75,26 @@ def test_the_primary_may_add_words_of_its_own() -> None:
     )
 
     assert results[0].tolist() == [111] * 4
+
+
+def test_a_reveal_copies_no_words() -> None:
+    """A share is sent from where it lies, and the primary's own becomes the total."""
+    words = {rank: torch.full((4,), 10**rank) for rank in (0, 1)}
+    sent = []
+
+    class Wire:
+        def send_words(self, _round_number: int, share: torch.Tensor) -> None:
+            sent.append(share.data_ptr())
+
+        def add_words(self, _round_number: int, total: torch.Tensor, _ranks: object) -> None:
+            total += 10
+
+    CrypTenBridge(Wire(), rank=1).reveal(words[1], round_number=1, active=(1,))
+    total = CrypTenBridge(Wire(), rank=0).reveal(words[0], round_number=1, active=(1,))
+
+    assert sent == [words[1].data_ptr()]
+    assert total is not None
+    assert (total.data_ptr(), total.tolist()) == (words[0].data_ptr(), [11] * 4)
 
 
 def test_nothing_comes_back_to_a_secondary() -> None:
@@ -131,9 +156,12 @@ def test_no_other_collective_works() -> None:
     ):  # fmt: skip
         with pytest.raises(ProtocolError, match="does not offer"):
             getattr(communicator, name)(share, 0)
-    for wrong in ({"dst": 1}, {"dst": 0, "batched": True}, {"dst": 0, "async_op": True}):
+    batch = {"dst": 0, "batched": True}
+    for wrong in ({"dst": 1}, {"batched": False}, {"async_op": True}, {"op": "max"}):
         with pytest.raises(ProtocolError, match="does not offer"):
-            communicator.reduce(share, **wrong)
+            communicator.reduce([share], **(batch | wrong))
+    with pytest.raises(ProtocolError, match="does not offer"):
+        communicator.reduce([share, share], **batch)
     assert star.seen[1] == []
 
 

@@ -12,8 +12,8 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.mpc.masks import PairwiseMasks
 
 RANKS = (1, 2, 3, 4)
-# Not a multiple of the 16384 words that are masked at a time, nor of an AES block.
-COUNT = 3 * 16384 + 5
+# Not a multiple of the 32768 words that are masked at a time, nor of an AES block.
+COUNT = 32768 + 16384 + 5
 
 
 def masks_of(ranks: tuple[int, ...] = RANKS) -> dict[int, PairwiseMasks]:
