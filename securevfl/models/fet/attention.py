@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from securevfl.models.fet.fet_config import FeTConfig
 
 
 class Attention(nn.Module):
-    """Multi-head attention of queries to a memory, by torch's fused kernel.
+    """Multi-head attention of queries to a memory.
 
-    Attention weights themselves are not dropped out: that leaves the fused kernel, and costs three
-    times the attention on a CPU. Blocks drop units of its output.
+    Its products and softmax stand here in plain sight: torch's fused kernel is slower where the
+    bias learns, which it does in most of our encoders. Attention weights themselves are not dropped
+    out; blocks drop units of its output.
     """
 
     def __init__(self, width: int, *, heads: int) -> None:
@@ -39,18 +39,29 @@ class Attention(nn.Module):
             memory: Where it goes to.
             bias: Added to every score of a memory position; minus infinity hides it.
         """
-        batch, positions, width = memory.shape
-        q_BhQE = self.query(queries).view(batch, -1, self.heads, width // self.heads)
-        kv_BM2hE = self.key_value(memory).view(batch, positions, 2, self.heads, -1)
-        k_BMhE, v_BMhE = kv_BM2hE.unbind(dim=2)
-        mixed_BhQE = scaled_dot_product_attention(
-            q_BhQE.transpose(1, 2),
-            k_BMhE.transpose(1, 2),
-            v_BMhE.transpose(1, 2),
-            attn_mask=None if bias is None else bias[:, None, None, :],
-        )
-        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).reshape(batch, -1, width))
+        query = self.query(queries)
+        key, value = self.key_value(memory).chunk(2, dim=-1)
+        return self.mix(query, key, value, bias)
+
+    def mix(
+        self,
+        query: Float[Tensor, "batch queries width"],
+        key: Float[Tensor, "batch memory width"],
+        value: Float[Tensor, "batch memory width"],
+        bias: Float[Tensor, "batch memory"] | None = None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """Return what :meth:`forward` returns, from projections that are made already."""
+        width = query.shape[-1]
+        q_BhQE, k_BhME, v_BhME = (self._by_head(one) for one in (query, key, value))
+        scores_BhQM = (q_BhQE * (width // self.heads) ** -0.5) @ k_BhME.transpose(2, 3)
+        if bias is not None:
+            scores_BhQM = scores_BhQM.add_(bias[:, None, None, :])
+        mixed_BhQE = scores_BhQM.softmax(dim=3) @ v_BhME
+        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).flatten(2))
         return out
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
