@@ -8,6 +8,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.models.dropout import ByteDropout
 from securevfl.models.fet.fet_config import FeTConfig
 
 
@@ -71,9 +72,9 @@ class FeedForward(nn.Sequential):
         super().__init__(
             nn.Linear(config.hidden, 2 * config.hidden),
             nn.GELU() if config.activation == "gelu" else nn.ReLU(),
-            nn.Dropout(config.dropout),
+            ByteDropout(config.dropout),
             nn.Linear(2 * config.hidden, config.hidden),
-            nn.Dropout(config.dropout),
+            ByteDropout(config.dropout),
         )
 
 
@@ -83,7 +84,7 @@ class _Block(nn.Module):
     def __init__(self, config: FeTConfig) -> None:
         super().__init__()
         self.norm_first = config.norm == "pre"
-        self.attention_dropout = nn.Dropout(config.dropout)
+        self.attention_dropout = ByteDropout(config.dropout)
 
     def _add(self, hidden: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
