@@ -5,8 +5,9 @@
 
 Every run is a whole simulated federation: linkage, fitting of encoders, one release a row, the top
 model. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut off
-goes on. Gains over alone are paired by seed. ``--list`` says which sets there are; digits, diabetes
-and sklearn need no ``SECUREVFL_DATA``.
+goes on. Gains over alone are paired by seed. ``--processes`` runs every party, the dealer too, in a
+process of its own. ``--list`` says which sets there are; digits, diabetes and sklearn need no
+``SECUREVFL_DATA``.
 """
 
 import argparse
@@ -24,22 +25,23 @@ from typing import Any
 import numpy as np
 import torch
 from beside_alone import SETS as BESIDE
-from beside_alone import panels_of, save
-from fedsim_tables import Tables
-from surviving import plan_of
+from fedsim_tables import Tables, write_table
+from frontier_shown import Found, draw, print_table
 
 from securevfl.cli.demo import combined
 from securevfl.config.auto import CLASSES_OF_NUMBERS
+from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.core.errors import PrivacyError
 from securevfl.data.builtin import load_builtin, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
-from securevfl.dp.surviving import noise_a_number, surviving_share
 from securevfl.federation.base import Base
+from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
-EPSILONS = ("0.01", "1", "2", "4", "8", "16", "none")
+EPSILONS = ("none", "16", "8", "4", "2", "1", "0.01")
 DELTA = 1e-5
 
 
@@ -206,38 +208,72 @@ class Store:
 
 
 class Joint:
-    """Joint models of one seed's tables, all with the base that the first of them has fitted."""
+    """Joint models of one seed's tables.
 
-    def __init__(self, tables: Tables) -> None:
+    Simulated, all have the base that the first of them has fitted; between processes each run fits
+    its own, and every party reads its own table.
+    """
+
+    def __init__(self, tables: Tables, *, processes: bool = False) -> None:
         self._tables = {table.name: table for table in tables.parties}
+        self._processes = processes
         self._base: Base | None = None
 
     def __call__(self, source: dict[str, Any]) -> dict[str, float]:
-        """Simulate one federation; return what its test rows gave."""
+        """Run one federation; return what its test rows gave."""
         config = parse_federation(source, file="frontier")
-        with tempfile.TemporaryDirectory() as folder:
-            result = simulate_federation(
-                config, self._tables, Path(folder), device=torch.device("cpu"), fitted=self._base
-            )
-        self._base, metrics = result.base, result.metrics
-        sign = 1 if metrics["higher_is_better"] else -1
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            run = self._between_processes if self._processes else self._simulated
+            metrics = run(config, folder)
+        sign, alone = 1 if metrics["higher_is_better"] else -1, metrics["alone_test"]
         return {
             "joint": metrics["test"],
-            "alone": metrics["alone_test"],
-            "gain": sign * (metrics["test"] - metrics["alone_test"]),
+            "alone": alone,
+            "gain": sign * (metrics["test"] - alone),
             "used": float((metrics.get("base") or {}).get("used") != "alone"),
             "spent": metrics["privacy"]["epsilon"] or 0.0,
         }
+
+    def _simulated(self, config: FederationConfig, folder: Path) -> Mapping[str, Any]:
+        result = simulate_federation(
+            config, self._tables, folder, device=torch.device("cpu"), fitted=self._base
+        )
+        self._base = result.base
+        return result.metrics
+
+    def _between_processes(self, config: FederationConfig, folder: Path) -> Mapping[str, Any]:
+        for name, table in self._tables.items():
+            write_table(folder, name, table)
+        out = folder / "run"
+        figures = train_in_processes(
+            config, out, data_root=folder, resume=False, device="cpu", observe=lambda _event: None
+        )
+        return figures.as_json()
+
+
+def joint_or_alone(
+    joint: Joint, source: dict[str, Any], *, alone: float | None
+) -> dict[str, float]:
+    """Run one federation; where noise would leave nothing to fit to it is refused: alone answers.
+
+    Args:
+        joint: Runs it.
+        source: Its file.
+        alone: What alone reaches, as an earlier run of these tables found.
+    """
+    try:
+        return joint(source)
+    except PrivacyError:
+        if alone is None:
+            raise
+        return {"joint": alone, "alone": alone, "gain": 0.0, "used": 0.0, "spent": 0.0}
 
 
 def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
     """Return the test figure of one network on all features, joined by the true matches."""
     config = parse_federation(source, file="frontier")
     return {"combine": combined(config, tables.parties).test}
-
-
-Found = dict[str, dict[str, Any]]
-"""Mean, deviation and seeds' values of every column, by method and epsilon."""
 
 
 def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, Found]:
@@ -250,7 +286,7 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
     }
     for seed in range(1, options.seeds + 1):
         tables = SETS[name].make(seed)
-        joint, beside = Joint(tables), {}
+        joint, beside, alone = Joint(tables, processes=options.processes), {}, None
         if tables.truth and not options.without_combine:
             source = federation_of(name, tables, seed, "none", "principal")
             beside = store.get(
@@ -260,7 +296,10 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
             for epsilon in options.epsilons:
                 source = federation_of(name, tables, seed, epsilon, method, **votes)
                 key = f"{name} seed {seed} epsilon {epsilon} {method}"
-                found = {**store.get(key, source, partial(joint, source)), **beside}
+                key += " between processes" if options.processes else ""
+                made = partial(joint_or_alone, joint, source, alone=alone)
+                found = {**store.get(key, source, made), **beside}
+                alone = found["alone"]
                 found["secondaries"] = float(len(tables.parties) - 1)
                 rows.setdefault(method, {}).setdefault(epsilon, []).append(found)
     return {
@@ -282,69 +321,6 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def print_table(name: str, found: Mapping[str, Found], *, every_seed: bool) -> None:
-    """Print gains over alone, a row a method; with the single seeds, a row a method and epsilon."""
-    first = next(iter(next(iter(found.values())).values()))
-    text = f"alone {first['alone']['mean']:.3f} ± {first['alone']['std']:.3f}"
-    if "combine" in first:
-        text += f", combine {first['combine']['mean']:.3f}"
-    print(f"\n**{SETS[name].what}**: {text}\n")
-    epsilons = list(next(iter(found.values())))
-    print(f"| gain over alone | {' | '.join(epsilons)} |\n| --- |{' --- |' * len(epsilons)}")
-    for method, by_epsilon in found.items():
-        cells = [
-            f"{columns['gain']['mean']:+.3f} ± {columns['gain']['std']:.3f}"
-            for columns in by_epsilon.values()
-        ]
-        print(f"| {method} | {' | '.join(cells)} |")
-    secondaries = int(first["secondaries"]["mean"])
-    for words, shared in (("survives in numbers of one's own", 1), ("shared", secondaries)):
-        told = [f"{surviving(epsilon, shared):.2f}" for epsilon in epsilons]
-        print(f"| {words} | {' | '.join(told)} |")
-    if every_seed:
-        for method, by_epsilon in found.items():
-            for epsilon, columns in by_epsilon.items():
-                values = " ".join(f"{value:+.3f}" for value in columns["gain"]["seeds"])
-                print(f"{method} at {epsilon}: {values}")
-
-
-def surviving(epsilon: str, secondaries: int) -> float:
-    """Return the share of uncorrelated signals that is left behind a release's noise."""
-    if epsilon == "none":
-        return 1.0
-    options = argparse.Namespace(delta=DELTA, secondaries=1, fitting=0.05)
-    plan = plan_of("secondary-record", float(epsilon), options, disjoint=False)
-    noise = noise_a_number(plan, plan.noise_share_std())
-    return surviving_share(noise=noise, secondaries=secondaries)
-
-
-def draw(results: Mapping[str, Mapping[str, Found]], path: Path) -> None:
-    """Draw gains over alone against epsilon, a panel a set; bars are deviations over seeds."""
-    figure, panels = panels_of(len(results), most=3, size=(4.2, 3.0))
-    for axes, (name, found) in zip(panels, results.items(), strict=True):
-        for shift, (method, by_epsilon) in enumerate(found.items()):
-            places = np.arange(len(by_epsilon)) + 0.06 * (shift - len(found) / 2)
-            gains = [columns["gain"] for columns in by_epsilon.values()]
-            axes.errorbar(
-                places,
-                [gain["mean"] for gain in gains],
-                [gain["std"] for gain in gains],
-                marker="o",
-                markersize=3,
-                capsize=2,
-                linewidth=1,
-                label=method,
-            )
-        words = list(next(iter(found.values())))
-        axes.axhline(0, color="0.3", linewidth=1)
-        axes.set_xticks(range(len(words)), words)
-        axes.set_xlabel("epsilon, one record of one secondary", fontsize=8)
-        axes.set_title(f"{SETS[name].what}: gain over alone", fontsize=8)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=7)
-    save(figure, path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; default: all")
@@ -358,6 +334,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05, help="encoder.share of votes")
     parser.add_argument("--whiten", action="store_true", help="encoder.whiten")
     parser.add_argument("--without-combine", action="store_true")
+    parser.add_argument("--processes", action="store_true", help="every party its own process")
     parser.add_argument("--store", type=Path, help="file that keeps every run, to go on from")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--every-seed", action="store_true", help="print each seed's gain too")
@@ -373,12 +350,12 @@ def main() -> None:
     store = Store(options.store)
     results = {name: measure(name, options, store) for name in options.sets or SETS}
     if options.plot is not None:
-        draw(results, options.plot)
+        draw({SETS[name].what: found for name, found in results.items()}, DELTA, options.plot)
     if options.json:
         print(json.dumps(results))
         return
     for name, found in results.items():
-        print_table(name, found, every_seed=options.every_seed)
+        print_table(SETS[name].what, found, DELTA, every_seed=options.every_seed)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,16 @@ class FederationConfig:
         return self.family.label_epsilon(self.model)
 
     @property
+    def voters_moved(self) -> int:
+        """How many rows change their class in votes, at most, if one label is exchanged.
+
+        A number's class is by its rank: with its own row it takes one more over each border between
+        classes. What a label may cost is divided among them.
+        """
+        _, classes = self.family.cut_shape(self.model)
+        return classes if self.federation.task == "regression" else 1
+
+    @property
     def split(self) -> SplitKind:
         """How the primary's rows are split.
 

@@ -254,6 +254,12 @@ def _require_votes(config: FederationConfig) -> None:
             'training.split: "stratified" chooses rows by their labels and tells secondaries which '
             "train, so encoder.label_epsilon would not hold; leave it out, for a random one"
         )
+    smallest = SMALLEST_EPSILON * config.voters_moved
+    if encoder.labels != "shown" and encoder.label_epsilon < smallest:
+        raise ConfigError(
+            f"encoder.label_epsilon: must be at least {smallest:g}, got {encoder.label_epsilon!r}; "
+            f"below it nothing is left of labels"
+        )
     if privacy.mechanism == "none":
         return
     if config.linkage.choose != "records":

@@ -36,16 +36,6 @@ class Ballot:
     go out as they are here."""
 
 
-def rows_moved(config: FederationConfig) -> int:
-    """Return how many rows one label moves at most, if it is exchanged for another.
-
-    A number's class is by its rank: with its own row it takes one more over each border between
-    classes. What a label may cost is divided among them.
-    """
-    _, classes = config.family.cut_shape(config.model)
-    return classes if config.federation.task == "regression" else 1
-
-
 def keep_of(config: FederationConfig) -> float:
     """Return with which probability randomised response keeps a row's class.
 
@@ -55,7 +45,7 @@ def keep_of(config: FederationConfig) -> float:
     encoder = config.encoder
     assert encoder is not None, "encoders vote"
     _, classes = config.family.cut_shape(config.model)
-    return keep_probability(encoder.label_epsilon / rows_moved(config), classes)
+    return keep_probability(encoder.label_epsilon / config.voters_moved, classes)
 
 
 def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFolder) -> Ballot:
@@ -76,7 +66,7 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
     assert release is not None, "encoders vote"
     bins = _classes_of(plan.config, data)
     classes = plan.cut.shape[1]
-    moved = rows_moved(plan.config)
+    moved = plan.config.voters_moved
     if release.epsilon is None:
         charge_labels(ledger, release)
         return Ballot(bins_of_rows=bins, bins=classes + 1)

@@ -85,3 +85,26 @@ def test_who_learns_what_is_said(labels: str, reveals: str, guarantee: str, tmp_
     seen = found["fitting of encoders"]["reveals"]
     assert ("the primary: each secondary's sum" in seen) == (labels == "shares")
     assert "dealer" not in found["linkage"]["reveals"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "epsilon"),
+    [
+        ("randomised", "multiclass", 5e-7),
+        ("shares", "multiclass", 5e-7),
+        ("randomised", "regression", 2e-6),
+    ],
+)
+def test_a_label_epsilon_that_leaves_nothing_is_refused_with_the_file(
+    labels: str, task: str, epsilon: float, tmp_path: Path
+) -> None:
+    """Not in the middle of a run; a regression's is divided among the rows that a label moves."""
+
+    def read(asked: float) -> FederationConfig:
+        roles = ("dealer",) if labels == "shares" else ()
+        told = {"labels": labels, "encoder": {"label_epsilon": asked}}
+        return federation(tmp_path, *roles, federation={"task": task}, **told)
+
+    with pytest.raises(ConfigError, match=r"encoder\.label_epsilon: must be at least"):
+        read(epsilon)
+    assert read(2 * epsilon).voters_moved == (3 if task == "regression" else 1)
