@@ -5,8 +5,8 @@ ledger, optimizer steps; not the start, linking, baselines and evaluation. The l
 rounds are taken with every dropout at zero, where they do not depend on how units are drawn: with
 ``--beside`` their largest relative difference is printed, and the two checkouts take turns.
 
-    SECUREVFL_DATA=... python benchmarks/training_speed.py [--settings hdb-64 ...] [--turns 3]
-        [--beside OTHER_CHECKOUT] [--profile] [--json]
+    SECUREVFL_DATA=... python benchmarks/training_speed.py [--settings hdb-64 ...] [--rows 6000]
+        [--turns 3] [--beside OTHER_CHECKOUT] [--profile] [--json]
 
 Settings: FeT on hdb and house_kc, K = 50, at H = 64 and at the sizes of the authors' scripts;
 FedSim on hdb with its paper's gates and with the defaults; FeT on MNIST among ten parties.
@@ -38,7 +38,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fet.fet_config import FeTConfig
 
-ROWS: Final = 6_000
 BATCH: Final = 128
 CHECKED: Final = 12
 """Rounds whose losses are compared."""
@@ -56,15 +55,16 @@ _PUBLISHED: Final[dict[str, Any]] = {
 class Setting:
     """A table, a model and what is wanted of them."""
 
-    tables: Callable[[], list[PartyTable]]
+    tables: Callable[[int], list[PartyTable]]
+    """Makes the parties' tables, with so many of the primary's rows."""
     model: FeTConfig | FedSimConfig
     wanted: int
     """Samples per CPU-second."""
 
 
-def two_parties(name: str) -> list[PartyTable]:
+def two_parties(name: str, rows: int) -> list[PartyTable]:
     primary, secondary = load_folder(name)
-    chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:ROWS])
+    chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:rows])
     assert primary.labels is not None, "the primary has labels"
     return [
         dataclasses.replace(
@@ -77,18 +77,18 @@ def two_parties(name: str) -> list[PartyTable]:
     ]
 
 
-def ten_parties() -> list[PartyTable]:
+def ten_parties(rows: int) -> list[PartyTable]:
     table = load_full("mnist")
-    chosen = np.random.RandomState(0).permutation(len(table.y))[:ROWS]
+    chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
     return split_table(table.X[chosen], table.y[chosen], parties=10, seed=0)
 
 
-def hdb() -> list[PartyTable]:
-    return two_parties("hdb")
+def hdb(rows: int) -> list[PartyTable]:
+    return two_parties("hdb", rows)
 
 
-def house() -> list[PartyTable]:
-    return two_parties("house_kc")
+def house(rows: int) -> list[PartyTable]:
+    return two_parties("house_kc", rows)
 
 
 SETTINGS: Final[dict[str, Setting]] = {
@@ -191,21 +191,21 @@ def profile(setting: Setting, tables: list[PartyTable]) -> str:
     )
 
 
-def one(name: str, *, checked: bool) -> dict[str, Any]:
+def one(name: str, rows: int, *, checked: bool) -> dict[str, Any]:
     """Measure a setting in this process."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as every command does
     setting = SETTINGS[name]
-    tables = setting.tables()
+    tables = setting.tables(rows)
     return {
         "speed": speed(setting, tables),
         "losses": losses(setting, tables) if checked else [],
     }
 
 
-def elsewhere(name: str, checkout: Path, *, checked: bool) -> dict[str, Any]:
+def elsewhere(name: str, rows: int, checkout: Path, *, checked: bool) -> dict[str, Any]:
     """Measure a setting with the package of a checkout, in a process of its own."""
-    command = [sys.executable, __file__, "--settings", name, "--one"]
+    command = [sys.executable, __file__, "--settings", name, "--rows", str(rows), "--one"]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *(["--checked"] if checked else [])],
@@ -218,10 +218,10 @@ def elsewhere(name: str, checkout: Path, *, checked: bool) -> dict[str, Any]:
     return found
 
 
-def compare(name: str, checkouts: Sequence[Path], turns: int) -> dict[str, Any]:
+def compare(name: str, rows: int, checkouts: Sequence[Path], turns: int) -> dict[str, Any]:
     """Return medians over the turns, ratios within a turn, and how far losses lie apart."""
     found = [
-        [elsewhere(name, checkout, checked=turn == 0) for checkout in checkouts]
+        [elsewhere(name, rows, checkout, checked=turn == 0) for checkout in checkouts]
         for turn in range(turns)
     ]
     columns = [[turn[side]["speed"] for turn in found] for side in range(len(checkouts))]
@@ -249,6 +249,7 @@ def main() -> None:
     """Measure, or be one of the measured processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--rows", type=int, default=6_000, help="of the primary")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
     parser.add_argument("--profile", action="store_true")
@@ -257,13 +258,13 @@ def main() -> None:
     parser.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.settings[0], checked=options.checked)))
+        print(json.dumps(one(options.settings[0], options.rows, checked=options.checked)))
         return
     if options.profile:
         torch.set_num_threads(1)
         keep_freed_memory()
         for name in options.settings:
-            print(name, profile(SETTINGS[name], SETTINGS[name].tables()), sep="\n")
+            print(name, profile(SETTINGS[name], SETTINGS[name].tables(options.rows)), sep="\n")
         return
     here = Path(sv.__file__).parents[1]
     checkouts = [here, *([options.beside.resolve()] if options.beside else [])]
@@ -271,7 +272,7 @@ def main() -> None:
         print(f"| setting | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|", sep="\n")
     found = {}
     for name in options.settings:
-        found[name] = compare(name, checkouts, options.turns)
+        found[name] = compare(name, options.rows, checkouts, options.turns)
         if not options.json:
             print_line(name, found[name])
     if options.json:

@@ -243,7 +243,9 @@ class Secondary:
         if self.bottom.recordwise:
             features, keys = self.data.features, self.data.keys
             return represent_distinct(self._forward, features, keys, *self._links_of(rows))
-        if isinstance(self.bottom, DistinctBottom) and not self._row_by_row:
+        # Rows of a dp-trained encoder are computed one like another, as its lessons are.
+        by_row = self._row_by_row or self.gradient_noise is not None
+        if isinstance(self.bottom, DistinctBottom) and not by_row:
             features, keys = self.data.features, self.data.keys
             return represent_linked(self.bottom, features, keys, *self._links_of(rows))
         linked = self._linked_records(rows)
