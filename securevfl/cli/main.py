@@ -19,6 +19,7 @@ from securevfl.cli.serve import serve
 from securevfl.cli.starting import app as starting_app
 from securevfl.cli.using import app as using_app
 from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core.memory import loading
 from securevfl.version import __version__
 
 app = typer.Typer(
@@ -105,7 +106,8 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, one process per party."""
-    from securevfl.cli.run import run_train
+    with loading():
+        from securevfl.cli.run import run_train
 
     run_train(
         federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
@@ -122,7 +124,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run the same federation in one process, on CPU or GPU, with the same noise."""
-    from securevfl.cli.run import run_simulate
+    with loading():
+        from securevfl.cli.run import run_simulate
 
     run_simulate(
         federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
@@ -195,8 +198,9 @@ def party(
     as_json: AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
-    from securevfl.cli.run import run_party
-    from securevfl.runtime.party_job import NewRows
+    with loading():
+        from securevfl.cli.run import run_party
+        from securevfl.runtime.party_job import NewRows
 
     asked = None
     if rows is not None and predictions is not None:

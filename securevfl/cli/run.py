@@ -1,4 +1,8 @@
-"""What the commands ``train``, ``simulate``, ``party`` and ``report`` do."""
+"""What the commands ``train``, ``simulate``, ``party`` and ``report`` do.
+
+``party`` is started once a party: runs of whole federations, plots, and what other roles alone
+need are imported where they are used, so that fifty parties fit one machine.
+"""
 
 import gc
 import json
@@ -13,13 +17,12 @@ from securevfl.cli.results import print_pretraining, print_results
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
-from securevfl.core.memory import keep_freed_memory
+from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import ProgressEvent, told
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure, report_memory
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
-from securevfl.runtime.entry import finished_metrics, simulate_from_file, train
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.launching import OUTCOME_EVENT
 from securevfl.runtime.party_job import NewRows, PartyJob
@@ -74,6 +77,9 @@ def train_and_report(
     beside: Callable[[], Mapping[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Run a federation in processes, with progress on stderr, and write its report."""
+    with loading():
+        from securevfl.runtime.entry import train
+
     with RunProgress(metric=_metric_name(config)) as progress:
         result = train(
             config,
@@ -98,6 +104,9 @@ def run_simulate(
     as_json: bool,
 ) -> dict[str, Any]:
     """Run a federation in this process; print its metrics."""
+    with loading():
+        from securevfl.runtime.entry import simulate_from_file
+
     config = read_federation(path)
     folder = run_folder_for(config, out, resume=resume)
     metrics = _finished(config, folder) if resume else None
@@ -137,7 +146,8 @@ def run_party(
     end_with_launcher()
     keep_freed_memory()
     # Loaded here: a simulation needs neither CrypTen nor certificates.
-    from securevfl.runtime.party import run_party as run_one_party
+    with loading():
+        from securevfl.runtime.party import run_party as run_one_party
 
     try:
         config = read_federation(path)
@@ -202,6 +212,8 @@ def run_report(folder: Path, *, as_json: bool) -> None:
 
 
 def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
+    from securevfl.runtime.entry import finished_metrics
+
     metrics = finished_metrics(config, folder)
     if metrics is not None:
         print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from securevfl.core.memory import loading
+
 app = typer.Typer()
 
 _Bounds = Annotated[
@@ -162,7 +164,8 @@ def check(
 
     Exit code 0: nothing is wrong; 2: something is.
     """
-    from securevfl.cli.check import run_check
+    with loading():
+        from securevfl.cli.check import run_check
 
     run_check(federation, name=name, data_root=data_root, as_json=as_json)
 

@@ -6,8 +6,7 @@ from typing import Any, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
-from securevfl.data.column_kinds import MAX_CATEGORIES
-from securevfl.data.columns import declared_range
+from securevfl.data.column_settings import MAX_CATEGORIES, declared_range
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")

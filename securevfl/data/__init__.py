@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from securevfl.data.builtin import load_builtin, load_folder
-    from securevfl.data.columns import ColumnSettings
+    from securevfl.data.column_settings import ColumnSettings
     from securevfl.data.frame_tables import from_frame
     from securevfl.data.partition import split_pair, split_table, split_views
     from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
@@ -33,7 +33,7 @@ __all__ = [
 # Loaded on first use: pandas and scikit-learn take a second that not every command needs.
 _HOME = {
     "ColumnRoles": "securevfl.data.party_tables",
-    "ColumnSettings": "securevfl.data.columns",
+    "ColumnSettings": "securevfl.data.column_settings",
     "TableSchema": "securevfl.data.schema",
     "fit_party_table": "securevfl.data.party_tables",
     "new_rows": "securevfl.data.party_tables",

@@ -11,16 +11,14 @@ from jaxtyping import Float32
 from securevfl.core.errors import DataError
 from securevfl.data.cells import dates_of, days_of, first_row, numbers_of, texts_of
 from securevfl.data.column_kinds import infer
+from securevfl.data.column_settings import ColumnSettings, Dependence, declared_range
 from securevfl.data.columns import (
     OTHER,
     BooleanColumn,
     Column,
-    ColumnSettings,
     DateColumn,
-    Dependence,
     NumberColumn,
     WordsColumn,
-    declared_range,
     encode_column,
     toml_key,
 )

@@ -16,12 +16,9 @@ from securevfl.data.cells import (
     numbers_of,
     texts_of,
 )
+from securevfl.data.column_settings import MAX_CATEGORIES
 
 Kind = Literal["number", "boolean", "words", "date"]
-
-MAX_CATEGORIES: Final = 50
-"""Of a column of words, so many get a 0/1 column each; the others share one. More would let a model
-memorise rows."""
 
 _FLOAT32_WHOLE: Final = 2**24
 _OTHER_DATES: Final = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})( .*)?"

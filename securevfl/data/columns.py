@@ -6,7 +6,6 @@ of declared is told (:class:`Dependence`), since a promise about records may not
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -17,7 +16,6 @@ from jaxtyping import Float32, Float64
 from securevfl.core.errors import DataError
 from securevfl.data.cells import (
     dates_of,
-    day_number,
     days_of,
     first_row,
     is_text,
@@ -25,64 +23,13 @@ from securevfl.data.cells import (
     texts_of,
     truths_of,
 )
-from securevfl.data.column_kinds import MAX_CATEGORIES
-from securevfl.data.scaling import Bounds
+from securevfl.data.column_settings import Pair
 
 OTHER: Final = "other"
 """The word that stands for all words without a column of their own."""
 
-Pair = tuple[float, float]
-
 _TRUTH: Final[Pair] = (0.0, 1.0)
 _CIRCLE: Final[Pair] = (-1.0, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnSettings:
-    """What a party declares of its columns."""
-
-    categories: Mapping[str, Sequence[str]] | None = None
-    """Words by column."""
-
-    bounds: Bounds | None = None
-    """``[low, high]`` of every column of numbers, or such a pair by column, of dates as texts."""
-
-    missing: Literal["fill", "refuse"] = "fill"
-    """What becomes of a missing value."""
-
-    missing_columns: Sequence[str] = ()
-    """Columns of which it is known, without looking, that values may be missing."""
-
-    max_categories: int = MAX_CATEGORIES
-    """Words of a column without a list that get a feature of their own."""
-
-    own_statistics: bool = True
-    """Whether a missing value may be filled in with the table's own median; not under a promise."""
-
-    def pair(self, column: str) -> Sequence[float | str] | None:
-        """Return the declared bounds of a column."""
-        if isinstance(self.bounds, Mapping):
-            return self.bounds.get(column)
-        return self.bounds
-
-    def words(self, column: str) -> tuple[str, ...] | None:
-        """Return the declared words of a column."""
-        words = (self.categories or {}).get(column)
-        return None if words is None else tuple(words)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dependence:
-    """Something that was taken from the records of a table, so that features rest on them."""
-
-    column: str
-    """Of which column."""
-
-    what: str
-    """What was taken, as the subject of a sentence."""
-
-    declare: str
-    """What the party would write into the federation file instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,22 +276,6 @@ def _what_to_do(column: Column, *, refuse: bool) -> str:
 def toml_key(name: str) -> str:
     """Return a column's name as a federation file spells it in a table."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
-
-
-def declared_range(pair: Sequence[float | str]) -> Pair:
-    """Return declared bounds as numbers; dates as days since 1970-01-01.
-
-    Raises:
-        DataError: If they are not two numbers or two dates, the first below the second.
-    """
-    ends = [day_number(end) if isinstance(end, str) else float(end) for end in pair]
-    if (
-        len(ends) != 2
-        or isinstance(pair[0], str) != isinstance(pair[1], str)
-        or not -np.inf < ends[0] < ends[1] < np.inf
-    ):
-        raise DataError(f"must be [low, high], got {list(pair)}")
-    return ends[0], ends[1]
 
 
 def _require_read(

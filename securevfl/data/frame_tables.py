@@ -8,7 +8,7 @@ import pandas as pd
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.task import Task
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.key_tables import KeyKind, key_table_of_frame
 from securevfl.data.party_tables import ColumnRoles, fit_party_table
 from securevfl.data.reading import columns_of_roles

@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from securevfl.core.errors import DataError
 from securevfl.core.task import Task
 from securevfl.data.cells import first_row
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.frames import require_columns
 from securevfl.data.key_columns import holds_dates, key_numbers
 from securevfl.data.labels import encode_known_labels, encode_labels, encode_some_labels

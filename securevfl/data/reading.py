@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from securevfl.core.task import Task
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.columns import Wanted

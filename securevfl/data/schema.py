@@ -19,16 +19,13 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
 from securevfl.core.task import Task
 from securevfl.data.column_fitting import fit_column
+from securevfl.data.column_settings import ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.columns import (
     BooleanColumn,
     Column,
-    ColumnSettings,
     DateColumn,
-    Dependence,
     NumberColumn,
-    Pair,
     WordsColumn,
-    declared_range,
     encode_column,
     features_of_column,
     toml_key,

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from securevfl.core.errors import DataError
-from securevfl.data.columns import Dependence
-from securevfl.data.schema import TableSchema
+from securevfl.data.column_settings import Dependence
+
+if TYPE_CHECKING:
+    # It brings pandas, and a party that only helps has no table.
+    from securevfl.data.schema import TableSchema
 
 Labels = Float32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
 """float32 for regression, int64 class numbers otherwise."""
@@ -76,7 +79,7 @@ class PartyTable:
     classes: tuple[Any, ...] | None = None
     """The original label value of each class number; None for regression."""
 
-    schema: TableSchema | None = None
+    schema: "TableSchema | None" = None
     """How its columns became keys, features and labels; None for a table that was made of arrays.
     """
 

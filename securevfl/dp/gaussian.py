@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from scipy.special import log_ndtr
+import scipy  # special functions load when they are first named
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -54,8 +54,8 @@ def gaussian_delta(*, epsilon: float, noise_multiplier: float) -> float:
     # In log space, as exp(epsilon) overflows float64 from epsilon = 710 on.
     first = 1 / (2 * z) - epsilon * z
     second = -1 / (2 * z) - epsilon * z
-    log_first = float(log_ndtr(first))
-    log_second = epsilon + float(log_ndtr(second))
+    log_first = float(scipy.special.log_ndtr(first))
+    log_second = epsilon + float(scipy.special.log_ndtr(second))
     if log_first == -math.inf:
         # Beyond float64's reach even in logarithms; delta is at most this first term.
         return math.exp(_LOG_TINY)

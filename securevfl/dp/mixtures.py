@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, logsumexp
+import scipy  # special functions load when they are first named
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, Release
@@ -114,7 +114,7 @@ class ShiftMixture:
         loss = self.loss(points)
         exponent = order * loss
         log_terms = exponent + log_density
-        log_moment = float(logsumexp(log_terms))
+        log_moment = float(scipy.special.logsumexp(log_terms))
         tilted = np.exp(log_terms - log_moment)
         summed = tilted
         if abs(log_moment) < _NEARLY_ONE:
@@ -149,7 +149,9 @@ class ShiftMixture:
         points, _ = self.grid(order=1.0)
         exponents = self._exponents(points)
         scaled = np.array(self.shifts)[:, None] / self.noise_multiplier
-        above = np.exp(log_ndtr(scaled - points)) - np.exp(exponents + log_ndtr(-points))
+        above = np.exp(scipy.special.log_ndtr(scaled - points)) - np.exp(
+            exponents + scipy.special.log_ndtr(-points)
+        )
         deltas = np.sum(np.exp(self.log_weights)[:, None] * above, axis=0)
         refuted = self.loss(points)[deltas > delta]
         return float(np.max(refuted, initial=0.0))

@@ -8,7 +8,7 @@ reported on lines of their own, never added to an epsilon.
 
 import math
 
-from scipy.special import erfinv
+import scipy  # special functions load when they are first named
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -50,7 +50,7 @@ def similarity_noise_std(*, bound: float, key_scale: float) -> float:
     """
     checks.open_unit(bound=bound)
     floor = reachable_floor(key_scale=key_scale)
-    stretched = 2 * math.sqrt(2) * key_scale * float(erfinv(bound))
+    stretched = 2 * math.sqrt(2) * key_scale * float(scipy.special.erfinv(bound))
     if not (bound > floor and stretched > 1):
         raise ConfigError(
             f"bound must be above {floor:.6g}, which is what unlimited noise reaches at "

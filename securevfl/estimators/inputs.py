@@ -10,7 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from securevfl.config.linkage import LinkageSettings
 from securevfl.core.errors import ConfigError
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.frame_tables import as_pandas, from_frame
 from securevfl.data.key_tables import KeyKind
 from securevfl.data.scaling import Bounds

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import pandas as pd
 import safetensors
 import safetensors.torch
 from torch import Tensor, nn
@@ -170,8 +169,7 @@ class KeptModel:
                 "used": part.used,
             }
             if part.keys is not None:
-                frame = pd.DataFrame(dict(part.keys.columns))
-                keys = frame.to_parquet(index=False)
+                keys = _as_parquet(part.keys)
                 files.write_bytes(folder / _KEYS, keys)
                 description["primary"]["keys"] = hashlib.sha256(keys).hexdigest()
         # Last: with it the folder holds a model.
@@ -315,7 +313,16 @@ def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from error
 
 
+def _as_parquet(keys: KeyTable) -> bytes:
+    import pandas as pd  # slow to load, and most models keep no keys
+
+    written: bytes = pd.DataFrame(dict(keys.columns)).to_parquet(index=False)
+    return written
+
+
 def _keys_of(path: Path, digest: str, party: str) -> KeyTable:
+    import pandas as pd  # as above
+
     frame = pd.read_parquet(io.BytesIO(_bytes_of(path, digest)))
     columns = {}
     for name in frame.columns:

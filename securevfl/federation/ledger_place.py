@@ -8,7 +8,7 @@ from typing import Final, Literal
 import platformdirs
 
 from securevfl.core.errors import ConfigError
-from securevfl.data.sources.read import file_behind
+from securevfl.data.sources.source_files import file_behind
 
 Book = Literal["ledger", "pretraining-ledger"]
 """``ledger`` books what a run's averages tell of secondaries' records; ``pretraining-ledger`` what

@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float32
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import DataError, PrivacyError
-from securevfl.data.columns import WordsColumn
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
@@ -51,7 +50,7 @@ def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
         return ()
     found = []
     for column in table.schema.columns:
-        if isinstance(column, WordsColumn):
+        if column.kind == "words":
             names = column.own_features
             found.append(tuple(table.feature_names.index(name) for name in names))
     return tuple(found)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -58,6 +58,23 @@ class Lesson(Protocol):
         ...
 
 
+class _Handed(torch.autograd.Function):
+    """Ends a graph in one number, whose gradient on the way back is one that came from elsewhere.
+
+    ``Tensor.backward(gradient)`` gives the same gradients, but asks torch's compiler whether shapes
+    fit, which loads sympy: 40 MB and most of a second in every secondary's process.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, term: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return term.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_one: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
 class PlainLesson:
     """A plain step: the gradient through the graph that the release was computed on."""
 
@@ -67,8 +84,10 @@ class PlainLesson:
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
         """Set the gradients by going back through the clip and the bottom model."""
-        with self._stream.active():
-            self._term.backward(gradient)
+        # A simulation comes here on its way back through the top model, where no graphs grow.
+        with self._stream.active(), torch.enable_grad():
+            end: Tensor = _Handed.apply(self._term, gradient)  # type: ignore[no-untyped-call]
+            end.backward()
 
 
 class GradientNoise:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its trees load when they are first named
 from jaxtyping import Int64
-from scipy.spatial import cKDTree
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError
@@ -113,7 +113,7 @@ class _Grid:
         self._width = width
         self._cells, self._members = _by_cell(record_cells)
         self._sizes = np.array([len(records) for records in self._members])
-        self._tree = cKDTree(self._cells)
+        self._tree = scipy.spatial.cKDTree(self._cells)
 
     def nearest(self, cells: Int64[np.ndarray, "own key_dim"], k: int) -> list[np.ndarray]:
         """Return, for each cell, so many of the nearest ones that they hold ``k`` records."""

@@ -10,8 +10,8 @@ import os
 from typing import Final, Literal
 
 import numpy as np
+import scipy  # special functions load when they are first named
 from jaxtyping import Bool, Int64
-from scipy.special import bdtrc
 
 from securevfl.core import checks
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
@@ -189,11 +189,11 @@ def list_length(k: int, *, rate: float, records: int, survival: float = _SURVIVA
     checks.rate(sampling_rate=rate)
     checks.open_unit(survival=survival)
     low, high = k - 1, k
-    while high < records and bdtrc(k - 1, high, rate) < survival:
+    while high < records and scipy.special.bdtrc(k - 1, high, rate) < survival:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if bdtrc(k - 1, middle, rate) < survival:
+        if scipy.special.bdtrc(k - 1, middle, rate) < survival:
             low = middle
         else:
             high = middle

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
+import scipy  # special functions load when they are first named
 from jaxtyping import Bool, Float64, Shaped
-from scipy.special import expit, softmax
 
 from securevfl.core.seeds import stream
 from securevfl.core.task import Task
@@ -113,13 +113,13 @@ def resampled_metrics(
     if task == "regression":
         return _of_numbers(outputs[:, 0], targets)
     if task == "binary":
-        chance = expit(outputs[:, 0])
+        chance = scipy.special.expit(outputs[:, 0])
         probabilities = np.stack([1 - chance, chance], axis=1)
         predicted = (outputs[:, 0] > cut).astype(np.int64)
         brier = _mean(np.square(chance - targets))
         scores = outputs
     else:
-        probabilities = softmax(outputs, axis=1)
+        probabilities = scipy.special.softmax(outputs, axis=1)
         predicted = outputs.argmax(axis=1)
         brier = _mean(np.square(probabilities - np.eye(outputs.shape[1])[targets]).sum(axis=1))
         scores = probabilities

@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Final
 
 import numpy as np
+import scipy  # special functions load when they are first named
 from jaxtyping import Bool, Float64, Int64, Shaped
-from scipy.special import expit, softmax
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -124,7 +124,9 @@ _BINARY: Final = (
         unit="nats",
         values="0 to 36",
         higher_is_better=False,
-        measure=lambda out, true, _cut: _sklearn().log_loss(true, expit(out[:, 0]), labels=[0, 1]),
+        measure=lambda out, true, _cut: _sklearn().log_loss(
+            true, scipy.special.expit(out[:, 0]), labels=[0, 1]
+        ),
     ),
     TaskMetric(
         name="balanced_accuracy",
@@ -137,7 +139,9 @@ _BINARY: Final = (
         meaning="mean squared error of the second class's probability (Brier score)",
         values="0 to 1",
         higher_is_better=False,
-        measure=lambda out, true, _cut: float(np.square(expit(out[:, 0]) - true).mean()),
+        measure=lambda out, true, _cut: float(
+            np.square(scipy.special.expit(out[:, 0]) - true).mean()
+        ),
     ),
     TaskMetric(
         name="ece",
@@ -169,7 +173,9 @@ _MULTICLASS: Final = (
         values="0 to 1",
         needs="rows of every class",
         defined=_has_every_class,
-        measure=lambda out, true, _cut: _one_against_the_rest(softmax(out, axis=1), true),
+        measure=lambda out, true, _cut: _one_against_the_rest(
+            scipy.special.softmax(out, axis=1), true
+        ),
     ),
     TaskMetric(
         name="balanced_accuracy",
@@ -184,7 +190,7 @@ _MULTICLASS: Final = (
         values="0 to 36",
         higher_is_better=False,
         measure=lambda out, true, _cut: _sklearn().log_loss(
-            true, softmax(out, axis=1), labels=range(out.shape[1])
+            true, scipy.special.softmax(out, axis=1), labels=range(out.shape[1])
         ),
     ),
     TaskMetric(
@@ -194,7 +200,9 @@ _MULTICLASS: Final = (
         values="0 to 2",
         higher_is_better=False,
         measure=lambda out, true, _cut: float(
-            np.square(softmax(out, axis=1) - np.eye(out.shape[1])[true]).sum(axis=1).mean()
+            np.square(scipy.special.softmax(out, axis=1) - np.eye(out.shape[1])[true])
+            .sum(axis=1)
+            .mean()
         ),
     ),
     TaskMetric(
@@ -219,8 +227,8 @@ def confidences(
     That is the second class's in a binary task, and else the most probable class's.
     """
     if outputs.shape[1] == 1:
-        return expit(outputs[:, 0]), targets == 1
-    probabilities = softmax(outputs, axis=1)
+        return scipy.special.expit(outputs[:, 0]), targets == 1
+    probabilities = scipy.special.softmax(outputs, axis=1)
     return probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
 
 

@@ -3,8 +3,8 @@
 from typing import Final, Literal
 
 import numpy as np
+import scipy  # special functions load when they are first named
 from jaxtyping import Float64, Shaped
-from scipy.special import expit, logit
 
 Rule = Literal["half", "f1", "youden"] | float
 """``half``: 0.5; ``f1`` and ``youden``: what is best on the validation rows; or a number."""
@@ -49,9 +49,9 @@ def choose_threshold(
     else:
         worth = true / positives - false / negatives
     best = cuts[worth >= worth.max() - 1e-12]
-    return float(expit(best[np.abs(best).argmin()]))
+    return float(scipy.special.expit(best[np.abs(best).argmin()]))
 
 
 def as_logit(threshold: float) -> float:
     """Return the logit of a threshold."""
-    return float(logit(threshold))
+    return float(scipy.special.logit(threshold))

@@ -17,7 +17,7 @@ from securevfl.data.reading import columns_of_schema
 from securevfl.data.sources.read import read_frame, unnoticed
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
-from securevfl.linking.keys import keys_of_frame
+from securevfl.linking.key_reading import keys_of_frame
 from securevfl.runtime.tables import schema_of, text_keys
 
 

@@ -2,23 +2,19 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError, StorageError
+from securevfl.core.memory import loading
 from securevfl.core.progress import Observer
 from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.helper_party import run_helper
 from securevfl.runtime.party_job import PartyJob, PartyLife
-from securevfl.runtime.predicting_primary import predict_once
-from securevfl.runtime.predicting_secondary import serve_as_helper, serve_as_secondary
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_party import run_primary
-from securevfl.runtime.secondary_party import run_secondary
 from securevfl.transport.identity import Identity
 
 # What a log keeps of an error: its text, and the innermost frames of its traceback.
@@ -26,19 +22,6 @@ _REASON: Final = 500
 _FRAMES: Final = 40
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
-
-_LIVES: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
-    "primary": run_primary,
-    "secondary": run_secondary,
-    "coordinator": run_helper,
-    "dealer": run_helper,
-}
-_SERVING: Final[Mapping[str, Callable[[PartyLife], Outcome]]] = {
-    "primary": predict_once,
-    "secondary": serve_as_secondary,
-    "coordinator": serve_as_helper,
-    "dealer": serve_as_helper,
-}
 
 
 def run_party(job: PartyJob, observe: Observer) -> Outcome:
@@ -59,10 +42,42 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
             digest=job.config.digest,
             resume=job.resume,
         )
-        lives = _SERVING if job.serves else _LIVES
-        figures = lives[job.config.party(job.name).role](life)
+        with loading():
+            begin = _life_of(job.config.party(job.name).role, serves=job.serves)
+        figures = begin(life)
         life.files.log("done")
         return figures
+
+
+def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], Outcome]:
+    """Return what a party does from joining to the end.
+
+    Each is imported where it is chosen: no process loads what another role alone needs, and a
+    party that only helps needs neither CrypTen nor tables.
+    """
+    if role == "primary" and serves:
+        from securevfl.runtime.predicting_primary import predict_once
+
+        return predict_once
+    if role == "primary":
+        from securevfl.runtime.primary_party import run_primary
+
+        return run_primary
+    if role == "secondary" and serves:
+        from securevfl.runtime.predicting_secondary import serve_as_secondary
+
+        return serve_as_secondary
+    if role == "secondary":
+        from securevfl.runtime.secondary_party import run_secondary
+
+        return run_secondary
+    if serves:
+        from securevfl.runtime.predicting_secondary import serve_as_helper
+
+        return serve_as_helper
+    from securevfl.runtime.helper_party import run_helper
+
+    return run_helper
 
 
 @contextlib.contextmanager

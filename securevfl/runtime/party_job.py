@@ -9,6 +9,7 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
+from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
@@ -19,7 +20,6 @@ from securevfl.linking.keys import keys_of
 from securevfl.linking.parties import OwnPlace
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings
-from securevfl.runtime.tables import read_party
 from securevfl.transport.identity import Identity
 
 
@@ -91,6 +91,10 @@ class PartyLife:
         Raises:
             DataError: If the table can't be used.
         """
+        # pandas loads with it, and a party that only helps has no table.
+        with loading():
+            from securevfl.runtime.tables import read_party
+
         party = self.config.party(self.job.name)
         table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
         for text in table_warnings(self.config, party, table):

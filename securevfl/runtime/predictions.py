@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -16,6 +15,9 @@ from securevfl.data.scaling import LabelScaler
 from securevfl.models.alone.rule import Used
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import as_logit
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE: Final = "predictions.csv"
 
@@ -77,13 +79,15 @@ class Predictions:
             metrics=None,
         )
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """Return a table: ``row``, ``prediction``, and probabilities.
 
         A binary task has one column ``probability``, that of the second class; a multiclass task
         has ``probability_CLASS`` for each; a regression has none. Where secondaries were absent,
         ``without`` names them.
         """
+        import pandas as pd  # slow to load; most processes that know this class make no table
+
         columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
         if self.probabilities is not None and self.classes is not None:
             if len(self.classes) == 2:
@@ -185,6 +189,8 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
         told: What it has told beside: ``classes``, ``row_name``, ``metrics``, ``epsilon``
             and ``used``.
     """
+    import pandas as pd  # as above
+
     name = told["row_name"]
     # As text: Python's own reading of a number gives back the one that was written.
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)

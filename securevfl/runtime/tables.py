@@ -9,7 +9,7 @@ from securevfl.config.link_spec import key_spec
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows
 from securevfl.data.reading import columns_of_roles, columns_of_schema
 from securevfl.data.schema import TableSchema
@@ -18,7 +18,7 @@ from securevfl.data.sources.read import read_frame
 from securevfl.data.split_columns import split_places
 from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
-from securevfl.linking.keys import keys_of_frame
+from securevfl.linking.key_reading import keys_of_frame
 
 
 def read_party(

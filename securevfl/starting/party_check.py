@@ -19,7 +19,8 @@ from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.fitting import build_direction_bottom
-from securevfl.linking.keys import keys_of, keys_of_frame
+from securevfl.linking.key_reading import keys_of_frame
+from securevfl.linking.keys import keys_of
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.tables import column_settings
 

@@ -12,7 +12,7 @@ from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.data.tables import KeyTable
 from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of_frame
+from securevfl.linking.key_reading import keys_of_frame
 from securevfl.starting.columns import Table
 
 LIMITS: Final = (1, 2, 4)

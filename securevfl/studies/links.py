@@ -24,7 +24,7 @@ from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.in_process import Linker
 from securevfl.linking.kept_links import KeptLinks, LinkCache, keep
-from securevfl.linking.keys import read_keys
+from securevfl.linking.key_reading import read_keys
 from securevfl.linking.protections.table import protection_of, reveals_of
 from securevfl.linking.similar_links import stacked
 from securevfl.runtime.figures import finite_or_none

@@ -244,31 +244,3 @@ def test_no_import_is_hidden_from_the_linter() -> None:
                 guilty.append(f"{name_of(path)}:{node.lineno}")
     assert seen > 0
     assert guilty == []
-
-
-SLOW_TO_LOAD = ("torch._dynamo", "dp_accounting", "scipy.stats", "scipy.optimize", "sklearn")
-
-
-def test_a_simulation_needs_no_crypten_and_no_process_loads_what_it_may_never_use() -> None:
-    """The simulator, and the command around it, run where CrypTen is not installed.
-
-    All of it, and a step of an optimizer, load nothing of what takes seconds of every party's start
-    and serves sampled releases, metrics or a compiler.
-    """
-    program = (
-        "import sys; sys.modules['crypten'] = None; sys.modules['grpc'] = None; "
-        "import securevfl.cli.run, securevfl.runtime.in_memory, torch; "
-        "from securevfl.models.optimisers import build_optimizer; layer = torch.nn.Linear(1, 1); "
-        "optimizer = build_optimizer('adamw', layer.parameters(), learning_rate=0.1); "
-        "layer(torch.ones(1, 1)).sum().backward(); optimizer.step(); optimizer.zero_grad(); "
-        f"print(*sorted(set({SLOW_TO_LOAD}) & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == []

@@ -1,7 +1,6 @@
 """Read a party's source, whatever it is, as one frame."""
 
 import lzma
-import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -10,8 +9,7 @@ from typing import Final
 
 import pandas as pd
 
-from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.settings import read_settings
+from securevfl.core.errors import DataError
 from securevfl.data.sources.columnar import COLUMNAR_SUFFIXES, read_columnar
 from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.databases import (
@@ -22,11 +20,14 @@ from securevfl.data.sources.databases import (
     read_url,
 )
 from securevfl.data.sources.opening import is_text_table
-from securevfl.data.sources.settings import AS_IT_IS, Reading, Source
+from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.sources.source_files import (
+    SOURCE_SUFFIX,
+    file_named,
+    is_source_file,
+    read_source,
+)
 from securevfl.data.sources.text_files import read_text_file
-
-SOURCE_SUFFIX: Final = ".source.toml"
-"""Files that say where a table lies; each is its own party's alone."""
 
 EVERYTHING: Final = Wanted()
 """All columns, with all digits."""
@@ -95,7 +96,7 @@ def read_frame(
                     where=where,
                 )
             assert source.file is not None
-            path, reading = _file_of(path, source.file), source.reading
+            path, reading = file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -130,44 +131,3 @@ def _require_settings(reading: Reading, *, of_database: bool, where: str) -> Non
     for name in reading.of_text if of_database else reading.of_database:
         kind = "text file" if of_database else "database"
         raise DataError(f"{where}: reading.{name}: goes with a {kind} alone")
-
-
-def is_source_file(path: Path) -> bool:
-    """Whether a file says where a table lies, and is none itself."""
-    return path.name.endswith(SOURCE_SUFFIX)
-
-
-def read_source(path: Path, *, where: str) -> Source:
-    """Read a ``NAME.source.toml`` file.
-
-    Raises:
-        OSError: If there is no such file.
-        DataError: If it is no TOML, or a setting is wrong. Values are not shown.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{where}: is not TOML: {error}") from None
-    try:
-        return read_settings(Source, table, where="source")
-    except ConfigError as error:
-        raise DataError(f"{where}: {str(error).removeprefix('source.')}") from None
-
-
-def file_behind(path: Path) -> Path:
-    """Return the file that holds a party's table: for most, the path itself.
-
-    A source file with an address of a database stands for its table itself.
-
-    Raises:
-        OSError: If there is no such source file.
-        DataError: As :func:`read_source`.
-    """
-    if not is_source_file(path):
-        return path
-    source = read_source(path, where=f"table {path}")
-    return path if source.file is None else _file_of(path, source.file)
-
-
-def _file_of(path: Path, file: str) -> Path:
-    return path.parent / Path(file).expanduser()

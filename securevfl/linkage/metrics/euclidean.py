@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+import scipy  # its trees load when they are first named
 from jaxtyping import Bool, Float64, Int64
-from scipy.spatial import cKDTree
 
 from securevfl.core.errors import DataError
 from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
@@ -202,7 +202,7 @@ def _search(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the exact first ``k`` of ``ids`` for every query, and their distances."""
     points = record_keys[ids]
-    tree = cKDTree(points)
+    tree = scipy.spatial.cKDTree(points)
     indices, distances = empty_links(len(queries), k)
     pending = np.arange(len(queries))
     width = min(k + 1, len(ids))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
@@ -123,6 +122,8 @@ def numbered_keys(primary: Sequence[Any], records: Sequence[Any]) -> ExactKeys:
         primary: One hashable key a row; None where it is missing.
         records: The same of the secondary.
     """
+    import pandas as pd  # slow to load, and this metric's alone
+
     both = np.empty(len(primary) + len(records), dtype=object)
     both[: len(primary)], both[len(primary) :] = primary, records
     numbers = pd.factorize(both)[0].astype(np.int64)

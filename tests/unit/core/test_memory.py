@@ -23,3 +23,22 @@ sys.exit(0 if faults() < 2048 else 1)
     done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False)
 
     assert done.returncode == 0
+
+
+def test_loading_leaves_the_collector_as_it_was() -> None:
+    """Nothing is looked for while modules load, also where one fails; afterwards it is again."""
+    code = """
+import gc
+from securevfl.core.memory import loading
+try:
+    with loading():
+        assert not gc.isenabled()
+        import securevfl.no_such_module
+except ImportError:
+    assert gc.isenabled() and gc.get_freeze_count() > 1000
+gc.disable()
+with loading():
+    pass
+assert not gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -10,7 +10,7 @@ import pytest
 
 from securevfl.core.errors import DataError
 from securevfl.core.task import Task
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
 from securevfl.data.schema import TableSchema
 from securevfl.data.tables import PartyTable

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.reading import read_table
 
 GOOD = "lon,lat,area,town,lift,price\n1.5,2.5,70,east,True,300\n1.25,2.0,80,west,False,350\n"

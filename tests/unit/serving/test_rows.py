@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from securevfl.core.errors import DataError
-from securevfl.data.columns import ColumnSettings
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.serving.rows import RowFormat
 

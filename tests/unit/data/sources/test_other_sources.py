@@ -16,8 +16,9 @@ import sqlalchemy
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.columns import Wanted
-from securevfl.data.sources.read import file_behind, read_frame
+from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.sources.source_files import file_behind
 from securevfl.federation.ledger_place import ledger_of_table
 
 LONG = 2**53 + 1

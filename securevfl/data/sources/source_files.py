@@ -1,0 +1,54 @@
+"""``NAME.source.toml``: files of one party alone that say where its table lies."""
+
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
+from securevfl.data.sources.settings import Source
+
+SOURCE_SUFFIX: Final = ".source.toml"
+"""Files that say where a table lies; each is its own party's alone."""
+
+
+def is_source_file(path: Path) -> bool:
+    """Whether a file says where a table lies, and is none itself."""
+    return path.name.endswith(SOURCE_SUFFIX)
+
+
+def read_source(path: Path, *, where: str) -> Source:
+    """Read a ``NAME.source.toml`` file.
+
+    Raises:
+        OSError: If there is no such file.
+        DataError: If it is no TOML, or a setting is wrong. Values are not shown.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{where}: is not TOML: {error}") from None
+    try:
+        return read_settings(Source, table, where="source")
+    except ConfigError as error:
+        raise DataError(f"{where}: {str(error).removeprefix('source.')}") from None
+
+
+def file_behind(path: Path) -> Path:
+    """Return the file that holds a party's table: for most, the path itself.
+
+    A source file with an address of a database stands for its table itself.
+
+    Raises:
+        OSError: If there is no such source file.
+        DataError: As :func:`read_source`.
+    """
+    if not is_source_file(path):
+        return path
+    source = read_source(path, where=f"table {path}")
+    return path if source.file is None else file_named(path, source.file)
+
+
+def file_named(path: Path, file: str) -> Path:
+    """Return the file that a source file names; relative to its own folder, if it is relative."""
+    return path.parent / Path(file).expanduser()
