@@ -3,7 +3,7 @@
 B = rows of the batch, L = positions, K = links of a row, H = width.
 """
 
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Float
@@ -107,9 +107,37 @@ def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> 
         raise EncodingRangeError(
             f"representation must be float32 or float64 to be clipped, got {representation.dtype}"
         )
-    target = clip_norm * (1 - _MARGIN)
-    norm = torch.linalg.vector_norm(representation, dim=dim, keepdim=True, dtype=torch.float64)
-    # Clamping the norm, not the ratio: the gradient of C / ||R|| at a zero row would be NaN.
-    scale = target / norm.clamp_min(target)
-    scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale)
-    return representation * scale.to(representation.dtype)
+    clipped, _ = _Clip.apply(representation, clip_norm * (1 - _MARGIN), dim)  # type: ignore[no-untyped-call]
+    return cast(Tensor, clipped)
+
+
+class _Clip(torch.autograd.Function):
+    """Scale slices that are longer than ``target`` down to it, with the gradient in closed form.
+
+    With s the scale of a slice and y = s x the clipped one, of length ``target``, the gradient
+    against g is s (g - y (g . y) / target^2); autograd would go back through the norm in float64.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, target: float, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
+        scale = target / norm.clamp_min(target)
+        scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale).to(inputs.dtype)
+        return inputs * scale, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, ctx.target, ctx.dim = inputs
+        clipped, scale = output
+        ctx.mark_non_differentiable(scale)
+        ctx.save_for_backward(clipped, scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        clipped, scale = ctx.saved_tensors
+        along = (gradient * clipped).sum(dim=ctx.dim, keepdim=True) / ctx.target**2
+        # Slices within the target, a zero one among them, have a gradient as if nothing were here.
+        radial = clipped * torch.where(scale < 1, along, 0.0)
+        return (gradient - radial).mul_(scale), None, None

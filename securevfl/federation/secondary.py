@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.allowance import Allowance
+from securevfl.federation.distinct import represent_distinct, represent_linked
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.release import Contribution, require_finite
@@ -28,6 +29,7 @@ from securevfl.federation.voter import Voter
 from securevfl.linkage.sources import LinkSource
 from securevfl.models.row_by_row import Forward
 from securevfl.models.row_by_row import row_by_row as each_row
+from securevfl.models.split import DistinctBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 
@@ -241,6 +243,11 @@ class Secondary:
         if self.bottom.recordwise:
             features, keys = self.data.features, self.data.keys
             return represent_distinct(self._forward, features, keys, *self._links_of(rows))
+        # Rows of a dp-trained encoder are computed one like another, as its lessons are.
+        by_row = self._row_by_row or self.gradient_noise is not None
+        if isinstance(self.bottom, DistinctBottom) and not by_row:
+            features, keys = self.data.features, self.data.keys
+            return represent_linked(self.bottom, features, keys, *self._links_of(rows))
         linked = self._linked_records(rows)
         return self._forward(linked.features, linked.keys, linked.present)
 
@@ -325,46 +332,3 @@ def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.get_submodule("positions").named_parameters():
             parameter.copy_(weights[name].to(parameter))
-
-
-def represent_distinct(
-    bottom: Forward,
-    features: Float[Tensor, "records features"],
-    keys: Float[Tensor, "records dimension"],
-    index: Int64[Tensor, "batch links"],
-    present: Bool[Tensor, "batch links"],
-) -> Float[Tensor, "batch links width"]:
-    """Apply a recordwise bottom model to each linked record once, and gather by link.
-
-    A batch links to a record many times (K links a row, and near rows share records); the model's
-    work and its gradient's shrink by as much. Dropout, if the model has any, is then the same for
-    all links to a record.
-
-    Args:
-        bottom: A recordwise model, see :class:`securevfl.models.split.Bottom`.
-        features: All of the secondary's records.
-        keys: Their keys.
-        index: Record of each link; anything valid where there is none.
-        present: Which links there are.
-    """
-    if bool(present.any()):
-        # A record that nobody linked must not stand in for none: batch norm would look at it.
-        index = torch.where(present, index, index[present][0])
-    records, place = _distinct(index, len(features))
-    alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
-    vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
-    gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
-    return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
-
-
-def _distinct(
-    index: Int64[Tensor, "batch links"], num_records: int
-) -> tuple[Int64[Tensor, " records"], Int64[Tensor, "batch links"]]:
-    """Return the records in rising order, and the place of each link's record among them."""
-    if num_records > 4 * index.numel():
-        return index.unique(return_inverse=True)
-    # Marking the records of a table that is not much larger is cheaper than sorting the links.
-    seen = torch.zeros(num_records, dtype=torch.bool, device=index.device)
-    seen[index.flatten()] = True
-    place = seen.cumsum(0).sub_(1)
-    return seen.nonzero().squeeze(1), place[index]

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.core import checks
+from securevfl.models.dropout import ByteDropout
 
 
 class MLP(nn.Module):
@@ -19,7 +20,7 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         width = num_inputs
         for next_width in hidden:
-            layers += [nn.Linear(width, next_width), nn.GELU(), nn.Dropout(dropout)]
+            layers += [nn.Linear(width, next_width), nn.GELU(), ByteDropout(dropout)]
             width = next_width
         self.layers = nn.Sequential(*layers, nn.Linear(width, num_outputs))
 

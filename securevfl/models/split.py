@@ -6,7 +6,7 @@ L = positions and H = width of a representation, O = outputs.
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 
@@ -35,6 +35,28 @@ class Bottom(Protocol):
         Args:
             features: The linked records' features; rows of absent links hold anything finite.
             keys: The linked records' keys, likewise.
+            present: Which links there are.
+        """
+        ...
+
+
+@runtime_checkable
+class DistinctBottom(Protocol):
+    """A bottom model that can take each record of a batch once, however many rows link to it."""
+
+    def of_distinct(
+        self,
+        features: Float[Tensor, "records features"],
+        keys: Float[Tensor, "records dimension"],
+        place: Int64[Tensor, "batch links"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return what the model makes of ``features[place]``, ``keys[place]`` and ``present``.
+
+        Args:
+            features: Features of the batch's records, each once.
+            keys: Their keys.
+            place: Which of them stands at each link; absent links have one of zeros.
             present: Which links there are.
         """
         ...

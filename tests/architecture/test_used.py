@@ -8,10 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "securevfl"
 
-# Methods that torch's modules and CrypTen's communicators are called by.
-CALLED_BY_LIBRARIES = frozenset(
-    {"forward", "get_extra_state", "set_extra_state", "get_rank", "get_world_size", "reduce"}
-)
+# Methods that torch's modules and functions and CrypTen's communicators are called by.
+_TORCH = {"forward", "setup_context", "get_extra_state", "set_extra_state"}
+CALLED_BY_LIBRARIES = frozenset({*_TORCH, "get_rank", "get_world_size", "reduce"})
 
 
 def trees(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.Module]]:

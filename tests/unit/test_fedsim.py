@@ -11,7 +11,6 @@ from securevfl.models.fedsim.explain import merge_importance
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
 from securevfl.models.fedsim.merge import (
-    CheapDropout,
     ConvolutionMerge,
     PerceptronMerge,
     ResidualMerge,
@@ -110,19 +109,6 @@ def test_without_the_sort_gate_the_order_is_arbitrary() -> None:
     assert torch.equal(first.sort(dim=1).values, pairs)
     assert torch.equal(gate(pairs, **given), gate(pairs, **given))
     assert not torch.equal(gate(pairs, **given), pairs)
-
-
-def test_cheap_dropout_drops_and_scales_like_torchs() -> None:
-    """A share of 1/5 to a 256th, unbiased; nothing in evaluation. Five sigma of a million draws."""
-    torch.manual_seed(0)
-    layer = CheapDropout(0.2)
-    dropped = layer(torch.ones(1000, 1001))
-    share = 51 / 256
-
-    assert float((dropped == 0).double().mean()) == pytest.approx(share, abs=5 * 0.4 / 1000)
-    assert float(dropped.double().mean()) == pytest.approx(1.0, abs=5 * 0.5 / 1000)
-    assert float(dropped.max()) == pytest.approx(1 / (1 - share))
-    assert torch.equal(layer.eval()(dropped), dropped)
 
 
 @pytest.mark.parametrize(("given", "regression", "classes"), [(None, 0.3, 0.7), (0.1, 0.1, 0.1)])

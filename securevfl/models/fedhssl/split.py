@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.dropout import ByteDropout
 from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.models.fedhssl.encoders import build_encoder
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
@@ -114,7 +115,7 @@ class FedHSSLTop(nn.Module):
             # Secondaries' vectors are clipped; both halves come to the head at one scale.
             self.own_norm = nn.LayerNorm(width, elementwise_affine=False)
             self.aggregate_norm = nn.LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = ByteDropout(config.dropout)
         self.head = MLP(2 * width, config.head, outputs, dropout=config.dropout)
 
     def forward(

@@ -10,27 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.models.dropout import ByteDropout
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
-
-
-class CheapDropout(nn.Module):
-    """Dropout by random bytes: a third of the time that torch's own takes on a CPU.
-
-    The share is rounded to a multiple of 1/256.
-    """
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.dropped = round(256 * share)
-
-    def forward(self, inputs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Drop a share of all numbers in training, and scale the others up."""
-        if not self.training or not self.dropped:
-            return inputs
-        words = torch.empty((inputs.numel() + 7) // 8, dtype=torch.int64, device=inputs.device)
-        bytes_ = words.random_(-(2**63), None).view(torch.uint8)[: inputs.numel()]
-        kept = (bytes_ >= self.dropped).view(inputs.shape)
-        return (inputs * kept).mul_(256 / (256 - self.dropped))
 
 
 class ConvolutionMerge(nn.Module):
@@ -56,7 +37,7 @@ class ConvolutionMerge(nn.Module):
         self.convolution = nn.Linear(config.step, config.channels)
         places = config.neighbours - config.step + 1
         self.perceptron = nn.Sequential(
-            CheapDropout(dropout),
+            ByteDropout(dropout),
             nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),
             nn.ReLU(),
             last(config.merge_width, outputs),
@@ -136,7 +117,7 @@ class PerceptronMerge(nn.Module):
         weights = sum(p.numel() for p in convolution.parameters())
         width = max(1, round((weights - outputs) / (inputs + 1 + outputs)))
         self.perceptron = nn.Sequential(
-            CheapDropout(dropout),
+            ByteDropout(dropout),
             nn.Linear(inputs, width),
             nn.ReLU(),
             nn.Linear(width, outputs),

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from securevfl.models.dropout import ByteDropout
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.mlp import MLP
 
@@ -62,7 +63,7 @@ class AdditiveTop(nn.Module):
         self.own = MLP(inputs, _OWN_WIDTHS[:-1], _OWN_WIDTHS[-1], dropout=config.dropout)
         self.own_output = nn.Linear(_OWN_WIDTHS[-1], outputs)
         self.linear = nn.Linear(aggregate, outputs)
-        self.drop = nn.Dropout(_DROPPED_AGGREGATE)
+        self.drop = ByteDropout(_DROPPED_AGGREGATE)
         self.joint = MLP(
             _OWN_WIDTHS[-1] + aggregate, _JOINT_WIDTHS, outputs, dropout=_DROPPED_AGGREGATE
         )

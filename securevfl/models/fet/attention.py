@@ -5,23 +5,27 @@ B = rows of the batch, Q = queries, M = memory positions, H = width, h = heads, 
 
 from collections.abc import Callable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear
 
+from securevfl.models.dropout import ByteDropout
 from securevfl.models.fet.fet_config import FeTConfig
 
 
 class Attention(nn.Module):
-    """Multi-head attention of queries to a memory, by torch's fused kernel.
+    """Multi-head attention of queries to a memory.
 
-    Attention weights themselves are not dropped out: that leaves the fused kernel, and costs three
-    times the attention on a CPU. Blocks drop units of its output.
+    Its products and softmax stand here in plain sight: torch's fused kernel is slower where the
+    bias learns, which it does in most of our encoders. Attention weights themselves are not dropped
+    out; blocks drop units of its output.
     """
 
     def __init__(self, width: int, *, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self._scale = (width // heads) ** -0.5
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
@@ -39,18 +43,84 @@ class Attention(nn.Module):
             memory: Where it goes to.
             bias: Added to every score of a memory position; minus infinity hides it.
         """
-        batch, positions, width = memory.shape
-        q_BhQE = self.query(queries).view(batch, -1, self.heads, width // self.heads)
-        kv_BM2hE = self.key_value(memory).view(batch, positions, 2, self.heads, -1)
-        k_BMhE, v_BMhE = kv_BM2hE.unbind(dim=2)
-        mixed_BhQE = scaled_dot_product_attention(
-            q_BhQE.transpose(1, 2),
-            k_BMhE.transpose(1, 2),
-            v_BMhE.transpose(1, 2),
-            attn_mask=None if bias is None else bias[:, None, None, :],
-        )
-        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).reshape(batch, -1, width))
+        if memory.shape[1] == 1:
+            return self._of_one_position(memory).expand(-1, queries.shape[1], -1)
+        if queries.shape[1] == 1:
+            return self._of_one_query(queries, memory, bias)
+        key, value = self.key_value(memory).chunk(2, dim=-1)
+        return self._mix(self.query(queries) * self._scale, key, value, bias)
+
+    def among(
+        self,
+        inputs: Float[Tensor, "batch links width"],
+        bias: Float[Tensor, "batch links"] | None = None,
+    ) -> Float[Tensor, "batch links width"]:
+        """Return what :meth:`forward` makes of queries that are their own memory."""
+        if inputs.shape[1] == 1:
+            return self._of_one_position(inputs)
+        query, key, value = self._projected(inputs)
+        return self._mix(query, key, value, bias)
+
+    def among_distinct(
+        self,
+        records: Float[Tensor, "records width"],
+        place: Int64[Tensor, "batch links"],
+        bias: Float[Tensor, "batch links"] | None = None,
+    ) -> Float[Tensor, "batch links width"]:
+        """Return what :meth:`among` makes of ``records[place]``, each record projected once."""
+        query, key, value = (gathered(part, place) for part in self._projected(records))
+        return self._mix(query, key, value, bias)
+
+    def _projected(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return scaled queries, keys and values by one product."""
+        weight = torch.cat([self.query.weight * self._scale, self.key_value.weight])
+        added = torch.cat([self.query.bias * self._scale, self.key_value.bias])
+        return linear(inputs, weight, added).chunk(3, dim=-1)
+
+    def _of_one_position(self, memory: Tensor) -> Tensor:
+        """Return the only position's value: all attention goes there, whatever asks."""
+        _, weight = self.key_value.weight.chunk(2)
+        _, added = self.key_value.bias.chunk(2)
+        out: Tensor = self.out(linear(memory, weight, added))
         return out
+
+    def _of_one_query(self, query: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what one query finds, without projecting the memory to keys and values.
+
+        With query q and memory m of a head, (W_k m + b_k) . q = m . (W_k^T q) + a number that a
+        softmax over the memory does not see; and the mean of W_v m + b_v is W_v (mean of m) + b_v.
+        """
+        width = memory.shape[2]
+        into_key_hEH, into_value_hEH = self.key_value.weight.view(2, self.heads, -1, width)
+        q_BhE = (self.query(query) * self._scale).view(len(memory), self.heads, -1)
+        asked_BhH = (q_BhE.transpose(0, 1) @ into_key_hEH).transpose(0, 1)
+        scores_BhM = asked_BhH @ memory.transpose(1, 2)
+        if bias is not None:
+            scores_BhM = scores_BhM.add_(bias.unsqueeze(1))
+        mean_BhH = scores_BhM.softmax(dim=2) @ memory
+        mixed_hBE = mean_BhH.transpose(0, 1) @ into_value_hEH.transpose(1, 2)
+        _, added = self.key_value.bias.chunk(2)
+        out: Tensor = self.out(mixed_hBE.transpose(0, 1).reshape(query.shape) + added)
+        return out
+
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        q_BhQE, k_BhME, v_BhME = (self._by_head(one) for one in (query, key, value))
+        scores_BhQM = q_BhQE @ k_BhME.transpose(2, 3)
+        if bias is not None:
+            scores_BhQM = scores_BhQM.add_(bias[:, None, None, :])
+        mixed_BhQE = scores_BhQM.softmax(dim=3) @ v_BhME
+        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).flatten(2))
+        return out
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def gathered(
+    records: Float[Tensor, "records width"], place: Int64[Tensor, "batch links"]
+) -> Float[Tensor, "batch links width"]:
+    """Return ``records[place]``, by the one operation whose gradient is quick on a CPU."""
+    return records.index_select(0, place.flatten()).unflatten(0, place.shape)
 
 
 class FeedForward(nn.Sequential):
@@ -60,9 +130,9 @@ class FeedForward(nn.Sequential):
         super().__init__(
             nn.Linear(config.hidden, 2 * config.hidden),
             nn.GELU() if config.activation == "gelu" else nn.ReLU(),
-            nn.Dropout(config.dropout),
+            ByteDropout(config.dropout),
             nn.Linear(2 * config.hidden, config.hidden),
-            nn.Dropout(config.dropout),
+            ByteDropout(config.dropout),
         )
 
 
@@ -72,7 +142,7 @@ class _Block(nn.Module):
     def __init__(self, config: FeTConfig) -> None:
         super().__init__()
         self.norm_first = config.norm == "pre"
-        self.attention_dropout = nn.Dropout(config.dropout)
+        self.attention_dropout = ByteDropout(config.dropout)
 
     def _add(self, hidden: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
@@ -104,10 +174,24 @@ class EncoderBlock(_Block):
         """Return the block's output; ``bias`` as in :class:`Attention`."""
 
         def attend(inputs: Tensor) -> Tensor:
-            out: Tensor = self.attention_dropout(self.attention(inputs, inputs, bias))
+            out: Tensor = self.attention_dropout(self.attention.among(inputs, bias))
             return out
 
         hidden = self._add(hidden, self.attention_norm, attend)
+        return self._add(hidden, self.forward_norm, self.feed_forward)
+
+    def of_distinct(
+        self,
+        records: Float[Tensor, "records width"],
+        place: Int64[Tensor, "batch links"],
+        bias: Float[Tensor, "batch links"] | None = None,
+    ) -> Float[Tensor, "batch links width"]:
+        """Return the block's output for ``records[place]``; what attends is made once a record."""
+        attending = self.attention_norm(records) if self.norm_first else records
+        mixed = self.attention_dropout(self.attention.among_distinct(attending, place, bias))
+        hidden = gathered(records, place) + mixed
+        if not self.norm_first:
+            hidden = self.attention_norm(hidden)
         return self._add(hidden, self.forward_norm, self.feed_forward)
 
 
@@ -136,7 +220,7 @@ class DecoderBlock(_Block):
         """Return the block's output; ``bias`` weighs memory positions."""
 
         def attend(inputs: Tensor) -> Tensor:
-            out: Tensor = self.attention_dropout(self.self_attention(inputs, inputs))
+            out: Tensor = self.attention_dropout(self.self_attention.among(inputs))
             return out
 
         def look_up(inputs: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.models.fet.attention import EncoderBlock, last_norm
+from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
 from securevfl.models.fet.embedding import RecordEmbedding
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import attention_bias, dynamic_mask
@@ -52,9 +52,25 @@ class FeTBottom(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, bias)
         hidden = self.norm(hidden)
-        if not self.pools:
-            return cast(Tensor, hidden * present.unsqueeze(-1))
-        return _pool(hidden, bias, present)
+        return _pool(hidden, bias, present) if self.pools else _of_links(hidden, present)
+
+    def of_distinct(
+        self,
+        features: Float[Tensor, "records features"],
+        keys: Float[Tensor, "records dimension"],
+        place: Int64[Tensor, "batch links"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return what :meth:`forward` makes of ``features[place]`` and ``keys[place]``."""
+        bias = attention_bias(self._link_scores(gathered(keys, place), present), present)
+        first = cast(EncoderBlock, self.blocks[0])
+        hidden = first.of_distinct(self.embedding(features, keys), place, bias)
+        for block in self.blocks[1:]:
+            hidden = block(hidden, bias)
+        hidden = self.norm(hidden)
+        if self.pools:
+            return _pool(hidden, bias, present)
+        return hidden if bool(present.all()) else _of_links(hidden, present)
 
     def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
         scores = None if self.mask is None else self.mask(keys, present)
@@ -63,6 +79,10 @@ class FeTBottom(nn.Module):
         # Gathered, not broadcast: attention kernels want a bias of the batch's own shape.
         ranks = self.rank_bias.expand(keys.shape[0], -1)
         return ranks if scores is None else scores + ranks
+
+
+def _of_links(hidden: Tensor, present: Tensor) -> Tensor:
+    return hidden * present.unsqueeze(-1)
 
 
 def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class FeTConfig:
     """Of the blocks' perceptrons; the paper's is ``relu``."""
 
     dropout: float = 0.1
-    """Share of units dropped in training, inside blocks."""
+    """Share of units dropped in training, inside blocks; rounded to a multiple of 1/256."""
 
     party_dropout: float = 0.0
     """r_d, share of the secondaries left out of a training round."""

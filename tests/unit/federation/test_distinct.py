@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from securevfl.federation.secondary import represent_distinct
+from securevfl.federation.distinct import represent_distinct, represent_linked
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.split import FedHSSLBottom
+from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.pair_settings import ManyLinksSettings
 from securevfl.models.pairs import RecordBottom
 
@@ -60,3 +62,50 @@ def test_one_linked_record_of_a_batch_is_represented() -> None:
     torch.testing.assert_close(
         trained, represent_distinct(bottom.eval(), features, keys, index, present)
     )
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("release", ["sequence", "pooled"])
+@pytest.mark.parametrize("all_present", [True, False], ids=["all links", "absent links"])
+def test_attention_over_distinct_records_is_that_over_all_links(
+    release: str, norm: str, *, all_present: bool
+) -> None:
+    """Values and gradients; a row without links, and a record that is not a number and unlinked."""
+    torch.manual_seed(1)
+    settings = FeTConfig(
+        neighbours=6, hidden=8, heads=2, encoder_blocks=2, dropout=0.0, release=release, norm=norm
+    )
+    bottom = FeTBottom(settings, num_features=3, key_dim=2).double()
+    features, keys = torch.randn(9, 3).double(), torch.randn(9, 2).double()
+    index = torch.randint(1, 7, (5, 6))
+    present = torch.full((5, 6), fill_value=True)
+    if not all_present:
+        present[1:3, 2:], present[4] = False, False
+        index[~present], features[0] = 0, torch.nan
+    empty = ~present.unsqueeze(-1)
+    weigh = torch.randn(5, *settings.cut_shape).double()
+    results = []
+    for vectors in (
+        represent_linked(bottom, features, keys, index, present),
+        bottom(
+            features[index].masked_fill(empty, 0.0), keys[index].masked_fill(empty, 0.0), present
+        ),
+    ):
+        bottom.zero_grad()
+        (vectors * weigh).sum().backward()
+        results.append([vectors.detach(), *(p.grad.clone() for p in bottom.parameters())])
+
+    for once, each in zip(*results, strict=True):
+        torch.testing.assert_close(once, each)
+
+
+def test_nobody_is_linked() -> None:
+    """A batch without a link is zeros, and teaches nothing that is not a number."""
+    settings = FeTConfig(neighbours=3, hidden=8, heads=2, dropout=0.0)
+    bottom = FeTBottom(settings, num_features=3, key_dim=2)
+    features, index = torch.full((4, 3), torch.nan), torch.zeros(2, 3, dtype=torch.int64)
+    out = represent_linked(bottom, features, torch.zeros(4, 2), index, index.bool())
+    out.sum().backward()
+
+    assert not out.any()
+    assert all(not p.grad.isnan().any() for p in bottom.parameters())

@@ -68,16 +68,23 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_attention_is_torchs_multi_head_attention() -> None:
-    """Queries, keys, values, heads and the bias are put together as torch puts them."""
+@pytest.mark.parametrize("links", [1, K])
+@pytest.mark.parametrize("queries", [1, Q])
+def test_attention_is_torchs_multi_head_attention(queries: int, links: int) -> None:
+    """Queries, keys, values, heads and the bias are put together as torch puts them.
+
+    One query, and a memory of one position, have ways of their own.
+    """
     ours = in_float64(Attention(H, heads=HEADS))
     assert isinstance(ours, Attention)
     theirs = nn.MultiheadAttention(H, HEADS, batch_first=True, dtype=torch.float64)
     copy_attention(ours, theirs)
-    queries, memory = inputs(Q), inputs(K, 5)
-    expected, _ = theirs(queries, memory, memory, key_padding_mask=bias(), need_weights=False)
+    asking, memory, added = inputs(queries), inputs(links, 5), bias()[:, :links]
+    expected, _ = theirs(asking, memory, memory, key_padding_mask=added, need_weights=False)
+    itself, _ = theirs(memory, memory, memory, key_padding_mask=added, need_weights=False)
 
-    close(ours(queries, memory, bias()), expected)
+    close(ours(asking, memory, added), expected)
+    close(ours.among(memory, added), itself)
 
 
 @pytest.mark.parametrize(("norm", "activation"), FORMS)
