@@ -240,16 +240,22 @@ class Secondary:
         return self._represent(plan.rows)
 
     def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        if self.bottom.recordwise:
-            features, keys = self.data.features, self.data.keys
+        features, keys = self.data.features, self.data.keys
+        if not self._noised and self.bottom.recordwise:
             return represent_distinct(self._forward, features, keys, *self._links_of(rows))
-        # Rows of a dp-trained encoder are computed one like another, as its lessons are.
-        by_row = self._row_by_row or self.gradient_noise is not None
-        if isinstance(self.bottom, DistinctBottom) and not by_row:
-            features, keys = self.data.features, self.data.keys
+        if not self._noised and isinstance(self.bottom, DistinctBottom) and not self._row_by_row:
             return represent_linked(self.bottom, features, keys, *self._links_of(rows))
         linked = self._linked_records(rows)
         return self._forward(linked.features, linked.keys, linked.present)
+
+    @property
+    def _noised(self) -> bool:
+        """Whether anything is promised: each link is then computed in a place of its own.
+
+        How many records a batch links to is the size of a matrix product, which may decide the last
+        bits of every row of it; and one record more or less must leave other rows as they are.
+        """
+        return self.gradient_noise is not None or self.contribution.noise is not None
 
     def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
         with torch.enable_grad():
