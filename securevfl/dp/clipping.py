@@ -107,8 +107,19 @@ def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> 
         raise EncodingRangeError(
             f"representation must be float32 or float64 to be clipped, got {representation.dtype}"
         )
-    clipped, _ = _Clip.apply(representation, clip_norm * (1 - _MARGIN), dim)  # type: ignore[no-untyped-call]
+    target = clip_norm * (1 - _MARGIN)
+    # What is exported is traced through torch's own operations, and needs no gradient.
+    if not (torch.is_grad_enabled() and representation.requires_grad):
+        return representation * _scale(representation, target, dim)
+    clipped, _ = _Clip.apply(representation, target, dim)  # type: ignore[no-untyped-call]
     return cast(Tensor, clipped)
+
+
+def _scale(inputs: Tensor, target: float, dim: tuple[int, ...]) -> Tensor:
+    norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
+    # Exactly 1 where nothing is clipped: target / target may come out below it.
+    scale = torch.where(norm > target, target / norm, 1.0)
+    return torch.where(scale < _SMALLEST_SCALE, 0.0, scale).to(inputs.dtype)
 
 
 class _Clip(torch.autograd.Function):
@@ -122,9 +133,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, target: float, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
-        scale = target / norm.clamp_min(target)
-        scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale).to(inputs.dtype)
+        scale = _scale(inputs, target, dim)
         return inputs * scale, scale
 
     @staticmethod

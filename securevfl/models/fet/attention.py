@@ -92,7 +92,7 @@ class Attention(nn.Module):
         """
         width = memory.shape[2]
         into_key_hEH, into_value_hEH = self.key_value.weight.view(2, self.heads, -1, width)
-        q_BhE = (self.query(query) * self._scale).view(len(memory), self.heads, -1)
+        q_BhE = (self.query(query) * self._scale).unflatten(2, (self.heads, -1)).squeeze(1)
         asked_BhH = (q_BhE.transpose(0, 1) @ into_key_hEH).transpose(0, 1)
         scores_BhM = asked_BhH @ memory.transpose(1, 2)
         if bias is not None:
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         mean_BhH = scores_BhM.softmax(dim=2) @ memory
         mixed_hBE = mean_BhH.transpose(0, 1) @ into_value_hEH.transpose(1, 2)
         _, added = self.key_value.bias.chunk(2)
-        out: Tensor = self.out(mixed_hBE.transpose(0, 1).reshape(query.shape) + added)
+        out: Tensor = self.out(mixed_hBE.transpose(0, 1).flatten(1).unsqueeze(1) + added)
         return out
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
