@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.strict_json import strict_json
 
 GENESIS: Final = bytes(32)
 """The head of a chain without lines."""
 HASH_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
+_MOST_LEVELS: Final = 16
 
 
 def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
@@ -75,10 +77,10 @@ class Chain:
         """
         try:
             line = data.decode()
-            entry: dict[str, Any] = json.loads(line)
+            entry: dict[str, Any] = strict_json(line, depth=_MOST_LEVELS)
             previous = entry.pop("previous")
             salt = entry.pop("salt", None)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise PrivacyError(f"{where}: is not a ledger's line") from None
         if salt is None:
             raise ConfigError(

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.strict_json import strict_json
 from securevfl.transport.message import DTYPES, Message, MessageKind, StarKind, kind_of
 
 SESSION_BYTES: Final = 16
@@ -38,8 +39,6 @@ _MAX_HEAD_BYTES: Final = 1 << 18
 _MAX_DIMENSIONS: Final = 8
 # Numbers, texts, and lists of them: what is deeper would overflow the stack of whoever prints it.
 _MAX_FIGURE_DEPTH: Final = 8
-_MAX_WHOLE: Final = 1 << 63
-_MAX_DIGITS: Final = 20
 # Below this, one buffer is cheaper than several writes, and sending need not wait.
 SMALL_BODY_BYTES: Final = 1 << 16
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -229,8 +228,8 @@ class FrameReader:
     def _check_head(self, header: _Header, head: bytes) -> list[_Slot]:
         try:
             slots, size, position = _read_slots(head)
-            figures = _read_figures(head[position:])
-        except (ValueError, IndexError, struct.error, RecursionError):
+            figures = strict_json(head[position:], depth=_MAX_FIGURE_DEPTH)
+        except (ValueError, IndexError, struct.error):
             self._refuse(f"sent {header.kind.name} with a head that cannot be read")
         if not isinstance(figures, dict):
             self._refuse(f"sent {header.kind.name} whose figures are no JSON object")
@@ -260,38 +259,6 @@ class FrameReader:
             tensors=tensors,
             sender=self.peer,
         )
-
-
-def _read_figures(text: bytes) -> Any:
-    """Read figures that whoever looks at them can compute with, and put into a line of text."""
-    figures = json.loads(
-        text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
-    )
-    level = [figures]
-    for _ in range(_MAX_FIGURE_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    if level:
-        raise ValueError(f"figures in more than {_MAX_FIGURE_DEPTH} levels")
-    return figures
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a figure")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_constant(text)
-
-
-def _whole(text: str) -> int:
-    value = int(text) if len(text) <= _MAX_DIGITS else _MAX_WHOLE
-    return value if -_MAX_WHOLE <= value < _MAX_WHOLE else _refuse_constant(text[:_MAX_DIGITS])
 
 
 def _read_slots(head: bytes) -> tuple[list[_Slot], int, int]:

@@ -1,4 +1,4 @@
-"""Inputs made of others: bytes altered at random, and trees of JSON or TOML altered in one place."""
+"""Inputs made of others: bytes altered at random, and trees of JSON or TOML in one place."""
 
 import json
 import math

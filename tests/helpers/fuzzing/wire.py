@@ -151,7 +151,8 @@ def _altered_message(data: bytes, random: Random) -> bytes:
         index, message = _arrived(data)
     except ProtocolError:
         return random.choice(_message_seeds())
-    tensors, meta = dict(message.tensors), dict(message.meta)
+    tensors: dict[str, Any] = dict(message.tensors)
+    meta: Any = dict(message.meta)
     if tensors and random.random() < 0.6:
         name = random.choice(list(tensors))
         array = tensors.pop(name)
