@@ -71,7 +71,10 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return read_settings(hint if isinstance(hint, type) else type(hint), value, where=where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: must be below 1e308") from None
     if hint is Any or (origin is None and isinstance(value, hint) and _is_number(value, hint)):
         return value
     raise ConfigError(f"{where}: must be {_name(hint)}, got {value!r:.200}")

@@ -119,12 +119,11 @@ def _copied(tree: Any) -> Any:
 
 
 def _walk(tree: Any, places: list[tuple[Any, Any]]) -> None:
-    keys: Any = tree if isinstance(tree, dict) else range(len(tree))
     if isinstance(tree, dict | list):
-        for key in list(keys):
+        keys: Any = list(tree) if isinstance(tree, dict) else range(len(tree))
+        for key in keys:
             places.append((tree, key))
-            if isinstance(tree[key], dict | list):
-                _walk(tree[key], places)
+            _walk(tree[key], places)
 
 
 def _flip(made: bytearray, random: Random, _words: Sequence[bytes]) -> None:

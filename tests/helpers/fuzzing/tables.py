@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import cache
 from random import Random
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from securevfl.core.errors import SecureVflError
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
+from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import Served, make_app
 from securevfl.serving.asking import Asker
@@ -113,7 +114,7 @@ def _columnar_seeds() -> list[bytes]:
         writer.write_table(table)
     made = [frame.to_parquet(index=False), frame[["id"]].to_parquet(compression=None)]
     return [
-        *(moded(0, cast("bytes", data)) for data in made),
+        *(moded(0, data) for data in made),
         moded(1, file.getvalue()),
         moded(1, stream.getvalue()),
         moded(2, file.getvalue()),
@@ -137,14 +138,16 @@ _ROWS: Final = {
 }
 
 
-class _Answering:
-    """Encodes rows as a model does, and answers all alike."""
-
-    ready = True
-    budgets: tuple[()] = ()
+class _Answering(Asker):
+    """Encodes rows as a model does, and answers all alike, without a thread."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
+        self.ready = True
+
+    @property
+    def budgets(self) -> list[PredictionBudget]:
+        return []
 
     def ask(self, frame: pd.DataFrame) -> "Future[Predictions]":
         answer: Future[Predictions] = Future()
@@ -187,7 +190,7 @@ def _app() -> tuple[Guard, asyncio.AbstractEventLoop]:
         max_rows=100,
     )
     figures = Figures()
-    app = make_app(served, cast("Asker", _Answering(schema)), figures)
+    app = make_app(served, _Answering(schema), figures)
     guard = Guard(
         app,
         token=None,
@@ -268,13 +271,13 @@ def _altered_http(data: bytes, random: Random) -> bytes:
 
 TABLES: Final = (
     Target(
-        name="text tables",
+        name="text-tables",
         seeds=_text_seeds,
         read=_read_text,
         words=(b'"', b"\r\n", b"\n\n", b";", b"\xff\xfe", b"\xef\xbb\xbf", b"nan", b"1e999", b"\0"),
     ),
     Target(
-        name="columnar tables",
+        name="columnar-tables",
         seeds=_columnar_seeds,
         read=_read_columnar,
         words=(b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f"),
