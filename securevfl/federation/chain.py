@@ -21,7 +21,8 @@ GENESIS: Final = bytes(32)
 HASH_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
-_MOST_LEVELS: Final = 16
+MOST_LEVELS: Final = 16
+"""Of lists and objects within one another, in a line."""
 
 
 def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
@@ -77,7 +78,7 @@ class Chain:
         """
         try:
             line = data.decode()
-            entry: dict[str, Any] = strict_json(line, depth=_MOST_LEVELS)
+            entry: dict[str, Any] = strict_json(line, depth=MOST_LEVELS)
             previous = entry.pop("previous")
             salt = entry.pop("salt", None)
         except (ValueError, KeyError, AttributeError, TypeError):

@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +17,30 @@ import pytest
 import torch
 from helpers.frames import SESSION, feed, frame_bytes, new_reader
 from helpers.fuzzing.engine import inputs
-from helpers.fuzzing.files import folder
+from helpers.fuzzing.files import SEALED, folder
 from helpers.fuzzing.messages import READS
 from helpers.fuzzing.target import Broken, Target, require_one_line
 from helpers.fuzzing.targets import TARGETS
 
-from securevfl.core.errors import DataError, ProtocolError
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.data.sources.source_files import read_source
+from securevfl.federation.messages import Hello
 from securevfl.federation.state_files import DamagedError, read_state
 from securevfl.linking.kept_links import LinkCache
 from securevfl.transport.message import Message, StarKind
 
 ROOT = Path(__file__).resolve().parents[3]
 INPUTS = 300
+OF_SLOW = 100
+SLOW = frozenset({"ledger", "state", "model", "text-tables"})
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_takes_or_refuses_in_one_line_whatever_it_is_given(name: str) -> None:
-    """Its own seeds are taken, but for those of files whose hashes are stale on purpose."""
+    """And takes at least one of the seeds that all others are made of."""
     target = TARGETS[name]
-    for data in inputs(target, seed=20261122, count=INPUTS):
+    for data in inputs(target, seed=20261122, count=OF_SLOW if name in SLOW else INPUTS):
         target.check(data)
     assert any(target.check(data) for data in target.seeds())
 
@@ -132,6 +137,45 @@ def test_a_source_file_of_many_levels_is_refused_in_one_line(tmp_path: Path) -> 
     path.write_text("file = " + "[" * 5000)
     with pytest.raises(DataError, match=r"^table: is nested too deeply to be settings$"):
         read_source(path, where="table")
+
+
+def test_numbers_that_no_machine_has_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Of 400 digits in a federation file, and of 5,000, which Python does not even read."""
+    path = tmp_path / "fed.toml"
+    text = TARGETS["federation"].seeds()[0].decode()
+    assert "learning_rate = 0.005" in text
+    for digits, words in (
+        (400, "training.learning_rate: must be below 1e308"),
+        (5000, "is not TOML"),
+    ):
+        path.write_text(text.replace("0.005", "1" * digits))
+        with pytest.raises(ConfigError, match=words):
+            read_federation(path)
+
+
+@pytest.mark.parametrize(
+    "released", [[], [[0, 2**31]], [[9, 0]], [[-1, 8]], [[0, 9], [3, 3]], [[0]]]
+)
+def test_a_ledgers_ranges_are_as_many_rows_as_it_charges(released: list[list[int]]) -> None:
+    """Whoever goes on with a run makes room for every row in them."""
+    data = TARGETS["ledger"].seeds()[3][1:]
+    lines = [json.loads(line) for line in data.splitlines()]
+    (place, *_) = (number for number, line in enumerate(lines) if line["kind"] == "charge")
+    assert lines[place]["rows"] == 10
+    lines[place]["released"] = released
+    altered = "\n".join(json.dumps(line) for line in lines).encode()
+    with pytest.raises(PrivacyError, match=r"line 2: is not a ledger's line"):
+        TARGETS["ledger"].read(bytes([SEALED]) + altered)
+
+
+def test_what_others_say_of_their_file_is_no_text_for_a_terminal() -> None:
+    """The digest of a caller's file stands in the line that the operator reads."""
+    hello = next(one for one in READS if isinstance(one.example, Hello))
+    message = hello.example.to_message()
+    for digest in ("\x1b[2J", "d" * 63, "D" * 64, "d" * 64 + "\n"):
+        told = replace(message, meta={**message.meta, "digest": digest}, sender="rental")
+        with pytest.raises(ProtocolError, match=r"^party 'rental' sent a digest of its file that"):
+            Hello.from_message(told, **hello.knows)
 
 
 class Program:
