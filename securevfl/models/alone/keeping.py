@@ -4,7 +4,7 @@ Neither runs code when it is read. A file of skops names the types that it holds
 loaded that is not of a list.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -93,8 +93,8 @@ def is_trusted(name: str) -> bool:
     if parts[0] != "sklearn" or not _NOT_OF_MODELS.isdisjoint(parts):
         return False
     try:
-        found = getattr(importlib.import_module(place), own, None)
-    except ImportError:
+        found = pkgutil.resolve_name(f"{place}:{own}")
+    except (AttributeError, ImportError, ValueError):
         return False
     return isinstance(found, type) and found.__module__ == place
 
