@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench check-vectors mutation ci clean docs docs-pages
+.PHONY: help install demo test test-all lint types format bench check-vectors mutation fuzz ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -59,6 +59,14 @@ RECORD ?= mutants.jsonl
 mutation: install  ## break the privacy code in MUTANTS=200 places, and list what no test notices
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[mutation]'
 	nice -n 10 $(BIN)/python tools/mutation.py --mutants $(MUTANTS) --seed $(SEED) --record $(RECORD)
+
+INPUTS ?= 100000
+ENGINE ?= random
+TARGETS ?=
+
+fuzz: install      ## INPUTS=100000 inputs that nobody would write to each decoder, ENGINE=random or atheris
+	@test $(ENGINE) != atheris || $(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	nice -n 10 $(BIN)/python tools/fuzz.py $(TARGETS) --inputs $(INPUTS) --engine $(ENGINE) --seed $(SEED)
 
 ci:         ## exactly what CI runs
 	bash .ci/run

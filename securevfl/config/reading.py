@@ -53,7 +53,7 @@ def read_federation(path: str | Path, *, only_linkage: bool = False) -> Federati
         source = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"federation file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
         raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"federation file {path}: is nested too deeply to be settings") from None

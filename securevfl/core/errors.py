@@ -23,6 +23,7 @@ import traceback
 from pathlib import Path
 from typing import ClassVar, Final
 
+_LONGEST: Final = 2000
 _SEE_LOG: Final = "its own log says more"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # A text that names a file or a folder of this machine: a path of any system, a file by its ending,
@@ -36,6 +37,19 @@ _LOCAL: Final = re.compile(
 )
 
 
+def shown(text: str, most: int) -> str:
+    """Return text of somebody else's without control characters, cut to ``most`` characters.
+
+    What arrives is shown on a terminal, and a terminal obeys control characters.
+    """
+    cut = text if len(text) <= most else f"{text[: most - 1]}\u2026"
+    return (
+        cut
+        if cut.isprintable()
+        else "".join(letter if letter.isprintable() else " " for letter in cut)
+    )
+
+
 class SecureVflError(Exception):
     """Base of every error raised on purpose; a command prints its text and no traceback."""
 
@@ -44,6 +58,13 @@ class SecureVflError(Exception):
     TOLD: ClassVar[str | None] = ""
     """What other parties are told instead of the text; None tells the text if it names nothing of
     this machine."""
+
+    def __str__(self) -> str:
+        """The text, as one line that a terminal or a log may show.
+
+        A message of another party or a file may have put words of its own into it.
+        """
+        return shown(super().__str__(), _LONGEST)
 
     def for_others(self) -> str:
         """Return what other organisations may read about this error.

@@ -60,7 +60,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if origin is Literal:
         if value not in get_args(hint):
             near = checks.did_you_mean(value, _words_of(hint))
-            raise ConfigError(f"{where}: must be {_name(hint)}; got {value!r}{near}")
+            raise ConfigError(f"{where}: must be {_name(hint)}; got {value!r:.200}{near}")
         return value
     if origin is tuple and isinstance(value, list | tuple):
         item = get_args(hint)[0]
@@ -71,10 +71,13 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return read_settings(hint if isinstance(hint, type) else type(hint), value, where=where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: must be below 1e308") from None
     if hint is Any or (origin is None and isinstance(value, hint) and _is_number(value, hint)):
         return value
-    raise ConfigError(f"{where}: must be {_name(hint)}, got {value!r}")
+    raise ConfigError(f"{where}: must be {_name(hint)}, got {value!r:.200}")
 
 
 def _is_number(value: Any, hint: Any) -> bool:
@@ -93,7 +96,7 @@ def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
             continue
     names = " or ".join(_name(option) for option in options)
     near = checks.did_you_mean(value, [word for option in options for word in _words_of(option)])
-    raise ConfigError(f"{where}: must be {names}, got {value!r}{near}")
+    raise ConfigError(f"{where}: must be {names}, got {value!r:.200}{near}")
 
 
 def _words_of(hint: Any) -> list[str]:

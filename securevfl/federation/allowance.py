@@ -241,7 +241,7 @@ class Allowance:
     def _require_parties(self, plan: RoundPlan, *, where: str) -> None:
         active, ranks = plan.active, self.limits.ranks
         if tuple(sorted(set(active) & set(ranks))) != active or self.limits.rank not in active:
-            raise ProtocolError(f"{where}: impossible parties {list(active)!r}")
+            raise ProtocolError(f"{where}: impossible parties {list(active)!r:.80}")
         due = self.limits.active if plan.purpose == "train" else len(ranks)
         if len(active) != due:
             raise ProtocolError(

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.strict_json import strict_json
 
 GENESIS: Final = bytes(32)
 """The head of a chain without lines."""
 HASH_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
+MOST_LEVELS: Final = 16
+"""Of lists and objects within one another, in a line."""
 
 
 def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
@@ -75,10 +78,10 @@ class Chain:
         """
         try:
             line = data.decode()
-            entry: dict[str, Any] = json.loads(line)
+            entry: dict[str, Any] = strict_json(line, depth=MOST_LEVELS)
             previous = entry.pop("previous")
             salt = entry.pop("salt", None)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise PrivacyError(f"{where}: is not a ledger's line") from None
         if salt is None:
             raise ConfigError(

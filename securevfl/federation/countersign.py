@@ -111,7 +111,7 @@ def require_signed(entry: Mapping[str, Any]) -> list[Statement]:
             said = Statement(meeting=entry["meeting"], point=entry["point"], **kept)
             verify(one["identity"], bytes.fromhex(one["signature"]), said.text(occasion))
             found.append(said)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise PrivacyError(f"a line about other parties is malformed ({error})") from None

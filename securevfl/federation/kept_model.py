@@ -10,20 +10,20 @@ rows are linked beside them, so that records go on to choose as they did.
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.core.strict_json import strict_json
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.similarities import SimilarityScale
@@ -43,6 +43,7 @@ FOLDER: Final = "model"
 _DESCRIPTION: Final = "model.json"
 _WEIGHTS: Final = "weights.safetensors"
 _KEYS: Final = "keys.parquet"
+_MOST_LEVELS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model {path}: cannot be read ({error})") from None
     try:
-        content = json.loads(text)
+        content = strict_json(text, depth=_MOST_LEVELS)
         found = content["format"], content["version"]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
@@ -212,13 +213,7 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
         model = _model_of(content, folder, safetensors.torch.load(weights))
     except ConfigError:
         raise  # it names the file that is damaged
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        safetensors.SafetensorError,
-    ):
+    except Exception:  # noqa: BLE001 - whatever its formats' readers meet in a file that is damaged
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
     if model.party != party:
         raise ConfigError(f"model {folder}: is that of {model.party!r}, not of {party!r}")
@@ -236,6 +231,38 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
     return model
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plain:
+    """What a description holds of a :class:`KeptModel` as it is."""
+
+    party: str
+    role: Literal["primary", "secondary"]
+    federation: str
+    digest: str
+    run: str
+    family: str
+    settings: dict[str, Any]
+    features: tuple[str, ...]
+    schema: dict[str, Any] | None
+    key_scale: KeyScale | None
+    similarity_scale: SimilarityScale | None
+    noise_share_std: float
+    ledger_head: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlainPart:
+    """What it holds of a :class:`PrimaryPart` as it is, ``lambda`` by another name."""
+
+    head: TaskHead
+    classes: tuple[str | bool | int | float, ...] | None
+    threshold: float
+    metrics: dict[str, float | None]
+    scale: float
+    used: Used
+
+
 def _bytes_of(path: Path, digest: object) -> bytes:
     try:
         data = path.read_bytes()
@@ -247,38 +274,29 @@ def _bytes_of(path: Path, digest: object) -> bytes:
 
 
 def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]) -> KeptModel:
+    plain = read_settings(
+        _Plain, {name: content[name] for name in _Plain.__annotations__}, where=_DESCRIPTION
+    )
     part = content.get("primary")
-    keys, similarity = content["key_scale"], content["similarity_scale"]
-    plain = ("party", "role", "federation", "digest", "run", "family", "settings", "schema")
     return KeptModel(
-        **{name: content[name] for name in plain},
-        features=tuple(content["features"]),
+        **{name: getattr(plain, name) for name in _Plain.__annotations__},
         feature_scaler=FeatureScaler.from_json(content["feature_scaler"]),
-        key_scale=None if keys is None else KeyScale(**{k: tuple(v) for k, v in keys.items()}),
-        similarity_scale=None if similarity is None else SimilarityScale(**similarity),
-        noise_share_std=float(content["noise_share_std"]),
-        ledger_head=content["ledger_head"],
         weights=weights,
-        primary=None if part is None else _primary_part(part, folder, content["party"]),
-        version=content["version"],
+        primary=None if part is None else _primary_part(part, folder, plain.party),
     )
 
 
 def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
-    classes, scaler = part["classes"], part["label_scaler"]
-    head = TaskHead(**part["head"])
+    named = {name: part[name] for name in _PlainPart.__annotations__ if name != "scale"}
+    plain = read_settings(_PlainPart, {**named, "scale": part["lambda"]}, where=_DESCRIPTION)
+    scaler, head = part["label_scaler"], plain.head
     base = None if part["base"] is None else _read(folder, part["base"], head)
     return PrimaryPart(
-        head=head,
-        classes=None if classes is None else tuple(classes),
+        **{name: getattr(plain, name) for name in _PlainPart.__annotations__},
         label_scaler=None if scaler is None else LabelScaler.from_json(scaler),
-        threshold=float(part["threshold"]),
-        metrics=dict(part["metrics"]),
         keys=None if part["keys"] is None else _keys_of(folder / _KEYS, part["keys"], party),
         base=base,
         alone=base if part["alone"] is None else _read(folder, part["alone"], head),
-        scale=float(part["lambda"]),
-        used=part["used"],
     )
 
 

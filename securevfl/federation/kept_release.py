@@ -169,9 +169,10 @@ class KeptRelease:
         if self._files is None:
             return None
         try:
-            return self._files.read(name)
+            state = self._files.read(name)
         except (FileNotFoundError, DamagedError):
             return None
+        return state if _IS_WHOLE[name](state) else None
 
     def _write(self, name: str, state: Mapping[str, Any]) -> None:
         if self._files is not None:
@@ -187,6 +188,30 @@ class KeptRelease:
                 made.update(array.tobytes())
         return made.hexdigest()
 
+
+def _is_release(state: Mapping[str, Any]) -> bool:
+    encoder, links = state.get("encoder"), state.get("links")
+    return (
+        isinstance(state.get("digest"), str)
+        and isinstance(encoder, dict)
+        and isinstance(links, dict)
+        and set(links) in (_FIXED, _PICKED)
+        and all(isinstance(name, str) for name in encoder)
+        and all(isinstance(value, Tensor) for part in (encoder, links) for value in part.values())
+    )
+
+
+def _is_answer(state: Mapping[str, Any]) -> bool:
+    words = state.get("words", "")
+    return isinstance(state.get("rows"), Tensor) and isinstance(words, Tensor | None)
+
+
+_FIXED: Final = {"indices", "distances"}
+_PICKED: Final = {"starts", "records", "distances", "sample"}
+_IS_WHOLE: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
+    _RELEASE: _is_release,
+    _ANSWER: _is_answer,
+}
 
 _ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
 _NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"

@@ -22,6 +22,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
 from securevfl.federation.ledger_labels import LABELS, labels_from
+from securevfl.federation.row_uses import ranges_from
 
 VERSION: Final = 3
 """Of the lines that this program writes, and the only one that it reads."""
@@ -322,7 +323,7 @@ class LedgerBook:
             purpose=entry["purpose"],
         )
         if session.frozen:
-            session.released += [(int(a), int(b)) for a, b in entry["released"]]
+            session.released += ranges_from(entry["released"], rows=entry["rows"])
 
     def _fit(self, _entry: Mapping[str, Any]) -> None:
         self.sessions[-1].fits += 1

@@ -1,12 +1,13 @@
 """A table's ledger as its owner reads it: runs, totals, limits; and how the owner sets one."""
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from securevfl.core.errors import ConfigError
+from securevfl.core.strict_json import strict_json
+from securevfl.federation.chain import MOST_LEVELS
 from securevfl.federation.chained_file import ChainedFile, now
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
 from securevfl.federation.told_labels import LabelsSpent, labels_spent
@@ -145,7 +146,8 @@ def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
         ConfigError: If there is no ledger.
     """
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
+        lines = [strict_json(line, depth=MOST_LEVELS) for line in text.splitlines()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
     found, current = [], ""

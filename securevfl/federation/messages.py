@@ -19,6 +19,7 @@ PROTOCOL_VERSION: Final = 7
 
 _SIGNATURE_BYTES: Final = 64
 RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
+_FILE_DIGEST: Final = re.compile("[0-9a-f]{64}")
 _PURPOSES: Final = get_args(Purpose)
 
 
@@ -85,6 +86,8 @@ class Hello(TypedMessage):
             ProtocolError: If the versions differ or the message is malformed.
         """
         theirs = message.figure("digest", str)
+        if not _FILE_DIGEST.fullmatch(theirs):
+            raise ProtocolError(f"party {message.sender!r} sent a digest of its file that is none")
         if theirs != digest:
             raise ConfigError(
                 f"federation files differ: {primary!r} has {digest}, "
@@ -258,7 +261,7 @@ class Announcement(TypedMessage):
         if not len(rows):
             raise ProtocolError(f"round {number}: the primary named no rows")
         if purpose not in _PURPOSES:
-            raise ProtocolError(f"round {number}: unknown purpose {purpose!r}")
+            raise ProtocolError(f"round {number}: unknown purpose {purpose!r:.80}")
         return cls(plan=RoundPlan(round_number=number, rows=rows, active=active, purpose=purpose))
 
 

@@ -67,6 +67,6 @@ class PredictRequest(TypedMessage):
         active = message.figure("active", list)
         if not all(type(rank) is int for rank in active):
             raise ProtocolError(
-                f"the primary asks for predictions of impossible parties {active!r}"
+                f"the primary asks for predictions of impossible parties {active!r:.80}"
             )
         return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))

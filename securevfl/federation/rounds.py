@@ -141,5 +141,5 @@ def read_ranks(message: Message) -> tuple[int, ...]:
     """
     active = message.figure("active", list)
     if not all(type(rank) is int for rank in active):
-        raise ProtocolError(f"round {message.round_number}: impossible parties {active!r}")
+        raise ProtocolError(f"round {message.round_number}: impossible parties {active!r:.80}")
     return tuple(active)

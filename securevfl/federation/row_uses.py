@@ -1,7 +1,13 @@
 """How often each row was released, and row ids in few characters."""
 
+from collections.abc import Iterable
+from typing import Final
+
 import numpy as np
 from jaxtyping import Int64
+
+# More rows than any table has; an id above it is not one.
+_MOST_ROWS: Final = 2**31
 
 
 class RowUses:
@@ -38,3 +44,16 @@ def ranges_of(rows: Int64[np.ndarray, " batch"]) -> list[tuple[int, int]]:
     ends = np.flatnonzero(np.diff(ids) != 1)
     first, last = ids[np.append(0, ends + 1)], ids[np.append(ends, len(ids) - 1)]
     return list(zip(first.tolist(), last.tolist(), strict=True))
+
+
+def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[int, int]]:
+    """Read what :func:`ranges_of` has made of so many rows.
+
+    Raises:
+        ValueError: If these are no ranges, or not of so many rows.
+    """
+    ranges = [(int(first), int(last)) for first, last in written]
+    sizes = [last - first + 1 for first, last in ranges if 0 <= first <= last < _MOST_ROWS]
+    if len(sizes) < len(ranges) or sum(sizes) != rows:
+        raise ValueError(f"released: is not {rows} rows in ranges")
+    return ranges

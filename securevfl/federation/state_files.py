@@ -6,11 +6,12 @@ tail that is missing and a file of something else all show before anything of it
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
@@ -77,9 +78,33 @@ def read_state(path: Path) -> dict[str, Any]:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # noqa: BLE001 - a foreign file may raise anything
         raise DamagedError(f"{path}: is not a state that this program wrote") from None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not all(map(_is_plain, _tensors_in(content))):
         raise DamagedError(f"{path}: is not a state that this program wrote")
     return content
+
+
+def _tensors_in(content: object) -> Iterator[Tensor]:
+    left = [content]
+    while left:
+        match left.pop():
+            case Tensor() as tensor:
+                yield tensor
+            case dict() as found:
+                left += found.values()
+            case list() | tuple() as found:
+                left += found
+            case _:
+                pass
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor holds as many numbers as its shape says, each by itself.
+
+    A few bytes can say that they are a tensor of terabytes, which whoever computes with it makes.
+    """
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 class StateFolder:

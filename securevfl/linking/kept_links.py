@@ -19,8 +19,9 @@ import numpy as np
 
 from securevfl.core.errors import DataError
 from securevfl.core.files import write_bytes
+from securevfl.core.strict_json import strict_json
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, tells_apart
@@ -200,29 +201,45 @@ def _save(path: Path, kept: KeptLinks, key: str) -> None:
     write_bytes(path, buffer.getvalue())
 
 
+def _table(indices: np.ndarray, distances: np.ndarray) -> LinkTable:
+    """Return kept links.
+
+    Raises:
+        ValueError: If they are none.
+    """
+    if indices.size and indices.min() < NO_RECORD:
+        raise ValueError("a record that there is not")
+    return LinkTable(indices=_of_type(indices, np.int64), distances=_of_type(distances, np.float64))
+
+
+def _of_type(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+    if array.dtype != dtype:
+        raise ValueError(f"{array.dtype} where {dtype.__name__} was kept")
+    return array
+
+
 def _load(path: Path, key: str) -> KeptLinks:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            figures = json.loads(archive["figures"].tobytes())
+            figures = strict_json(archive["figures"].tobytes(), depth=1)
             if figures["key"] != key:
                 raise DataError(f"links {path}: belong to other keys; remove the file")
             similar = None
             if "values" in archive:
                 similar = SimilarLinks(
-                    links=LinkTable(
-                        indices=archive["similar_indices"], distances=archive["similar_distances"]
-                    ),
-                    values=archive["values"],
+                    links=_table(archive["similar_indices"], archive["similar_distances"]),
+                    values=_of_type(archive["values"], np.float32),
                     scale=SimilarityScale(
                         mean=figures["mean"],
                         deviation=figures["deviation"],
                         whole_distances=figures["whole"],
                     ),
-                    noise_std=figures["noise_std"],
+                    noise_std=float(figures["noise_std"]),
                 )
+                if similar.values.shape != similar.links.indices.shape:
+                    raise ValueError("similarities of other links")
             return KeptLinks(
-                links=LinkTable(indices=archive["indices"], distances=archive["distances"]),
-                similar=similar,
+                links=_table(archive["indices"], archive["distances"]), similar=similar
             )
     except DataError:
         raise

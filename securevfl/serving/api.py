@@ -21,7 +21,7 @@ from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
 from securevfl.serving.figures import Figures
 from securevfl.serving.guard import refused
-from securevfl.serving.rows import RowFormat, shortened
+from securevfl.serving.rows import BadRowsError, RowFormat, shortened
 from securevfl.version import __version__
 
 RETRY_S: Final = 5
@@ -151,8 +151,10 @@ async def _predicted(served: Served, asker: Asker, body: BaseModel) -> Response 
         if len(rows) > served.max_rows:
             return refused(413, "too_large", f"a request may have {served.max_rows} rows")
         frame = served.rows.frame(rows)
+    except BadRowsError as error:
+        return refused(422, "bad_rows", *shortened(error.lines))
     except DataError as error:
-        return refused(422, "bad_rows", *shortened(str(error).splitlines()))
+        return refused(422, "bad_rows", str(error))
     try:
         return _answer(await asyncio.wrap_future(asker.ask(frame)))
     except queue.Full:

@@ -57,6 +57,15 @@ class RowColumn:
     """What it is for."""
 
 
+class BadRowsError(DataError):
+    """Rows hold what their columns do not."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = tuple(lines)
+        """What is wrong, a line a cell."""
+
+
 class RowFormat:
     """The rows that a model takes."""
 
@@ -127,7 +136,7 @@ class RowFormat:
         """Return rows as a table, numbers as float64 and everything else as it came.
 
         Raises:
-            DataError: Naming every row and column with a text that is no date, one a line.
+            BadRowsError: Naming every row and column with a text that is no date.
         """
         cells: dict[str, Any] = {}
         wrong: list[tuple[int, str]] = []
@@ -145,7 +154,7 @@ class RowFormat:
                 wrong += [(int(row), column.name) for row in np.flatnonzero(bad)]
         if wrong:
             lines = [_line(row, name, _EXPECTED["date"]) for row, name in sorted(wrong)]
-            raise DataError("\n".join(lines))
+            raise BadRowsError(lines)
         return pd.DataFrame(cells)
 
     def problems(self, errors: Iterable[Mapping[str, Any]]) -> list[str]:

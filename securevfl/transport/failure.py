@@ -12,6 +12,7 @@ from securevfl.core.errors import (
     ProtocolError,
     SecureVflError,
     StorageError,
+    shown,
 )
 from securevfl.transport.message import Message, StarKind, TypedMessage
 
@@ -70,21 +71,13 @@ class Failure(TypedMessage):
                 secondary says is about itself.
         """
         party = message.figure("party", str) if relayed else message.sender
-        reason = printable(message.figure("reason", str))
+        reason = shown(message.figure("reason", str), _MAX_REASON)
         kind = message.figure("kind", str)
         return cls(
-            party=printable(party),
+            party=shown(party, _MAX_REASON),
             reason=reason,
             kind=kind if kind in get_args(FailureKind) else "failed",
         )
-
-
-def printable(text: str) -> str:
-    """Return text from another party without control characters, cut to one sentence's length.
-
-    What arrives is shown on a terminal, and a terminal obeys control characters.
-    """
-    return "".join(letter if letter.isprintable() else " " for letter in text[:_MAX_REASON])
 
 
 def kind_of(error: BaseException) -> FailureKind:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.strict_json import strict_json
 from securevfl.transport.message import DTYPES, Message, MessageKind, StarKind, kind_of
 
 SESSION_BYTES: Final = 16
@@ -36,6 +37,8 @@ _ALIGNMENT: Final = 16
 # Names and figures only: thousands of them fit, data does not.
 _MAX_HEAD_BYTES: Final = 1 << 18
 _MAX_DIMENSIONS: Final = 8
+# Numbers, texts, and lists of them: what is deeper would overflow the stack of whoever prints it.
+_MAX_FIGURE_DEPTH: Final = 8
 # Below this, one buffer is cheaper than several writes, and sending need not wait.
 SMALL_BODY_BYTES: Final = 1 << 16
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -225,8 +228,8 @@ class FrameReader:
     def _check_head(self, header: _Header, head: bytes) -> list[_Slot]:
         try:
             slots, size, position = _read_slots(head)
-            figures = json.loads(head[position:], parse_constant=_refuse_constant)
-        except (ValueError, IndexError, struct.error, RecursionError):
+            figures = strict_json(head[position:], depth=_MAX_FIGURE_DEPTH)
+        except (ValueError, IndexError, struct.error):
             self._refuse(f"sent {header.kind.name} with a head that cannot be read")
         if not isinstance(figures, dict):
             self._refuse(f"sent {header.kind.name} whose figures are no JSON object")
@@ -256,10 +259,6 @@ class FrameReader:
             tensors=tensors,
             sender=self.peer,
         )
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a figure")
 
 
 def _read_slots(head: bytes) -> tuple[list[_Slot], int, int]:

@@ -112,7 +112,8 @@ class Message:
         found = self.tensors.get(name)
         place = f"{self.sender or 'sender'}: {self.kind.name} of round {self.round_number}"
         if found is None:
-            raise ProtocolError(f"{place}: has no array {name!r}, only {sorted(self.tensors)}")
+            there = repr(sorted(self.tensors))
+            raise ProtocolError(f"{place}: has no array {name!r}, only {there:.200}")
         if found.dtype != wanted:
             raise ProtocolError(f"{place}: {name} must be {wanted}, got {found.dtype}")
         fits = len(shape) == found.ndim and all(

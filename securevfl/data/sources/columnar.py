@@ -36,6 +36,8 @@ def read_columnar(path: Path, wanted: Wanted, *, where: str) -> pd.DataFrame:
     pieces = Pieces(exact=wanted.exact)
     try:
         for piece in opened(columns):
+            # A damaged file can name places outside of its own memory; nothing else looks.
+            piece.validate(full=True)
             pieces.add(to_pandas(piece, as_text=wanted.as_text))
         return pieces.frame()[columns]
     except Exception as error:  # noqa: BLE001 - as above

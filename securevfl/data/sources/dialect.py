@@ -72,6 +72,8 @@ def dialect_of(
         text, whole, path, where=where, names=len(reading.header or ())
     )
     rows = _rows(text, separator, whole=whole)
+    if not rows:
+        raise DataError(f"{where}: can't be read: has no line of cells; save it as CSV")
     names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
     cells = rows[1:] if skips_first else rows
     decimal = reading.decimal

@@ -26,8 +26,10 @@ def read_source(path: Path, *, where: str) -> Source:
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
         raise DataError(f"{where}: is not TOML: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: is nested too deeply to be settings") from None
     try:
         return read_settings(Source, table, where="source")
     except ConfigError as error:

@@ -4,6 +4,7 @@ Neither runs code when it is read. A file of skops names the types that it holds
 loaded that is not of a list.
 """
 
+import pkgutil
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,6 +25,10 @@ _TRUSTED: Final = (
     "sklearn.utils.validation.check_array",
 )
 """What boosting and the linear model hold, beside what skops trusts by itself."""
+
+
+_NOT_OF_MODELS: Final = frozenset({"_testing", "conftest", "externals", "tests"})
+"""Modules of scikit-learn that no estimator is made of."""
 
 
 def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
@@ -78,8 +83,20 @@ def types_of(content: bytes) -> list[str]:
 
 
 def is_trusted(name: str) -> bool:
-    """Whether a type is loaded that a model's description names."""
-    return name.startswith("sklearn.")
+    """Whether a type is loaded that a model's description names: a class of scikit-learn's own.
+
+    A loader calls what it trusts, with arguments out of the file. So a function is not enough, nor
+    a name that a module of scikit-learn has from elsewhere: ``check_output`` is one of them.
+    """
+    place, _, own = name.rpartition(".")
+    parts = place.split(".")
+    if parts[0] != "sklearn" or not _NOT_OF_MODELS.isdisjoint(parts):
+        return False
+    try:
+        found = pkgutil.resolve_name(f"{place}:{own}")
+    except (AttributeError, ImportError, ValueError):
+        return False
+    return isinstance(found, type) and found.__module__ == place
 
 
 def model_of(

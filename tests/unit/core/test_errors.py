@@ -112,3 +112,11 @@ def test_what_nobody_foresaw_tells_its_kind_alone():
     assert "1234" not in public_reason(KeyError("income 1234"))
     told = public_reason(StorageError.of("/home/jane/secret", OSError(28, "No space left")))
     assert told == "StorageError: it cannot write to its own disk"
+
+
+def test_a_text_is_one_line_that_a_terminal_may_show() -> None:
+    """A message of another party, or a file, may have put its own words into it."""
+    error = ConfigError("a.b\n\x1b[2J\ud800: must be 1")
+    assert str(error) == "a.b  [2J : must be 1"
+    assert error.for_others() == "ConfigError: a.b  [2J : must be 1"
+    assert len(str(ConfigError("x" * 10_000))) == 2000

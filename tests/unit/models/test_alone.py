@@ -1,13 +1,19 @@
 """The best model of the primary alone: who is chosen, by which rows, and what is kept."""
 
 import dataclasses
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.alone.keeping import model_bytes, model_of
+from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
 from securevfl.models.alone.margins import OwnInputs, fit_margins
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.tasks import TaskHead
@@ -143,3 +149,59 @@ def test_types_that_nobody_trusts_are_not_loaded() -> None:
     content, about = model_bytes(dataclasses.replace(model))
     with pytest.raises(ConfigError, match="Anything"):
         model_of(content, about, NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("name", "trusted"),
+    [
+        ("sklearn.linear_model._logistic.LogisticRegression", True),
+        ("sklearn._loss.loss.HalfBinomialLoss", True),
+        ("sklearn.utils._testing.check_output", False),
+        ("sklearn.utils._testing.TempMemmap", False),
+        ("sklearn.utils.validation.os", False),
+        ("sklearn.base.clone", False),
+        ("sklearn.base.defaultdict", False),
+        ("sklearn.nothing.Here", False),
+        ("sklearn", False),
+        ("sklearnish.Model", False),
+    ],
+)
+def test_only_classes_of_scikit_learns_own_are_trusted(name: str, trusted: bool) -> None:
+    """Not whatever can be reached by a name that begins with its."""
+    assert is_trusted(name) is trusted
+
+
+def _node(kind: str, loader: str, content: Any, **more: Any) -> dict[str, Any]:
+    place, _, own = kind.rpartition(".")
+    return {"__class__": own, "__module__": place, "__loader__": loader, "content": content, **more}
+
+
+def estimator_that_calls(trace: Path) -> bytes:
+    """Return a file of skops that makes a folder, by a command that scikit-learn's tests import."""
+    words = [
+        _node("builtins.str", "JsonNode", json.dumps(word), is_json=True)
+        for word in ("mkdir", str(trace))
+    ]
+    arguments = _node("builtins.tuple", "TupleNode", [_node("builtins.list", "ListNode", words)])
+    schema = _node(
+        "sklearn.utils._testing.check_output",
+        "ConstructorFromReduceNode",
+        arguments,
+        protocol=PROTOCOL,
+        _skops_version="0.16.0",
+    )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("schema.json", json.dumps(schema))
+    return buffer.getvalue()
+
+
+def test_a_kept_estimator_calls_nothing(tmp_path: Path) -> None:
+    """Whoever may write a model's folder can name any type in its description, and any hash."""
+    trace = tmp_path / "trace"
+    content = estimator_that_calls(trace)
+    about = {"kind": "estimator", "words_as_one": False}
+    asked = tuple(filter(is_trusted, types_of(content)))
+    with pytest.raises(ConfigError, match=r"sklearn\.utils\._testing\.check_output"):
+        model_of(content, about, NUMBER, trusted=asked)
+    assert not trace.exists()

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from securevfl.core.errors import DataError
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
-from securevfl.serving.rows import RowFormat
+from securevfl.serving.rows import BadRowsError, RowFormat
 
 FRAME = pd.DataFrame(
     {
@@ -60,12 +59,12 @@ def test_a_text_that_is_no_date_is_named_by_row_and_column_and_not_quoted() -> N
     rows = RowFormat.of(schema(), {})
     asked = [{"born": "1980-01-01", "since": "1/2/2020"}, {"born": "secret"}]
     question = rows.question.model_validate({"rows": asked})
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(BadRowsError) as refused:
         rows.frame(rows.rows_of(question))
-    assert str(refused.value).splitlines() == [
+    assert refused.value.lines == (
         "row 1, column 'since': must be a date such as 2020-12-31",
         "row 2, column 'born': must be a date such as 2020-12-31",
-    ]
+    )
 
 
 def test_what_may_not_be_missing_must_be_there() -> None:

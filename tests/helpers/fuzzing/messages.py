@@ -1,0 +1,261 @@
+"""Every typed message as it comes off the wire, with what its reader knows of the run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from helpers.linking import HELPERS, hidden_spec, key_table
+
+from securevfl.data.scaling import KeyScaler
+from securevfl.federation.assist_messages import Fitted, Residuals, Step
+from securevfl.federation.countersign_messages import (
+    CountersignRequest,
+    Heads,
+    Memories,
+    Memory,
+    SignedHead,
+)
+from securevfl.federation.messages import (
+    Announcement,
+    EpochEnd,
+    Gradient,
+    Hello,
+    Mean,
+    Share,
+    TrainingRows,
+    Welcome,
+)
+from securevfl.federation.predict_messages import PredictRequest
+from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.run_plan import RunFacts
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import Field, KeySpec
+from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.paillier_distances import PackedRows
+from securevfl.linkage.shared_distances import Dealing
+from securevfl.linkage.spec import LinkRoles, SimilaritySpec
+from securevfl.linking.candidates import Candidates
+from securevfl.linking.messages import Linked, LinkedRows, Lists, MadeSimilarities
+from securevfl.linking.protections.block_messages import (
+    Cells,
+    Offer,
+    RecordsBlock,
+    RowsBlock,
+    Shift,
+    Turn,
+)
+from securevfl.linking.protections.block_messages import Share as DistanceShare
+from securevfl.linking.protections.bloom import Codes
+from securevfl.linking.protections.paillier import EncryptedDistances, EncryptedRows
+from securevfl.linking.protections.shares import DealerTurn, Dealt, MaskedKeys
+from securevfl.linking.protections.shown import LinkKeys
+from securevfl.mpc.dealt_sums import SEED_BYTES, SumDealing
+from securevfl.pretraining.messages import (
+    CrossBatch,
+    IterationBegin,
+    IterationEnd,
+    LearnLocally,
+    Projections,
+)
+from securevfl.transport.failure import Failure
+from securevfl.transport.message import TypedMessage
+from securevfl.transport.sealed import SealedFrom, SealedTo
+from securevfl.voting.messages import (
+    VotesDealing,
+    VotesLabels,
+    VotesMasked,
+    VotesNoise,
+    VotesSeed,
+    VotesShifted,
+    VotesState,
+    VotesSums,
+    VotesTurn,
+)
+
+_DIGEST: Final = "d" * 64
+_RUN: Final = "0" * 32
+_MODULUS: Final = 2**511 + 1
+_SPEC: Final = hidden_spec("shares")
+_SIMILAR: Final = replace(_SPEC, similarities=SimilaritySpec())
+_CAPPED: Final = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
+_ROLES: Final = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
+_MIXED: Final = KeySpec(
+    columns=("lon", "lat"),
+    metric=METRICS["mixed"],
+    fields=(
+        Field(name="lon", kind="text"),
+        Field(name="lat", kind="number", scale=1.0),
+    ),
+)
+_NUMBERS: Final = np.arange(6, dtype=np.int64).reshape(2, 3)
+_WORDS: Final = _NUMBERS.view(np.uint64)
+_FLOATS: Final = np.full((2, 4), 0.25, dtype=np.float32)
+_INDICES: Final = np.array([[0, 2, 1, -1], [1, 0, 2, -1]])
+
+
+@dataclass(frozen=True)
+class Read:
+    """One way in which a message is read."""
+
+    example: TypedMessage
+    knows: Mapping[str, Any]
+    """What ``from_message`` is given beside the message."""
+
+
+def _read(example: TypedMessage, **knows: Any) -> Read:
+    return Read(example, knows)
+
+
+def _candidates(**how: Any) -> Candidates:
+    return Candidates(**how)
+
+
+READS: Final = (
+    _read(
+        Hello(
+            digest=_DIGEST, public=bytes(32), signature=bytes(64), epochs=[1], pretrained=[], run=""
+        ),
+        digest=_DIGEST,
+        primary="agency",
+    ),
+    _read(
+        Welcome(
+            facts=RunFacts(rows=9, train_rows=4, validation_rows=2, test_rows=3, run=_RUN),
+            keys={"bank": (bytes(32), bytes(64))},
+        ),
+        callers=lambda _facts: ("bank",),
+    ),
+    _read(TrainingRows(rows=4), most=9),
+    _read(
+        Announcement(
+            plan=RoundPlan(round_number=1, rows=np.arange(3), active=(1, 2), purpose="train")
+        )
+    ),
+    _read(Share(round_number=1, words=np.arange(5)), count=5),
+    _read(Gradient(round_number=1, gradient=_FLOATS), shape=(2, 4)),
+    _read(Mean(round_number=1, values={"weight": _FLOATS}), shapes={"weight": (2, 4)}),
+    _read(EpochEnd(mark=EpochMark(epoch=3, best=True, restore_best=False))),
+    _read(Residuals(epoch=1, rows=np.arange(2), residuals=_FLOATS), outputs=4),
+    _read(Step(epoch=1, step=0.5)),
+    _read(
+        Memories(
+            parties=("agency", "bank"),
+            memories={
+                "bank": Memory(nonce=bytes(16), heads={"bank": (bytes(32), 3)}, signature=bytes(64))
+            },
+        ),
+        senders=("bank",),
+        parties=("agency", "bank"),
+    ),
+    _read(
+        Heads(
+            heads={
+                "bank": SignedHead(
+                    head=bytes(32),
+                    lines=3,
+                    signature=bytes(64),
+                    since=1,
+                    proof=np.zeros((2, 32), dtype=np.uint8),
+                )
+            }
+        ),
+        senders=("bank",),
+    ),
+    _read(CountersignRequest(point="end")),
+    _read(PredictRequest(run=_RUN, rows=5, predicted_rows=3, active=(1, 2))),
+    _read(Linked(similarities=_FLOATS), spec=_SIMILAR, rows=2),
+    _read(Linked(), spec=_SPEC, rows=2),
+    _read(LinkedRows(rows=np.array([True, False]), apart=False), rows=2),
+    _read(MadeSimilarities(values=_FLOATS), spec=_SIMILAR, rows=2),
+    _read(
+        Lists(
+            candidates=_candidates(
+                ranked=LinkTable(indices=_INDICES, distances=np.zeros((2, 4))), apart=True
+            )
+        ),
+        spec=_SPEC,
+        rows=2,
+        records=9,
+    ),
+    _read(
+        Lists(
+            candidates=_candidates(
+                pairs=EligiblePairs(
+                    starts=np.array([0, 2, 3]), records=np.array([1, 2, 8]), distances=np.zeros(3)
+                )
+            )
+        ),
+        spec=_CAPPED,
+        rows=2,
+        records=9,
+    ),
+    _read(Shift(shift=np.array([1, 2])), key_dim=2),
+    _read(Cells(cells=_NUMBERS), count=2, key_dim=3),
+    _read(Offer(records=9, tag="t")),
+    _read(Turn(records=9, tags=("a", "b")), name="bank", neighbours=4),
+    _read(RowsBlock(rows=np.arange(3), records=4, done=0, of=9), rows=9),
+    _read(RecordsBlock(records=np.arange(3), rows=4, due=2), records=9),
+    _read(DistanceShare(share=_WORDS), rows=2, records=3),
+    _read(Codes(codes=np.zeros((2, 8), dtype=np.uint8), check="x"), rows=None, width=8),
+    _read(
+        EncryptedRows(packed=PackedRows(modulus=_MODULUS, rows=1, packs=((7, 9),))),
+        rows=1,
+        key_dim=2,
+        key_bits=512,
+    ),
+    _read(
+        EncryptedDistances(answers=[[7, 9]], modulus=_MODULUS), packs=1, records=2, modulus=_MODULUS
+    ),
+    _read(DealerTurn(secondary=1, rows=2, records=3), roles=_ROLES),
+    _read(Dealt(dealing=Dealing(mask=_WORDS, product=_WORDS)), own=(2, 3), rows=2, records=3),
+    _read(MaskedKeys(keys=_WORDS), count=2, key_dim=3),
+    _read(
+        LinkKeys(
+            keys=key_table("agency", 2, seed=1),
+            scaler=KeyScaler(centre=np.zeros(2), width=np.ones(2)),
+        ),
+        spec=_SPEC.keys,
+        rows=2,
+    ),
+    _read(
+        LinkKeys(
+            keys=replace(
+                key_table("agency", 2, seed=1),
+                columns={
+                    "lon": np.array(["Élan", None], dtype=object),
+                    "lat": np.array([0.5, np.nan]),
+                },
+            ),
+            scaler=None,
+        ),
+        spec=_MIXED,
+        rows=2,
+    ),
+    _read(IterationBegin(iteration=1, held_out=np.arange(3))),
+    _read(CrossBatch(round_number=1, rows=np.arange(2), sent=_FLOATS), width=4),
+    _read(Projections(round_number=1, vectors=_FLOATS), shape=(2, 4)),
+    _read(LearnLocally(iteration=2)),
+    _read(IterationEnd(iterations=2, last=True)),
+    _read(Failure(party="bank", reason="is gone", kind="lost"), relayed=True),
+    _read(Failure(party="bank", reason="is gone", kind="lost"), relayed=False),
+    _read(SealedTo(rank=2, sealed=np.zeros(20, dtype=np.uint8))),
+    _read(SealedFrom(rank=2, sealed=np.zeros(20, dtype=np.uint8))),
+    _read(VotesState(settled=False, numbers=4)),
+    _read(VotesLabels(bins_of_rows=np.array([0, 2, 1])), rows=3, bins=3),
+    _read(VotesTurn(secondary=1, numbers=4), due=(1, 2)),
+    _read(
+        VotesDealing(dealing=SumDealing(shifts=np.array([0, 1]), correction=_WORDS)),
+        rows=2,
+        bins=2,
+        numbers=3,
+    ),
+    _read(VotesSeed(seed=bytes(SEED_BYTES))),
+    _read(VotesShifted(said=np.array([0, 1])), rows=2, bins=2),
+    _read(VotesNoise(words=_WORDS), bins=2, numbers=3),
+    _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), left=1, bins=2, numbers=3),
+    _read(VotesSums(sums=_NUMBERS), bins=2, numbers=3),
+    _read(Fitted()),
+)
+"""Every message that checks what it reads, and one that holds nothing."""
