@@ -58,7 +58,8 @@ class Alone:
         self.margins = torch.from_numpy(alone.margins(inputs)).to(device)
         """Of the primary alone, of all rows."""
         self.threshold = self.head.choose_threshold(
-            self.margins[split.validation], self.targets(split.validation)
+            self.margins[torch.as_tensor(split.validation, device=device)],
+            self.targets(split.validation),
         )
 
     def targets(self, rows: Int64[np.ndarray, " some"]) -> Tensor:

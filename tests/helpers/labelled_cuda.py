@@ -5,6 +5,8 @@ whose storage carries a label. ``.device`` and ``.is_cuda`` tell the label; ever
 of a backward pass and of ``torch.func`` among them, looks at the labels of its inputs and fails
 with :class:`MixedDevices` where a GPU would, and labels its outputs. ``.numpy()`` of a labelled
 tensor fails as on a GPU, a generator is of one device, and a file tells where its tensors were.
+In one place it is stricter: a GPU's tensor may be indexed by a CPU's, which torch then copies and
+waits for; here that is refused, so that every copy is one that the code names.
 Since values are real, whole runs go through, with all that they decide by values; torch's own
 ``FakeTensorMode`` has no values, and a build of torch without CUDA cannot move a module with it.
 
@@ -53,10 +55,7 @@ _FACTORIES = (
 _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 # Beside elementwise operations, which torch marks: a CPU tensor of one number may meet a GPU's.
-_TAKES_ONE_NUMBER = ("fill", "masked_fill", "where", "_foreach_")
-
-# A GPU's tensor may be indexed by a CPU's; the other way around fails.
-_INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+_TAKES_ONE_NUMBER = ("fill", "index_put", "masked_fill", "where", "_foreach_")
 
 _COPIES = ("copy_", "_copy_from", "copy")
 
@@ -133,13 +132,13 @@ class _Generator(_TRUE_GENERATOR):
     labelled_device: torch.device
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
-        made = super().__new__(cls, "cpu")
+        made = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         made.labelled_device = _place(device)
-        _GENERATORS[made._cdata] = made
+        _GENERATORS[made._cdata] = made  # type: ignore[attr-defined]
         return made
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self.labelled_device
 
     def set_state(self, state: Tensor) -> "_Generator":
@@ -214,16 +213,15 @@ def _common(func: Any, args: tuple[Any, ...], inputs: list[Tensor]) -> torch.dev
             _label(one, *devices)
     if len(devices) <= 1:
         return devices.pop() if devices else None
-    if name in _INDEXES and device_of(args[0]) == CUDA:
-        beside = [one for one in tree_leaves(args[2:]) if isinstance(one, Tensor)]
-        if all(device_of(one) == CUDA or one.ndim == 0 for one in beside):
-            return CUDA
     one_number = torch.Tag.pointwise in func.tags or name.startswith(_TAKES_ONE_NUMBER)
     written = func._schema.arguments and func._schema.arguments[0].is_write
     into = [one for one in tree_leaves(args[:1]) if isinstance(one, Tensor)] if written else []
-    if one_number and all(device_of(one) == CUDA for one in into):
-        if all(device_of(one) == CUDA or one.ndim == 0 for one in inputs):
-            return CUDA
+    if (
+        one_number
+        and all(device_of(one) == CUDA for one in into)
+        and all(device_of(one) == CUDA or one.ndim == 0 for one in inputs)
+    ):
+        return CUDA
     shown = ", ".join(f"{tuple(one.shape)} on {device_of(one)}" for one in inputs)
     raise MixedDevices(f"{name}: inputs are on several devices: {shown}")
 
@@ -235,11 +233,13 @@ def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             device, dtype, form = device_of(other), other.dtype, torch.preserve_format
         else:
             device, dtype, _, form = torch._C._nn._parse_to(*args, **kwargs)
-            form = form or torch.preserve_format
+            form = torch.preserve_format if form is None else form
         place = device_of(self) if device is None else _place(device)
         moved = _moved(self, place)
         again = copy and moved is self
-        return original(moved, dtype=dtype or self.dtype, copy=again, memory_format=form)
+        return original(
+            moved, dtype=self.dtype if dtype is None else dtype, copy=again, memory_format=form
+        )
 
     return to
 
@@ -306,7 +306,7 @@ _GUARD = threading.Lock()
 
 def watched() -> TorchDispatchMode:
     """Watch another thread's operations too, as a context, within :func:`labelled_cuda`."""
-    return _Labels()
+    return _Labels()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -334,14 +334,18 @@ def labelled_cuda() -> Iterator[torch.device]:
             [(0, _tag, _restore), *torch.serialization._package_registry],
         ),
     ]
-    for name in ("numpy", "__array__", "__dlpack__"):
-        patches.append(patch.object(tensor, name, _on_cpu(getattr(tensor, name), name)))
-    for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
-        for name in names:
-            patches.append(patch.object(owner, name, _factory(getattr(owner, name), name)))
+    patches += [
+        patch.object(tensor, name, _on_cpu(getattr(tensor, name), name))
+        for name in ("numpy", "__array__", "__dlpack__")
+    ]
+    patches += [
+        patch.object(owner, name, _factory(getattr(owner, name), name))
+        for owner, names in ((torch, _FACTORIES), (tensor, _METHODS))
+        for name in names
+    ]
     with _GUARD, contextlib.ExitStack() as stack:
         _done.clear()
         for one in patches:
             stack.enter_context(one)
-        stack.enter_context(_Labels())
+        stack.enter_context(watched())
         yield CUDA

@@ -57,7 +57,7 @@ def write(folder: Path, sections: dict[str, Any]) -> Path:
     pinned = provision([party["name"] for party in source["party"]], folder / "ids")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        source["party"][0]["address"] = "127.0.0.1:%d" % free.getsockname()[1]
+        source["party"][0]["address"] = f"127.0.0.1:{free.getsockname()[1]}"
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
     for party in source["party"][1:]:
