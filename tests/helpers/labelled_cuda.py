@@ -141,9 +141,13 @@ class _Generator(_TRUE_GENERATOR):
     def device(self) -> torch.device:  # type: ignore[override]
         return self.labelled_device
 
+    def get_state(self) -> Tensor:
+        state = super().get_state()
+        return state if self.labelled_device == CPU else _as_of_a_gpu(state)
+
     def set_state(self, state: Tensor) -> "_Generator":
         _require_cpu_state(state)
-        super().set_state(state)
+        super().set_state(state if self.labelled_device == CPU else _as_of_the_cpu(state))
         return self
 
 
@@ -154,6 +158,17 @@ _GENERATORS: WeakValueDictionary[int, _Generator] = WeakValueDictionary()
 def _require_cpu_state(state: Tensor) -> None:
     if device_of(state) != CPU:
         raise MixedDevices("the state of a generator must be a CPU tensor")
+
+
+def _as_of_a_gpu(state: Tensor) -> Tensor:
+    """Return a state of another length: a GPU's generator takes none of the CPU's."""
+    return torch.cat([state, state.new_ones(1)])
+
+
+def _as_of_the_cpu(state: Tensor) -> Tensor:
+    if len(state) != len(torch.get_rng_state()) + 1:
+        raise MixedDevices("the state is one of a CPU's generator")
+    return state[:-1].clone()
 
 
 def _require_generator(generator: Any, device: torch.device, name: str) -> None:
@@ -284,10 +299,15 @@ def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return deepcopy
 
 
+def _get_rng_state(device: Any = "cuda") -> Tensor:
+    del device
+    return _as_of_a_gpu(torch.get_rng_state())
+
+
 def _set_rng_state(state: Tensor, device: Any = "cuda") -> None:
     del device
     _require_cpu_state(state)
-    torch.set_rng_state(state)
+    torch.set_rng_state(_as_of_the_cpu(state))
 
 
 def _tag(storage: Any) -> str | None:
@@ -326,7 +346,7 @@ def labelled_cuda() -> Iterator[torch.device]:
         patch.object(torch, "Generator", _Generator),
         patch.object(torch.cuda, "is_available", lambda: True),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
-        patch.object(torch.cuda, "get_rng_state", lambda _device="cuda": torch.get_rng_state()),
+        patch.object(torch.cuda, "get_rng_state", _get_rng_state),
         patch.object(torch.cuda, "set_rng_state", _set_rng_state),
         patch.object(
             torch.serialization,

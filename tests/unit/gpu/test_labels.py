@@ -32,6 +32,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "generator": lambda: torch.rand(2, generator=torch.Generator(), device="cuda"),
     "generator in place": lambda: there(2).normal_(generator=torch.Generator()),
     "state": lambda: torch.cuda.set_rng_state(torch.cuda.get_rng_state().to("cuda")),
+    "state of the CPU": lambda: torch.cuda.set_rng_state(torch.get_rng_state()),
     "foreach": lambda: torch._foreach_add([there(2)], [torch.ones(2)]),
     "one row": lambda: vmap(lambda row: row + torch.ones(2))(there(3, 2)),
     "backward": lambda: _Sloppy.apply(there(2).requires_grad_()).sum().backward(),
