@@ -1,5 +1,6 @@
 """The base of a run: margins of the primary alone, which the joint model corrects."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,8 @@ class Base:
     """Of all rows, out of fold on training rows."""
     alone: Alone | None = None
     """The models of the primary alone, where the base was chosen among them."""
+    cpu_seconds: float = 0.0
+    """That fitting it took."""
 
 
 def fit_base(
@@ -69,6 +72,12 @@ def fit_base(
         DataError: If it can't be fitted to these rows.
     """
     require_estimator(config, estimator)
+    begin = time.process_time()
+    fitted = _fit(config, table, data, estimator)
+    return replace(fitted, cpu_seconds=time.process_time() - begin)
+
+
+def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimator: Any) -> Base:
     inputs, targets = own_inputs(table), data.targets.cpu().numpy()
     split, seed, device = data.split, config.federation.seed, data.features.device
     name = config.base.estimator

@@ -15,6 +15,8 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import EpochDone
+from securevfl.federation.base import Base, fit_base
+from securevfl.runtime import primary_run
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 from securevfl.studies.compare.comparison import Comparison, compare_methods
@@ -393,3 +395,28 @@ def test_assisted_boosting_is_told_how_many_classes_there_are(tmp_path: Path) ->
     (result,) = compare_methods(plan)
     assert result["best_epoch"] <= 1
     assert result["family"] == "assist"
+
+
+def test_methods_of_a_seed_begin_at_one_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fitted once a seed, and figures are those of runs that fit their own."""
+    fitted = []
+
+    def counted(*arguments: Any) -> Base:
+        fitted.append(fit_base(*arguments))
+        return fitted[-1]
+
+    monkeypatch.setattr(primary_run, "fit_base", counted)
+    plan = comparison(tmp_path, "fet", "top1sim", base={"estimator": "best"})
+    results = compare_methods(plan)
+    assert len(fitted) == 2
+    assert all(one["cpu_seconds"] > fitted[0].cpu_seconds / 2 > 0 for one in results)
+    tables = read_tables(plan.config, tmp_path)
+    for one in results[1:]:
+        recipe = Recipe(source=plan.config.source, method=one["name"])
+        config = run_config(recipe, Run(name=one["name"], seed=one["seed"]))
+        own = tmp_path / f"own-{one['name']}-{one['seed']}"
+        again = simulate_federation(config, tables, own, device=torch.device("cpu"))
+        for metrics in METRICS:
+            assert one[metrics] == again.metrics[metrics]
