@@ -1,5 +1,9 @@
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help install demo test test-all lint types format bench check-vectors mutation fuzz ci clean docs docs-pages
+=======
+.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation ci clean docs docs-pages
+>>>>>>> fake
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -48,6 +52,9 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 docs-pages: install ## write the pages that are made from docstrings
 	$(BIN)/python tools/make_federation_file_page.py
 	$(BIN)/python tools/make_message_table.py
+
+bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
+	$(BIN)/python benchmarks/gpu.py
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)

@@ -77,10 +77,14 @@ def two_parties(name: str, rows: int) -> list[PartyTable]:
     ]
 
 
-def ten_parties(rows: int) -> list[PartyTable]:
+def mnist(rows: int, *, parties: int) -> list[PartyTable]:
     table = load_full("mnist")
     chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
-    return split_table(table.X[chosen], table.y[chosen], parties=10, seed=0)
+    return split_table(table.X[chosen], table.y[chosen], parties=parties, seed=0)
+
+
+def ten_parties(rows: int) -> list[PartyTable]:
+    return mnist(rows, parties=10)
 
 
 def hdb(rows: int) -> list[PartyTable]:

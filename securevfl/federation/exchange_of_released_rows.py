@@ -48,7 +48,8 @@ class ReleasedRows:
         Reveals:
             Nothing: these values were released before.
         """
-        return self._aggregates[torch.as_tensor(plan.rows)].to(self._device)
+        rows = torch.as_tensor(plan.rows, device=self._aggregates.device)
+        return self._aggregates[rows].to(self._device)
 
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]

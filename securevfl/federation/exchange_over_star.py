@@ -149,11 +149,11 @@ class FederatedExchange:
         """
         round_number = self.rounds.next()
         self._tell(self.ranks, AverageRequest(round_number=round_number))
-        words = encode_weighted(own, weight=1, parties=len(self.names) + 1)
+        words = encode_weighted(own, weight=1, parties=len(self.names) + 1).cpu()
         total = self.sum_to(words, round_number=round_number, active=self.ranks)
         assert total is not None, "the primary's reveal returns the total"
         mean = decode_mean(total, {name: own[name].shape for name in own})
-        values = {name: value.cpu().numpy() for name, value in mean.items()}
+        values = {name: value.numpy() for name, value in mean.items()}
         self._tell(self.ranks, Mean(round_number=round_number, values=values))
         return mean
 

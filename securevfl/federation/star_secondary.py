@@ -198,7 +198,7 @@ class SecondaryServer:
     def _average(self, round_number: int) -> None:
         own = self.secondary.share_positions(round_number)
         self.sum_to(
-            encode_weighted(own, weight=1, parties=len(self._ranks) + 1),
+            encode_weighted(own, weight=1, parties=len(self._ranks) + 1).cpu(),
             round_number=round_number,
             active=self._ranks,
         )

@@ -102,7 +102,10 @@ def joined_inputs(
     Raises:
         DataError: If a table has no truth, or some row has no match.
     """
-    matches = [torch.as_tensor(true_matches(primary, table)) for table in secondaries]
+    device = data.features.device
+    matches = [
+        torch.as_tensor(true_matches(primary, table), device=device) for table in secondaries
+    ]
     return combined_inputs(_own_inputs(config, data), features, matches)
 
 

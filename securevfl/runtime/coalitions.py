@@ -58,8 +58,12 @@ class Alone:
         self.margins = torch.from_numpy(alone.margins(inputs)).to(device)
         """Of the primary alone, of all rows."""
         self.threshold = self.head.choose_threshold(
-            self.margins[split.validation], self.targets(split.validation)
+            self.outputs(split.validation), self.targets(split.validation)
         )
+
+    def outputs(self, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return what the primary alone says of rows."""
+        return self.margins[torch.as_tensor(rows, device=self.margins.device)]
 
     def targets(self, rows: Int64[np.ndarray, " some"]) -> Tensor:
         """Return the labels of rows."""
@@ -69,12 +73,12 @@ class Alone:
     def tested(self) -> Targets:
         """The test rows' labels, as metrics take them."""
         rows = self.data.split.test
-        return on_cpu(self.margins[rows], self.targets(rows))[1]
+        return on_cpu(self.outputs(rows), self.targets(rows))[1]
 
     @property
     def test(self) -> Valued:
         """The primary alone on the test rows."""
-        return self.valued(self.margins[self.data.split.test], self.threshold, "alone")
+        return self.valued(self.outputs(self.data.split.test), self.threshold, "alone")
 
     def valued(self, outputs: Tensor, threshold: float, used: Used) -> Valued:
         """Return outputs for the test rows as they are compared."""
@@ -105,7 +109,7 @@ class Gone:
             used = who_answers(
                 alone.head,
                 joint=self._partners.outputs(coalition, split.validation),
-                alone=alone.margins[split.validation],
+                alone=alone.outputs(split.validation),
                 targets=alone.targets(split.validation),
             )
             if used == "alone":

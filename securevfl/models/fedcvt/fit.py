@@ -97,7 +97,7 @@ def fit_fedcvt(
     shuffled = rows.labelled
     for step in range(config.passes(len(rows.labelled)) * batches):
         if step % batches == 0:
-            shuffled = rows.labelled[torch.randperm(len(rows.labelled), generator=order)]
+            shuffled = _draw(rows.labelled, len(rows.labelled), order)
         labelled = shuffled.tensor_split(batches)[step % batches]
         aligned, own, theirs = (
             _draw(part, config.batch_size, order) for part in (rows.aligned, rows.local, rows.local)

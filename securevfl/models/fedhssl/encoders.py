@@ -140,7 +140,10 @@ class EmbeddedColumns(nn.Module):
     ) -> None:
         super().__init__()
         self.columns = tuple(columns)
-        self.continuous = continuous_places(num_features, columns)
+        places = torch.tensor(continuous_places(num_features, columns), dtype=torch.int64)
+        self.continuous: Tensor
+        # On the model's device: a list would be copied there at every step.
+        self.register_buffer("continuous", places, persistent=False)
         # The last row means "replaced". As a padding row it gets no gradient: [FedHSSL] V-A,
         # "extra untrained embedding vectors".
         self.embeddings = nn.ModuleList(
@@ -151,7 +154,7 @@ class EmbeddedColumns(nn.Module):
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
         """Return the numbers, then the embeddings."""
-        parts = [features[:, list(self.continuous)]]
+        parts = [features[:, self.continuous]]
         parts += [
             embedding(column.codes(features))
             for column, embedding in zip(self.columns, self.embeddings, strict=True)

@@ -1,0 +1,106 @@
+"""Parties that compute on a GPU and meet over TLS, as threads: what crosses is on the CPU."""
+
+import json
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.assisted import LINEAR
+from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.labelled_cuda import labelled_cuda, watched
+from helpers.star import together
+
+from securevfl.config.reading import read_federation
+from securevfl.federation.party_files import LOG_FILE
+from securevfl.runtime.party import Outcome, run_party
+from securevfl.runtime.party_job import NewRows, PartyJob
+from securevfl.transport.provision import provision
+
+SMALL = {"epochs": 1, "batch_size": 16}
+SSL = {"batch_size": 32, "projector": [8, 8, 8], "predictor": 8, "iterations": 1}
+RUNS: Mapping[str, dict[str, Any]] = {
+    # Two epochs: the second begins from averaged positional encodings.
+    "positions": {
+        "model": {"average_positions_every": 1},
+        "training": {"epochs": 2, "batch_size": 16},
+    },
+    "released": {
+        "model": {"release": "pooled", "top": "additive"},
+        "privacy": FROZEN,
+        "training": SMALL,
+    },
+    "assist": {"model": {**LINEAR, "rounds": 1}, "training": {"batch_size": 16}},
+    "pretraining": {
+        "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8},
+        "pretraining": {**SSL, "exchange": "plain"},
+        "training": {**SMALL, "labelled_rows": 30},
+    },
+    "noised-pretraining": {
+        "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "norm": "none"},
+        "pretraining": {**SSL, "primary_sends": "gaussian", "epsilon": 50.0, "delta": 1e-4},
+        "training": {**SMALL, "labelled_rows": 30},
+    },
+}
+
+
+def write(folder: Path, sections: dict[str, Any]) -> Path:
+    """Write a federation whose parties know one another, and where the primary listens."""
+    if "pretraining" in sections:
+        path = write_overlapping(folder, **sections)
+    else:
+        path = write_federation(folder, rows=40, **sections)
+    source = tomllib.loads(path.read_text())
+    pinned = provision([party["name"] for party in source["party"]], folder / "ids")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        source["party"][0]["address"] = f"127.0.0.1:{free.getsockname()[1]}"
+    for party in source["party"]:
+        party["identity"] = pinned[party["name"]]
+    for party in source["party"][1:]:
+        if sections.get("privacy") is FROZEN:
+            party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
+    return save(folder, source)
+
+
+def run(path: Path, out: Path, **more: Any) -> Outcome:
+    """Run every party on the device in a thread of its own; return what the primary has."""
+    config = read_federation(path)
+
+    def party(name: str) -> Any:
+        job = PartyJob(
+            config=config,
+            name=name,
+            run_folder=out,
+            identity_folder=path.parent / "ids" / name,
+            data_root=path.parent,
+            device=torch.device("cuda"),
+            resume=False,
+            **({**more, "new_rows": None} if name != config.primary.name else more),
+        )
+        with watched():
+            return run_party(job, lambda _event: None)
+
+    names = [one.name for one in config.parties]
+    results = together([lambda name=name: party(name) for name in names])
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, Exception):
+            log = (out / "parties" / name / LOG_FILE).read_text().splitlines()
+            raise AssertionError(json.loads(log[-1])) from result
+    return results[0]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_parties_on_gpus_meet(name: str, tmp_path: Path) -> None:
+    """They train, keep their halves, and predict new rows with them."""
+    path = write(tmp_path, RUNS[name])
+    with labelled_cuda():
+        figures = run(path, tmp_path / "run")
+        rows = NewRows(path=tmp_path / "agency.csv", out=tmp_path / "predicted.csv")
+        predicted = run(path, tmp_path / "run", serves=True, new_rows=rows)
+
+    assert 0 <= figures.as_json()["test_metrics"]["accuracy"] <= 1
+    assert len(predicted.rows) == len((tmp_path / "agency.csv").read_text().splitlines()) - 1

@@ -1,0 +1,56 @@
+"""The benchmark of a GPU goes through without one."""
+
+import json
+
+import gpu
+import pytest
+import torch
+from helpers.labelled_cuda import labelled_cuda, operations
+from helpers.scripts import run_script
+
+
+def test_smoke(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the CPU: time and SplitAvg's share are measured, what only a GPU has is left out."""
+    run_script("gpu.py", "--smoke", "--json", "--runs", "hdb-100")
+    found = json.loads(capsys.readouterr().out)["hdb-100"]
+
+    assert found["rounds"] == 6
+    assert found["seconds"] > 0
+    assert 0 < found["splitavg_share"] < 1
+    assert found["utilisation"] is None
+    assert found["peak_gb"] is None
+
+
+def test_on_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same on what stands in for a GPU, noise included, as a table."""
+    waits: list[None] = []
+    for name, stub in {
+        "synchronize": lambda: waits.append(None),
+        "reset_peak_memory_stats": lambda: None,
+        "max_memory_allocated": lambda: 3_210_000_000,
+        "get_device_name": lambda: "a stand-in",
+        "utilization": lambda: 50,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(gpu, "SETTINGS", gpu.SMOKE)
+    arguments = ["gpu.py", "--runs", "mnist-50", "--batch", "8", "--noise", "0.5"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with labelled_cuda():
+        gpu.main()
+        assert operations() > 20
+
+    title, *_, line = capsys.readouterr().out.splitlines()
+    assert title.startswith("a stand-in")
+    assert "| 3.21 |" in line
+    assert waits
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    with pytest.raises(SystemExit) as ended:
+        run_script("gpu.py")
+
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no GPU" in line

@@ -1,0 +1,198 @@
+"""Whole simulated runs on a GPU that is not there: every family, top model and encoder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers.assisted import LINEAR
+from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.labelled_cuda import labelled_cuda, operations
+from helpers.voting import write_voting
+
+from securevfl.config.reading import read_federation
+from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
+from securevfl.runtime.contribution import contribution
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.tables import read_tables
+from securevfl.studies.compare.comparison import Comparison, compare_methods
+
+NARROW = {"hidden": 8, "layer_width": 8}
+PAIRS = {"family": "fedsim", **NARROW, "neighbours": 5}
+POOLED = {"release": "pooled", "hidden": 4}
+DP = {
+    "epsilon": 40.0,
+    "delta": 1e-4,
+    "encoder": "dp-trained",
+    "links_per_record": 2,
+    "gradient_clip_norm": 0.5,
+}
+ALIGNED = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
+SSL = {"batch_size": 32, "projector": [8, 8, 8], "predictor": 8, "iterations": 1}
+
+RUNS: Mapping[str, dict[str, Any]] = {
+    "fet": {"model": {"average_positions_every": 1}},
+    "fet-noise": {
+        "privacy": {"noise_multiplier": 0.5, "delta": 1e-4, "encoder": "trained"},
+        "training": {"optimizer": "lamb", "iso_gradients": 1.0},
+        "federation": {"task": "regression"},
+    },
+    "fet-frozen": {"privacy": FROZEN},
+    "fet-additive": {
+        "model": {**POOLED, "top": "additive"},
+        "encoder": {"method": "principal"},
+        "privacy": FROZEN,
+    },
+    "fet-autoencoder": {
+        "model": {**POOLED, "top": "linear"},
+        "encoder": {"method": "autoencoder", "steps": 3, "sampling_rate": 0.5},
+        "privacy": FROZEN,
+    },
+    "fet-dp": {"model": {**POOLED, "average_positions_every": 1}, "privacy": DP},
+    "fedsim": {"model": PAIRS, "base": {"estimator": "linear"}},
+    "fedsim-paper": {
+        "model": {**PAIRS, "weight": "learned", "sort": "weight", "merge": "convolution"}
+    },
+    "fedsim-unsorted": {"model": {**PAIRS, "sort": "none", "merge": "perceptron"}},
+    "exact": {"model": {"family": "exact", **NARROW}},
+    "top1sim": {"model": {"family": "top1sim", **NARROW}},
+    "avgsim": {"model": {"family": "avgsim", **NARROW, "neighbours": 3}},
+    "featuresim": {"model": {"family": "featuresim", **NARROW, "neighbours": 3}},
+    "assist": {"model": {**LINEAR, "label_epsilon": 4.0}},
+    "fedhssl": {"model": ALIGNED, "pretraining": {**SSL, "algorithm": "moco"}},
+    "fedgssl": {
+        "model": {**ALIGNED, "family": "fedgssl", "encoder": "embedding", "embedding": 4},
+        "training": {"threshold": "f1"},
+        "pretraining": {**SSL, "algorithm": "byol", "augment_aligned": True},
+    },
+    "fedlocalssl": {"model": {**ALIGNED, "family": "fedlocalssl"}, "pretraining": SSL},
+    "votes": {"labels": "shares"},
+}
+"""Sections of a federation file, each for what it alone goes through."""
+
+
+def write(folder: Path, sections: dict[str, Any]) -> Path:
+    """Write a federation."""
+    if "labels" in sections:
+        return write_voting(folder, **sections)
+    training = {"epochs": 1, "batch_size": 16, **sections.get("training", {})}
+    given = {**sections, "training": training}
+    if "pretraining" in sections:
+        return write_overlapping(folder, **given)
+    path = write_federation(folder, rows=40, **given)
+    if sections.get("privacy") not in (FROZEN, DP):
+        return path
+    source = dict(read_federation(path).source)
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
+    return save(folder, source)
+
+
+def run(
+    path: Path, out: Path, *, device: str, resume: bool = False, observe: Observer = unheard
+) -> RunResult:
+    config = read_federation(path)
+    return simulate_federation(
+        config,
+        read_tables(config, path.parent),
+        out,
+        device=torch.device(device),
+        resume=resume,
+        with_alone=False,
+        observe=observe,
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs(name: str, tmp_path: Path) -> None:
+    """From linking to the predictions of a kept model nothing mixes devices."""
+    path = write(tmp_path, RUNS[name])
+    with labelled_cuda():
+        result = run(path, tmp_path / "run", device="cuda")
+        assert operations() > 20
+        predicted = result.predict(tmp_path / "agency.csv")
+
+    assert len(predicted.rows) == len(pd.read_csv(tmp_path / "agency.csv"))
+
+
+@pytest.mark.parametrize("name", ["fet", "fedsim"])
+def test_branches_of_a_gpu_compute_the_same(name: str, tmp_path: Path) -> None:
+    """A GPU has code of its own in the codec and the dropout streams: losses are the CPU's."""
+    path = write(tmp_path, {**RUNS[name], "training": {"epochs": 2}})
+    here = run(path, tmp_path / "here", device="cpu")
+    with labelled_cuda():
+        there = run(path, tmp_path / "there", device="cuda")
+
+    assert there.losses == pytest.approx(here.losses, rel=1e-5)
+
+
+class CutError(Exception):
+    """The end of a run before its time."""
+
+
+def cut_in_epoch_2(event: ProgressEvent) -> None:
+    """End a run in the first round of its second epoch."""
+    if isinstance(event, RoundDone) and event.epoch == 2:
+        raise CutError
+
+
+@pytest.mark.parametrize("name", ["fet", "assist", "fedhssl"])
+def test_a_cut_run_goes_on(name: str, tmp_path: Path) -> None:
+    """Whatever was written on the device is read there again: weights, optimizers, streams."""
+    more = {"model": {**LINEAR, "rounds": 2}} if name == "assist" else {"training": {"epochs": 2}}
+    path = write(tmp_path, {**RUNS[name], **more})
+    with labelled_cuda():
+        whole = run(path, tmp_path / "whole", device="cuda")
+        with pytest.raises(CutError):
+            run(path, tmp_path / "cut", device="cuda", observe=cut_in_epoch_2)
+        again = run(path, tmp_path / "cut", device="cuda", resume=True)
+
+    assert again.losses == whole.losses[-len(again.losses) :]
+
+
+@pytest.mark.parametrize("name", ["fet", "fet-additive"])
+def test_contributions_are_measured(name: str, tmp_path: Path) -> None:
+    """Coalitions go through kept models, or through what was released."""
+    path = write(tmp_path, RUNS[name])
+    with labelled_cuda():
+        measured = contribution(run(path, tmp_path / "run", device="cuda"))
+
+    assert measured.rows == 8
+
+
+def test_methods_that_need_no_federation(tmp_path: Path) -> None:
+    """A comparison trains them on the device too."""
+    methods = ("alone", "solo", "combine", "boosting", "boosting-links", "fedcvt")
+    small = {"epochs": 1}
+    path = write_federation(
+        tmp_path,
+        secondaries=1,
+        rows=40,
+        base={"estimator": "linear"},
+        linkage={"truth": "who"},
+        methods={
+            "solo": small,
+            "combine": small,
+            "boosting": {"iterations": 3},
+            "boosting-links": {"iterations": 3},
+            "fedcvt": {"least_steps": 2, "epochs": 1, "width": 8},
+        },
+    )
+    for name in ("agency", "bank-1"):
+        table = pd.read_csv(tmp_path / f"{name}.csv").sort_values("lon", ignore_index=True)
+        table.assign(who=range(len(table))).to_csv(tmp_path / f"{name}.csv", index=False)
+    plan = Comparison(
+        config=read_federation(path),
+        methods=methods,
+        seeds=1,
+        data_root=tmp_path,
+        folder=tmp_path / "out",
+        device="cuda",
+    )
+    with labelled_cuda():
+        results = compare_methods(plan)
+        assert operations() > 20
+
+    assert [one["name"] for one in results] == list(methods)
