@@ -1,9 +1,5 @@
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help install demo test test-all lint types format bench check-vectors mutation fuzz ci clean docs docs-pages
-=======
-.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation ci clean docs docs-pages
->>>>>>> fake
+.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
