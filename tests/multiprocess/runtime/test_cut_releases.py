@@ -14,11 +14,9 @@ import torch
 from helpers import altered_party
 from helpers.federations import FROZEN, save, write_federation
 from helpers.patience import PATIENCE_S
+from helpers.undisturbed import undisturbed
 
-from securevfl.config.reading import read_federation
 from securevfl.federation.state_files import read_state
-from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 from securevfl.transport.provision import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -85,17 +83,6 @@ def ended(
 
 def codes(found: Mapping[str, tuple[int, str]]) -> dict[str, int]:
     return {name: code for name, (code, _) in found.items()}
-
-
-def undisturbed(path: Path, out: Path) -> RunResult:
-    config = read_federation(path)
-    tables = read_tables(config, path.parent)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return simulate_federation(config, tables, out, device=torch.device("cpu"))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def released(out: Path) -> torch.Tensor:

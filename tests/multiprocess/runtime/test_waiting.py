@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
+from helpers.undisturbed import undisturbed
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, RoundDone, SessionLost, Warned
-from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 pytestmark = pytest.mark.multiprocess
 
@@ -74,17 +71,6 @@ class Watcher:
 
 def kill(name: str, number: int = signal.SIGKILL) -> Callable[[], None]:
     return lambda: os.kill(process_of(name), number)
-
-
-def undisturbed(path: Path, out: Path) -> RunResult:
-    config = read_federation(path)
-    tables = read_tables(config, path.parent)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return simulate_federation(config, tables, out, device=torch.device("cpu"))
-    finally:
-        torch.set_num_threads(threads)
 
 
 FIGURES = ("train", "validation", "test", "epochs", "best_epoch")

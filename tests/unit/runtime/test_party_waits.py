@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.federations import write_federation
+from helpers.jobs import secondary_job
 
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import (
     BudgetExceededError,
     PartyAbsentError,
@@ -20,28 +18,9 @@ from securevfl.core.progress import ProgressEvent, SessionLost
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import party
 from securevfl.runtime.party_job import PartyJob, PartyLife
-from securevfl.transport.provision import provision
 
 LOST = PartyLostError("bank-2: its connection broke")
 WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
-
-
-def job_of(folder: Path, **runtime: object) -> PartyJob:
-    path = write_federation(folder, rows=20, runtime=runtime)
-    pinned = provision(["agency", "bank-1", "bank-2"], folder / "ids")
-    text = path.read_text()
-    for name, identity in pinned.items():
-        text = text.replace(f'name = "{name}"', f'name = "{name}"\nidentity = "{identity}"')
-    path.write_text(text)
-    return PartyJob(
-        config=read_federation(path),
-        name="bank-1",
-        run_folder=folder / "run",
-        identity_folder=folder / "ids" / "bank-1",
-        data_root=folder,
-        device=torch.device("cpu"),
-        resume=False,
-    )
 
 
 class Sessions:
@@ -71,7 +50,7 @@ def test_it_joins_again_and_goes_on_with_what_has_begun(
 ) -> None:
     """A loss before the run began is followed by a fresh start, a later one by a resumed run."""
     sessions = Sessions(LOST, PartyTimeoutError("agency: gave no sign of life for 10 s"), None)
-    run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+    run(secondary_job(tmp_path, **WAITS), sessions, monkeypatch)
     assert [one.resume for one in sessions.jobs] == [False, False, True]
     assert [one.returning for one in sessions.jobs] == [False, True, True]
     assert [one.join_timeout_s for one in sessions.jobs] == [5.0, 900.0, 900.0]
@@ -95,17 +74,17 @@ def test_it_does_not_wait_where_that_mends_nothing(
     """Another party's own error, one that never came back, and this party's own."""
     sessions = Sessions(error)
     with pytest.raises(type(error), match=str(error)):
-        run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+        run(secondary_job(tmp_path, **WAITS), sessions, monkeypatch)
     assert not sessions.told
 
 
 def test_by_default_a_loss_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As does one while a kept model is served, which has a way of its own to join again."""
-    job = job_of(tmp_path)
+    job = secondary_job(tmp_path)
     with pytest.raises(PartyLostError):
         run(job, Sessions(LOST), monkeypatch)
     (tmp_path / "waits").mkdir()
-    serving = replace(job_of(tmp_path / "waits", **WAITS), serves=True)
+    serving = replace(secondary_job(tmp_path / "waits", **WAITS), serves=True)
     sessions = Sessions(LOST)
     with pytest.raises(PartyLostError):
         run(serving, sessions, monkeypatch)
@@ -117,5 +96,5 @@ def test_a_run_that_is_lost_too_often_ends(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(
         PartyFailedError, match=r"broke; the run was lost 4 times, which is runtime"
     ):
-        run(job_of(tmp_path, **WAITS), sessions, monkeypatch)
+        run(secondary_job(tmp_path, **WAITS), sessions, monkeypatch)
     assert len(sessions.jobs) == 4

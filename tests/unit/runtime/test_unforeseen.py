@@ -5,34 +5,17 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.federations import write_federation
+from helpers.jobs import secondary_job
 
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.core.progress import unheard
 from securevfl.runtime import party
 from securevfl.runtime.party_job import PartyJob
-from securevfl.transport.provision import provision
 
 
 @pytest.fixture
 def job(tmp_path):
-    path = write_federation(tmp_path, rows=20)
-    pinned = provision(["agency", "bank-1", "bank-2"], tmp_path / "ids")
-    text = path.read_text()
-    for name, identity in pinned.items():
-        text = text.replace(f'name = "{name}"', f'name = "{name}"\nidentity = "{identity}"')
-    path.write_text(text)
-    return PartyJob(
-        config=read_federation(path),
-        name="bank-1",
-        run_folder=tmp_path / "run",
-        identity_folder=tmp_path / "ids" / "bank-1",
-        data_root=tmp_path,
-        device=torch.device("cpu"),
-        resume=False,
-    )
+    return secondary_job(tmp_path)
 
 
 def failing(monkeypatch, error: Exception) -> None:

@@ -3,7 +3,7 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -556,9 +556,9 @@ def test_a_party_that_takes_nothing_in_is_noticed(star):
     together([primary.close, bank.close])
 
 
-def test_a_slow_line_is_no_lost_party(star):
-    """An array that takes longer than the silence that is tolerated arrives, as it moves on."""
-    limits = TransportLimits(silence_timeout_s=3.0, farewell_timeout_s=10.0)
+@contextmanager
+def slow_line(star, limits):
+    """Yield a primary, and a secondary to whom 64 KiB go in four milliseconds."""
     primary = star.primary(limits=limits)
     address = primary.listen()
     bank = star.secondary("bank", address, limits=limits)
@@ -568,33 +568,30 @@ def test_a_slow_line_is_no_lost_party(star):
         rental.connect(WAIT_S)
         primary.wait_for_parties(WAIT_S)
         middle.pause_s = 0.004
-        array = np.arange(12_000_000, dtype=np.int64)
+        yield primary, rental
+        middle.pause_s = 0.0
+        together([primary.close, bank.close, rental.close])
+
+
+def test_a_slow_line_is_no_lost_party(star):
+    """An array that takes longer than the silence that is tolerated arrives, as it moves on."""
+    limits = TransportLimits(silence_timeout_s=3.0, farewell_timeout_s=10.0)
+    array = np.arange(12_000_000, dtype=np.int64)
+    with slow_line(star, limits) as (primary, rental):
         started = time.monotonic()
         primary.send("rental", Message(kind=RoundKind.MEAN, tensors={"x": array}))
         assert time.monotonic() - started > limits.silence_timeout_s
-        middle.pause_s = 0.0
         told = rental.receive(RoundKind.MEAN, round_number=0, deadline_s=WAIT_S)
         assert np.array_equal(told.tensors["x"], array)
-        together([primary.close, bank.close, rental.close])
 
 
 def test_a_party_that_takes_in_too_little_is_noticed(star):
     """Bytes that trickle through a line are a sign of life, and no way to work."""
     limits = TransportLimits(silence_timeout_s=5.0, farewell_timeout_s=0.2, lowest_rate=1e9)
-    primary = star.primary(limits=limits)
-    address = primary.listen()
-    bank = star.secondary("bank", address, limits=limits)
-    bank.connect(WAIT_S)
-    with in_the_middle(address) as (middle, door):
-        rental = star.secondary("rental", door, limits=limits)
-        rental.connect(WAIT_S)
-        primary.wait_for_parties(WAIT_S)
-        middle.pause_s = 0.004
-        large = Message(kind=RoundKind.MEAN, tensors={"x": np.zeros(16_000_000)})
-        with pytest.raises(PartyTimeoutError, match=r"^rental: took in [\d,]+ bytes a second"):
-            primary.send("rental", large)
-        middle.pause_s = 0.0
-        together([primary.close, bank.close, rental.close])
+    large = Message(kind=RoundKind.MEAN, tensors={"x": np.zeros(16_000_000)})
+    too_slow = pytest.raises(PartyTimeoutError, match=r"^rental: took in [\d,]+ bytes a second")
+    with slow_line(star, limits) as (primary, _), too_slow:
+        primary.send("rental", large)
 
 
 def test_closing_is_quick_and_can_be_repeated(star):
