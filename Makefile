@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[paillier,test,lint]'
 	@touch $@
 
-demo: install      ## one primary and four secondaries, five processes, real digits; under 4 minutes
+demo: install      ## one primary, four secondaries and a dealer, six processes, real digits; under 4 minutes
 	$(BIN)/securevfl demo
 
 # Files in their order, which has the long runs between processes first, so that both cores end
