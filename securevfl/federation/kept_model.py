@@ -13,7 +13,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -41,6 +41,7 @@ FORMAT: Final = 2
 
 FOLDER: Final = "model"
 _DESCRIPTION: Final = "model.json"
+_Kind = TypeVar("_Kind")
 _WEIGHTS: Final = "weights.safetensors"
 _KEYS: Final = "keys.parquet"
 _MOST_LEVELS: Final = 32
@@ -274,9 +275,7 @@ def _bytes_of(path: Path, digest: object) -> bytes:
 
 
 def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]) -> KeptModel:
-    plain = read_settings(
-        _Plain, {name: content[name] for name in _Plain.__annotations__}, where=_DESCRIPTION
-    )
+    plain = _described(_Plain, {name: content[name] for name in _Plain.__annotations__}, folder)
     part = content.get("primary")
     return KeptModel(
         **{name: getattr(plain, name) for name in _Plain.__annotations__},
@@ -286,9 +285,23 @@ def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Te
     )
 
 
+def _described(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kind:
+    """Return what a description says, each field of its own type.
+
+    Raises:
+        ConfigError: Naming the file and the field.
+    """
+    try:
+        return read_settings(kind, told, where="it")
+    except ConfigError as error:
+        raise ConfigError(
+            f"model {folder / _DESCRIPTION}: is damaged ({error}); restore it from a copy"
+        ) from None
+
+
 def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
     named = {name: part[name] for name in _PlainPart.__annotations__ if name != "scale"}
-    plain = read_settings(_PlainPart, {**named, "scale": part["lambda"]}, where=_DESCRIPTION)
+    plain = _described(_PlainPart, {**named, "scale": part["lambda"]}, folder)
     scaler, head = part["label_scaler"], plain.head
     base = None if part["base"] is None else _read(folder, part["base"], head)
     return PrimaryPart(
