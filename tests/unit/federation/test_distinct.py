@@ -1,8 +1,12 @@
 """Each record once gives what each link by itself gives."""
 
+import numpy as np
 import pytest
 import torch
+from helpers.secondaries import FEATURES, LINKS, WIDTH, make_secondary
+from torch import nn
 
+from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.distinct import represent_distinct, represent_linked
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
 from securevfl.models.fedhssl.split import FedHSSLBottom
@@ -109,3 +113,28 @@ def test_nobody_is_linked() -> None:
 
     assert not out.any()
     assert all(not p.grad.isnan().any() for p in bottom.parameters())
+
+
+@pytest.mark.parametrize(
+    "bottom",
+    [
+        RecordBottom(ManyLinksSettings(hidden=WIDTH), num_features=FEATURES, key_dim=2),
+        FeTBottom(
+            FeTConfig(hidden=WIDTH, heads=1, neighbours=LINKS), num_features=FEATURES, key_dim=2
+        ),
+    ],
+    ids=["recordwise", "attention"],
+)
+def test_behind_noise_no_product_has_a_size_that_links_decide(bottom: nn.Module) -> None:
+    """A record more or less must not reach the last bits of other rows: each link has a place."""
+    secondary = make_secondary(bottom=bottom)
+    sizes = []
+    for layer in bottom.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda _, given, __: sizes.append(given[0].shape[:-1]))
+    secondary._represent(np.arange(4))
+    assert any(size.numel() != 4 * LINKS for size in sizes)
+    sizes.clear()
+    secondary.contribution.noise = ExactDiscreteGaussian(1000.0)
+    secondary._represent(np.arange(4))
+    assert {size.numel() for size in sizes} == {4 * LINKS}
