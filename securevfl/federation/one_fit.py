@@ -2,12 +2,8 @@
 
 from collections.abc import Callable
 
-from torch import nn
-
-from securevfl.core.progress import Observer
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.primary import Primary
+from securevfl.federation.rounds import EpochMark
 
 
 class OneFitPrimary(Primary):
@@ -17,26 +13,10 @@ class OneFitPrimary(Primary):
     who answers, beside validation rows.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        data: PrimaryData,
-        top: nn.Module,
-        exchange: Exchange,
-        *,
-        observe: Observer,
-    ) -> None:
-        """Make it.
-
-        Args:
-            plan: The run.
-            data: The primary's table.
-            top: Not fitted yet.
-            exchange: Where released rows are.
-            observe: Hears of progress.
-        """
-        super().__init__(plan, data, top, exchange, observe=observe)
-        self.epochs = 1
+    @property
+    def epochs(self) -> int:
+        """The fit."""
+        return 1
 
     def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
         """Fit the top model, unless a checkpoint has brought it back.

@@ -75,8 +75,6 @@ class Primary(TopModel, ABC):
         self.data = data
         self.observe = observe
         self.training = plan.config.training
-        self.epochs = plan.config.epochs
-        """At most."""
         self.seed = plan.config.federation.seed
         self.head = data.head
         self.may_go_on: Callable[[], bool] = lambda: True
@@ -108,6 +106,11 @@ class Primary(TopModel, ABC):
             self._begin_at(self.data.base)
         while not self.finished and (self.epoch == 0 or self.may_go_on()):
             self._run_epoch(after_epoch)
+
+    @property
+    def epochs(self) -> int:
+        """At most."""
+        return self.plan.config.epochs
 
     @property
     def best_validation(self) -> Metrics:
