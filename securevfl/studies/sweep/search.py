@@ -218,10 +218,9 @@ class _Search:
         Raises:
             ConfigError: If they are of other settings.
         """
-        journal = self._optuna.storages.journal
-        storage = self._optuna.storages.JournalStorage(
-            journal.JournalFileBackend(str(self._sweep.folder / _LOG))
-        )
+        from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+        storage = JournalStorage(JournalFileBackend(str(self._sweep.folder / _LOG)))
         higher = self._metric.higher_is_better
         trials = self._optuna.create_study(
             storage=storage,
