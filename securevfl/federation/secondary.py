@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,19 @@ class SecondaryData:
 
     primary_rows: int
     """How many rows the primary has announced."""
+
+
+@runtime_checkable
+class Share(Protocol):
+    """A secondary's part in a round that several of one process compute together."""
+
+    def representation(self) -> Float[Tensor, "batch positions width"]:
+        """Return its representation; it is paid for."""
+        ...
+
+    def lesson(self, term: Float[Tensor, "batch positions width"]) -> Lesson:
+        """Return what waits for the gradient of its term of the aggregate."""
+        ...
 
 
 class Secondary:
@@ -114,13 +127,19 @@ class Secondary:
         return self.data.features.device
 
     def answer(
-        self, plan: RoundPlan, *, admitted: Callable[[], None] = lambda: None
+        self,
+        plan: RoundPlan,
+        *,
+        admitted: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> Int64[Tensor, " words"]:
         """Return this round's contribution as words of the sum; it is charged first.
 
         Args:
             plan: The round.
             admitted: Called when the round is found to be due, before anything of it is used.
+            share: Its part in a stack of secondaries of the same process, which then computes the
+                bottom model for it.
 
         Raises:
             ProtocolError: If the round is not due; see :class:`federation.allowance.Allowance`.
@@ -142,10 +161,13 @@ class Secondary:
                 self._kept.settle()
                 self._settled = True
         training = plan.wants_gradient and self.optimizer is not None
-        self.bottom.train(training)
+        if self.bottom.training != training:
+            self.bottom.train(training)
         private: list[PrivateLesson] = []
 
         def represent() -> Tensor:
+            if share is not None:
+                return share.representation()
             if training and self.gradient_noise is not None:
                 private.append(self._private_lesson(plan.rows, self.gradient_noise))
                 return self._represent_in_pieces(private[0])
@@ -160,7 +182,7 @@ class Secondary:
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
-            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped)
+            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped, share)
             self._pending = (plan, lesson)
         return released.words
 
@@ -177,10 +199,9 @@ class Secondary:
         lesson = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
-        self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
-        if self._may_step(plan.round_number):
+        if self._may_step(self.optimizer, plan.round_number):
             self.optimizer.step()
 
     def hear(self, message: Message) -> TypedMessage | None:
@@ -191,14 +212,16 @@ class Secondary:
         """
         raise ProtocolError(f"{message!r} is not for {self.name!r}")
 
-    def _may_step(self, round_number: int) -> bool:
+    def _may_step(self, optimizer: torch.optim.Optimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
 
         Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
         finite; it then leaves the step out, since stopping would tell everybody of the record.
         """
-        gradients = [one.grad for one in self.bottom.parameters() if one.grad is not None]
-        if all(is_finite(gradient) for gradient in gradients):
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        gradients = [one.grad.flatten() for one in parameters if one.grad is not None]
+        # Together: a test of each takes longer than the step.
+        if is_finite(torch.cat(gradients)):
             return True
         if self.contribution.noise is None:
             raise PrivacyError(
@@ -226,7 +249,8 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def _linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+        """Return what the bottom model is given for a batch of the primary's rows."""
         index, present = self._links_of(rows)
         features, keys = self.data.features[index], self.data.keys[index]
         if not bool(present.all()):
@@ -245,7 +269,7 @@ class Secondary:
             return represent_distinct(self._forward, features, keys, *self._links_of(rows))
         if not self._noised and isinstance(self.bottom, DistinctBottom) and not self._row_by_row:
             return represent_linked(self.bottom, features, keys, *self._links_of(rows))
-        linked = self._linked_records(rows)
+        linked = self.linked_records(rows)
         return self._forward(linked.features, linked.keys, linked.present)
 
     @property
@@ -257,14 +281,25 @@ class Secondary:
         """
         return self.gradient_noise is not None or self.contribution.noise is not None
 
-    def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
+    def _plain_lesson(self, clipped: Tensor, share: Share | None) -> Lesson:
         with torch.enable_grad():
-            return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
+            term = self.contribution.aggregation.term(clipped)
+        return PlainLesson(term, self.bottom, self.dropout) if share is None else share.lesson(term)
+
+    @property
+    def learns_plainly(self) -> bool:
+        """Whether it computes what every secondary with a trained encoder does."""
+        return (
+            type(self) is Secondary
+            and self.optimizer is not None
+            and self.gradient_noise is None
+            and not self._row_by_row
+        )
 
     def _private_lesson(self, rows: npt.NDArray[np.int64], noise: GradientNoise) -> PrivateLesson:
         return PrivateLesson(
             self.bottom,
-            self._linked_records(rows),
+            self.linked_records(rows),
             clip_norm=self.contribution.aggregation.clip_norm,
             noise=noise,
             stream=self.dropout,
