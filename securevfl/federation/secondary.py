@@ -199,6 +199,7 @@ class Secondary:
         lesson = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
+        self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
         if self._may_step(self.optimizer, plan.round_number):
@@ -284,7 +285,7 @@ class Secondary:
     def _plain_lesson(self, clipped: Tensor, share: Share | None) -> Lesson:
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
-        return PlainLesson(term, self.bottom, self.dropout) if share is None else share.lesson(term)
+        return PlainLesson(term, self.dropout) if share is None else share.lesson(term)
 
     @property
     def learns_plainly(self) -> bool:

@@ -84,19 +84,12 @@ def handed(term: Tensor, gradient: Tensor) -> Tensor:
 class PlainLesson:
     """A plain step: the gradient through the graph that the release was computed on."""
 
-    def __init__(
-        self,
-        term: Float[Tensor, "batch positions width"],
-        bottom: nn.Module,
-        stream: DropoutStream,
-    ) -> None:
+    def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
         self._term = term
-        self._bottom = bottom
         self._stream = stream
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
         """Set the gradients by going back through the clip and the bottom model."""
-        self._bottom.zero_grad()
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self._stream.active(), torch.enable_grad():
             handed(self._term, gradient).backward()

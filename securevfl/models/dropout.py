@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 _LEVELS: Final = 256
@@ -37,7 +37,7 @@ class ByteDropout(nn.Dropout):
         if not self.training or not self.dropped:
             return inputs
         if _STREAMS.get() is None:
-            drawn = _draw(inputs.unsqueeze(0), [None]).squeeze(0)
+            drawn = _as_bytes(_empty_words(inputs).random_(-(2**63), None), inputs)
         else:
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
         # 1 from the byte ``dropped`` on, and 0 below it: comparing bytes takes far longer on a CPU.
@@ -79,16 +79,24 @@ class _DrawnApart(torch.autograd.Function):
         del info
         streams = _STREAMS.get()
         assert streams is not None, "units are drawn apart"
-        return _draw(inputs.movedim(in_dims[0], 0), streams), 0
+        inputs = inputs.movedim(in_dims[0], 0)
+        words = _empty_words(inputs, models=1)
+        for drawn, stream in zip(words, streams, strict=True):
+            drawn.random_(-(2**63), None, generator=stream)
+        return _as_bytes(words, inputs), 0
 
 
-def _draw(
-    inputs: Float[Tensor, "models rows *shape"], streams: Sequence[torch.Generator | None]
-) -> UInt8[Tensor, "models rows *shape"]:
-    """Draw a byte for each unit, for each model from its own stream; None is torch's global one."""
-    models, rows, *shape = inputs.shape
-    units = math.prod(shape)
-    words = inputs.new_empty((models, rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
-    for drawn, stream in zip(words, streams, strict=True):
-        drawn.random_(-(2**63), None, generator=stream)
-    return words.view(torch.uint8)[:, :, :units].reshape(inputs.shape)
+def _empty_words(
+    inputs: Float[Tensor, "*shape"], *, models: int = 0
+) -> Int64[Tensor, "*rows words"]:
+    """Return room for a byte for each unit; a row, behind ``models`` dimensions, has whole words."""
+    rows, units = inputs.shape[: models + 1], math.prod(inputs.shape[models + 1 :])
+    return inputs.new_empty((*rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
+
+
+def _as_bytes(
+    words: Int64[Tensor, "*rows words"], inputs: Float[Tensor, "*shape"]
+) -> UInt8[Tensor, "*shape"]:
+    """Return a byte of the words for each unit."""
+    units = math.prod(inputs.shape[words.dim() - 1 :])
+    return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
