@@ -22,6 +22,7 @@ from securevfl.cli.studies import app as studies_app
 from securevfl.cli.using import app as using_app
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.core.memory import loading
+from securevfl.launch.torchrun import require_one_process
 from securevfl.version import __version__
 
 app = typer.Typer(
@@ -65,12 +66,15 @@ def _version(show: bool) -> bool:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    context: typer.Context,
+    _: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Vertical federated learning on fuzzily linked tables."""
+    if context.invoked_subcommand != "party":
+        require_one_process(str(context.invoked_subcommand))
 
 
 @app.command()
