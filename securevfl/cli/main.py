@@ -66,15 +66,12 @@ def _version(show: bool) -> bool:
 
 @app.callback()
 def _options(
-    context: typer.Context,
-    _: Annotated[
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Vertical federated learning on fuzzily linked tables."""
-    if context.invoked_subcommand != "party":
-        require_one_process(str(context.invoked_subcommand))
 
 
 @app.command()
@@ -304,6 +301,8 @@ def main() -> None:
     it, or what a run left does not hold; 1 a bug.
     """
     try:
+        if sys.argv[1:2] != ["party"]:
+            require_one_process(" ".join(sys.argv[1:2]))
         app()
     except SecureVflError as error:
         _say(" ".join(str(error).splitlines()))

@@ -1,9 +1,8 @@
 """One party's model on several of its own processes: each has the rows of a batch that are its.
 
-Rank 0 is the party; its weights are the weights. Before a batch it gives the others its weights,
-where they have changed, and their rows; it puts together what they return, and adds their
-gradients to its own. Nobody else learns that there are several: what leaves the party, and what is
-charged for it, is rank 0's affair alone.
+Rank 0 is the party, and its weights are the weights. Before a batch it gives its helpers weights
+and rows; it puts together what they return, and adds their gradients to its own. What leaves the
+party, what is charged for it and all noise are rank 0's affair alone.
 """
 
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ class Workers:
         self._device = device
         private = None if noise is None else PrivateRows(clip_norm=clip_norm, units=noise)
         self._own = Part(work, private, stream=stream)
-        self._known: list[tuple[int, int]] = []
+        self._known: list[int] = []
         self._sizes: list[int] = []
 
     def __call__(self, *rows: Tensor) -> Tensor:
@@ -166,11 +165,14 @@ class Workers:
         return [rank for rank in range(1, self._group.size) if self._sizes[rank]]
 
     def _catch_up(self) -> None:
-        """Give the others the weights, where these have changed since they got them."""
+        """Give the others the weights: whether an optimizer has changed them, nobody can see.
+
+        Fused optimizers leave no trace of it in a tensor's version.
+        """
         work, private = self._own.work, self._own.private
         values = values_of(work.module)
-        known = [(id(value), value._version) for value in values]
-        if [one for one, _ in known] != [one for one, _ in self._known]:
+        known = [id(value) for value in values]
+        if known != self._known:
             # A new model, or one that parts have been put into.
             if private is not None:
                 units = GradientUnits(
@@ -179,7 +181,7 @@ class Workers:
                 private = PrivateRows(clip_norm=private.clip_norm, units=units)
             self._group.tell([Order.TAKE])
             self._group.hand_over((work.on(torch.device("cpu")), private))
-        elif known != self._known:
+        else:
             self._group.tell([Order.WEIGHTS])
             self._group.spread(flat(values, values))
         self._known = known
