@@ -91,11 +91,7 @@ class WorkerGroup:
         dist.broadcast(value, src=0)
 
     def send(self, value: Tensor, *, to: int) -> None:
-        """Send a tensor to one process, which receives it.
-
-        Reveals:
-            Nothing: the processes are one party's.
-        """
+        """Send a tensor to one process, which receives it."""
         value = value.detach().cpu().contiguous()
         about = [_TYPES.index(value.dtype), value.dim(), *value.shape]
         about += [0] * (2 + _MOST_DIMENSIONS - len(about))
@@ -104,11 +100,7 @@ class WorkerGroup:
             dist.send(value.view(-1).view(torch.uint8), dst=to)
 
     def receive(self, *, source: int) -> Tensor:
-        """Return the tensor that a process sends, on the CPU.
-
-        Reveals:
-            Nothing: the processes are one party's.
-        """
+        """Return the tensor that a process sends, on the CPU."""
         about = torch.empty(2 + _MOST_DIMENSIONS, dtype=torch.int64)
         dist.recv(about, src=source)
         kind, dimensions, *shape = about.tolist()

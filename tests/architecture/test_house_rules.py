@@ -86,7 +86,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 OWN_PROCESSES = PACKAGE / "federation" / "worker_group.py"
-"""What the processes of one party hand to one another."""
+"""What the processes of one party hand to one another; it reaches nobody else."""
 
 
 def sends(function: ast.FunctionDef) -> bool:
@@ -156,7 +156,7 @@ def test_whatever_sends_says_what_it_reveals() -> None:
         "starting",
     ):
         for path in sorted((PACKAGE / folder).rglob("*.py")):
-            if path.name in MACHINERY:
+            if path.name in MACHINERY or path == OWN_PROCESSES:
                 continue
             for name, function in functions(path):
                 if any(part.startswith("_") for part in name.split(".")) or not sends(function):

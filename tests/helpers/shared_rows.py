@@ -1,6 +1,7 @@
 """What torchrun starts in a test: rows over two processes, beside the same rows in one."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.records import OwnRecords
 from securevfl.federation.updates import GradientNoise
+from securevfl.federation.worker_group import WorkerGroup
+from securevfl.federation.workers import Workers
 from securevfl.launch.torchrun import started
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
@@ -42,16 +45,16 @@ def links(rows: int) -> tuple[Tensor, Tensor]:
     return index, torch.from_numpy(drawn.random((rows, LINKS)) < 0.8)
 
 
-def gradients(own: OwnRecords, compute, given: tuple[Tensor, Tensor]) -> list[Tensor]:
+def gradients(
+    own: OwnRecords, compute: Callable[..., Tensor], given: tuple[Tensor, Tensor]
+) -> list[Tensor]:
     own.bottom.zero_grad()
     out = compute(*given)
     (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
     return [out.detach()] + [one.grad for one in own.bottom.parameters() if one.grad is not None]
 
 
-def compare(group) -> None:
-    from securevfl.federation.workers import Workers
-
+def compare(group: WorkerGroup) -> None:
     own, noise = records(), GradientNoise(clip_norm=0.1, noise_std=1.0)
     stream = DropoutStream(0, "bank", device=CPU)
     spread = Workers(group, own, stream=stream, device=CPU, noise=noise, clip_norm=1.0)
@@ -73,8 +76,8 @@ def compare(group) -> None:
     alone = own.taught(index, present, clip_norm=1.0, units=noise, stream=stream)
     total, lost = alone.total(wanted), noise.not_finite
     assert lost == 1, lost
-    there = spread.represent_privately(index, present)
-    torch.testing.assert_close(alone.represent(), there, equal_nan=True)
+    released = spread.represent_privately(index, present)
+    torch.testing.assert_close(alone.represent(), released, equal_nan=True)
     found = spread.private_gradients(wanted)
     # Rows are clipped and rounded one by one: what differs is the order of float32 within a row.
     assert (found - total).abs().max() <= 7, (found - total).abs().max()
