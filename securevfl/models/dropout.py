@@ -89,7 +89,7 @@ class _DrawnApart(torch.autograd.Function):
 def _empty_words(
     inputs: Float[Tensor, "*shape"], *, models: int = 0
 ) -> Int64[Tensor, "*rows words"]:
-    """Return room for a byte for each unit; a row, behind ``models`` dimensions, has whole words."""
+    """Return room for a byte for each unit; behind ``models`` dimensions, a row begins a word."""
     rows, units = inputs.shape[: models + 1], math.prod(inputs.shape[models + 1 :])
     return inputs.new_empty((*rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
 
