@@ -1,7 +1,7 @@
 """CPU time and memory of one secondary more, in a simulation of many: alone and computed together.
 
-    python benchmarks/many_secondaries.py [--beside OTHER_CHECKOUT]     # the table
-    python benchmarks/many_secondaries.py --at-once 2 4 8 16 49         # what the rule rests on
+    python benchmarks/many_secondaries.py [--shape B K H] [--beside OTHER_CHECKOUT]
+    python benchmarks/many_secondaries.py --at-once 2 4 8 16 49     # what the size rule rests on
 
 Rounds of simulated runs of FeT are timed at the exchange: links, bottom models both ways, clips,
 fixed point, ledgers and optimizer steps of all secondaries, without the primary's half; divided by
@@ -155,7 +155,7 @@ def figures(
 ) -> dict[int, dict[str, float]]:
     """Return medians over the turns for each number of secondaries."""
     found: dict[int, list[dict[str, float]]] = {k: [] for k in SECONDARIES}
-    peaks: dict[str, list[dict[int, float]]] = {}
+    grown: dict[str, float] = {}
     for _ in range(turns):
         for k in SECONDARIES:
             took = elsewhere(here, shape, k, ways)["ms"]
@@ -165,18 +165,13 @@ def figures(
     least, most = SECONDARIES[0], SECONDARIES[-1]
     for name, checkout, way in (("before", beside, ALONE), ("now", here, TOGETHER)):
         if checkout and TOGETHER in ways:
-            peak = {k: elsewhere(checkout, shape, k, [way])["peak_mb"] for k in (least, most)}
-            peaks[name] = [peak]
+            peaks = [elsewhere(checkout, shape, k, [way])["peak_mb"] for k in (least, most)]
+            grown[f"MB a secondary, {name}"] = (peaks[1] - peaks[0]) / (most - least)
     return {
         k: {
             **{way: statistics.median(one[way] for one in of_k) for way in of_k[0]},
             **{f"{way} / {ALONE}": ratio(of_k, way) for way in ways if way != ALONE},
-            **{
-                f"MB a secondary, {name}": (all_peaks[0][most] - all_peaks[0][least])
-                / (most - least)
-                for name, all_peaks in peaks.items()
-                if k == most
-            },
+            **(grown if k == most else {}),
         }
         for k, of_k in found.items()
     }
@@ -192,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
     parser.add_argument("--at-once", nargs="+", type=int, default=[], help="not by the size rule")
+    parser.add_argument("--shape", nargs=3, type=int, metavar=("B", "K", "H"), help="not all three")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
@@ -202,7 +198,7 @@ def main() -> None:
     here = Path(sv.__file__).parents[1]
     ways = [ALONE, *([str(n) for n in options.at_once] or [TOGETHER])]
     beside = options.beside and options.beside.resolve()
-    for shape in SHAPES:
+    for shape in [options.shape] if options.shape else SHAPES:
         found = figures(shape, ways, here=here, beside=beside, turns=options.turns)
         for k, line in found.items():
             load = round(os.getloadavg()[0], 1)

@@ -68,9 +68,9 @@ class Stacks:
         weights = self._weights[ranks[0]].values()
         widest = max(len(one) for one in weights if one.dim() > 1)
         most = LARGEST // (rows * self._links * widest)
-        if min(most, len(ranks)) < FEWEST:
+        parts = -(-len(ranks) // most) if most else len(ranks)
+        if len(ranks) // parts < FEWEST:
             return
-        parts = -(-len(ranks) // most)
         for part in range(parts):
             yield ranks[part::parts]
 

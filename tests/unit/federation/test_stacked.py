@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from helpers.federations import write_federation
 from helpers.fixed_entropy import fixed_entropy
+from helpers.secondaries import FEATURES, LINKS, ROWS, WIDTH, make_secondary
 
 from securevfl.config.reading import read_federation
 from securevfl.federation import stacked
+from securevfl.federation.rounds import RoundPlan
+from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -105,3 +110,31 @@ def test_together_is_as_alone(tmp_path: Path, sections: dict[str, Any]) -> None:
             torch.testing.assert_close(found[place], value, rtol=1e-5, atol=1e-6, msg=place)
         size = (tmp_path / "alone" / "parties" / name / "epoch-1.pt").stat().st_size
         assert size == (tmp_path / "together" / "parties" / name / "epoch-1.pt").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("count", "at_once", "expected"),
+    [(3, 9, []), (4, 9, [4]), (10, 5, [5, 5]), (10, 9, [5, 5]), (5, 4, []), (9, 0, [])],
+    ids=["too few", "few", "two stacks", "even stacks", "no small rests", "too large"],
+)
+def test_how_many_are_computed_at_once(count: int, at_once: int, expected: list[int]) -> None:
+    """As many as fit, in even parts; never so few that each alone would be quicker."""
+    config = FeTConfig(neighbours=LINKS, hidden=WIDTH, heads=1, fourier_features=4, fourier_width=4)
+    # Beside them two that have no like: another shape, and a model that is not made for it.
+    others = {
+        20: make_secondary(bottom=FeTBottom(config, num_features=FEATURES, key_dim=1)),
+        21: make_secondary(),
+    }
+    alike = {
+        rank: make_secondary(bottom=FeTBottom(config, num_features=FEATURES, key_dim=2))
+        for rank in range(1, count + 1)
+    }
+    everyone = {**alike, **others}
+    plan = RoundPlan(
+        round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="validation"
+    )
+    largest = at_once * ROWS * LINKS * 2 * WIDTH
+    with counted_stacks(largest) as sizes:
+        shares = stacked.Stacks(everyone, links=LINKS).of_round(plan)
+    assert sizes == expected
+    assert set(shares) == (set(alike) if expected else set())
