@@ -44,13 +44,14 @@ class Stacks:
             for rank, one in secondaries.items()
             if _may_be_stacked(one)
         }
+        self._shapes = {rank: self._shape_of(rank) for rank in self._weights}
 
     def of_round(self, plan: RoundPlan) -> "dict[int, Member]":
         """Return the shares of a round's stacks by rank; who is missing works alone."""
         alike: dict[Hashable, list[int]] = {}
         for rank in plan.active:
-            if rank in self._weights:
-                alike.setdefault(self._shape_of(rank), []).append(rank)
+            if rank in self._shapes:
+                alike.setdefault(self._shapes[rank], []).append(rank)
         shares: dict[int, Member] = {}
         for ranks in alike.values():
             for some in self._at_once(ranks, rows=len(plan.rows)):
@@ -94,7 +95,7 @@ class Stack:
         self._representations: Sequence[Tensor] = ()
         self._stacked: dict[str, Tensor] = {}
         self._terms: dict[int, Tensor] = {}
-        self._gradients: Sequence[Tensor] = ()
+        self._gradients: Sequence[Tensor | None] = ()
 
     def representation(self, place: int) -> Float[Tensor, "batch positions width"]:
         """Return one secondary's; all are computed when the first one is asked for."""
@@ -145,13 +146,15 @@ class Stack:
         if not self._gradients:
             with torch.enable_grad():
                 ends = [handed(term, gradient) for term in self._terms.values()]
-            found = torch.autograd.grad(ends, list(self._stacked.values()))
+            weights = list(self._stacked.values())
+            # With one link there is nothing to choose, and what attention chooses by is not used.
+            found = torch.autograd.grad(ends, weights, allow_unused=True)
             # Fused optimizers take it for granted that a gradient lies in memory as its parameter.
-            self._gradients = [one.contiguous() for one in found]
+            self._gradients = [None if one is None else one.contiguous() for one in found]
             self._terms = {}
         parameters = self._weights[place].values()
         for parameter, gradients in zip(parameters, self._gradients, strict=True):
-            parameter.grad = gradients[place]
+            parameter.grad = None if gradients is None else gradients[place]
 
 
 class Member:

@@ -72,6 +72,8 @@ class Attention(nn.Module):
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
         """Return what :meth:`among` makes of ``records[place]``, each record projected once."""
+        if place.shape[1] == 1:
+            return gathered(self._of_one_position(records), place)
         query, key, value = (gathered(part, place) for part in self._projected(records))
         return self._mix(query, key, value, bias)
 

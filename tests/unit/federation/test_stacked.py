@@ -86,9 +86,10 @@ def numbers(saved: Any) -> dict[str, Any]:
                 "accounting": "as-published",
             },
         },
+        {"model": {"neighbours": 1, "average_positions_every": 1}},
         {"model": {"family": "fedsim", "neighbours": 4, "hidden": 8, "layer_width": 8}},
     ],
-    ids=["dropout and absent links", "noise", "fedsim"],
+    ids=["dropout and absent links", "noise", "one link", "fedsim"],
 )
 def test_together_is_as_alone(tmp_path: Path, sections: dict[str, Any]) -> None:
     """Losses, weights, and what optimizers and dropout go on from, saved as each party's own."""
