@@ -66,9 +66,14 @@ class Stacks:
         return type(self._secondaries[rank].bottom), *((name, one.shape) for name, one in weights)
 
     def _at_once(self, ranks: Sequence[int], *, rows: int) -> Iterator[Sequence[int]]:
+        links = rows * self._links
+        members = [self._secondaries[rank] for rank in ranks]
+        if members[0].bottom.recordwise and min(len(one.data.keys) for one in members) < links:
+            # Alone, such a model computes each record once, which is less than every link.
+            return
         weights = self._weights[ranks[0]].values()
         widest = max(len(one) for one in weights if one.dim() > 1)
-        most = LARGEST // (rows * self._links * widest)
+        most = LARGEST // (links * widest)
         parts = -(-len(ranks) // most) if most else len(ranks)
         if len(ranks) // parts < FEWEST:
             return

@@ -11,13 +11,15 @@ import pytest
 import torch
 from helpers.federations import write_federation
 from helpers.fixed_entropy import fixed_entropy
-from helpers.secondaries import FEATURES, LINKS, ROWS, WIDTH, make_secondary
+from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, make_secondary
 
 from securevfl.config.reading import read_federation
 from securevfl.federation import stacked
 from securevfl.federation.rounds import RoundPlan
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.pair_settings import ManyLinksSettings
+from securevfl.models.pairs import RecordBottom
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -87,7 +89,7 @@ def numbers(saved: Any) -> dict[str, Any]:
             },
         },
         {"model": {"neighbours": 1, "average_positions_every": 1}},
-        {"model": {"family": "fedsim", "neighbours": 4, "hidden": 8, "layer_width": 8}},
+        {"model": {"family": "fedsim", "neighbours": 3, "hidden": 8, "layer_width": 8}},
     ],
     ids=["dropout and absent links", "noise", "one link", "fedsim"],
 )
@@ -111,6 +113,23 @@ def test_together_is_as_alone(tmp_path: Path, sections: dict[str, Any]) -> None:
             torch.testing.assert_close(found[place], value, rtol=1e-5, atol=1e-6, msg=place)
         size = (tmp_path / "alone" / "parties" / name / "epoch-1.pt").stat().st_size
         assert size == (tmp_path / "together" / "parties" / name / "epoch-1.pt").stat().st_size
+
+
+def test_few_records_are_computed_once_each() -> None:
+    """A model of single records has less to do by itself than for every link of a batch."""
+    settings = ManyLinksSettings(hidden=WIDTH)
+    everyone = {
+        rank: make_secondary(bottom=RecordBottom(settings, num_features=FEATURES, key_dim=2))
+        for rank in range(1, 5)
+    }
+    stacks = stacked.Stacks(everyone, links=LINKS)
+    found = []
+    for rows in (RECORDS // LINKS, RECORDS // LINKS + 1):
+        plan = RoundPlan(
+            round_number=1, rows=np.arange(rows), active=tuple(everyone), purpose="validation"
+        )
+        found.append(len(stacks.of_round(plan)))
+    assert found == [4, 0]
 
 
 @pytest.mark.parametrize(
