@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,19 @@ class SecondaryData:
 
     primary_rows: int
     """How many rows the primary has announced."""
+
+
+@runtime_checkable
+class Share(Protocol):
+    """A secondary's part in a round that several of one process compute together."""
+
+    def representation(self) -> Float[Tensor, "batch positions width"]:
+        """Return its representation; it is paid for."""
+        ...
+
+    def lesson(self, term: Float[Tensor, "batch positions width"]) -> Lesson:
+        """Return what waits for the gradient of its term of the aggregate."""
+        ...
 
 
 class Secondary:
@@ -140,13 +153,19 @@ class Secondary:
         )
 
     def answer(
-        self, plan: RoundPlan, *, admitted: Callable[[], None] = lambda: None
+        self,
+        plan: RoundPlan,
+        *,
+        admitted: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> Int64[Tensor, " words"]:
         """Return this round's contribution as words of the sum; it is charged first.
 
         Args:
             plan: The round.
             admitted: Called when the round is found to be due, before anything of it is used.
+            share: Its part in a stack of secondaries of the same process, which then computes the
+                bottom model for it.
 
         Raises:
             ProtocolError: If the round is not due; see :class:`federation.allowance.Allowance`.
@@ -168,10 +187,13 @@ class Secondary:
                 self._kept.settle()
                 self._settled = True
         training = plan.wants_gradient and self.optimizer is not None
-        self.bottom.train(training)
+        if self.bottom.training != training:
+            self.bottom.train(training)
         private: list[PrivateLesson] = []
 
         def represent() -> Tensor:
+            if share is not None:
+                return share.representation()
             if training and self.gradient_noise is not None:
                 lesson, out = self._private_lesson(plan.rows, self.gradient_noise)
                 private.append(lesson)
@@ -187,7 +209,7 @@ class Secondary:
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
-            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped)
+            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped, share)
             self._pending = (plan, lesson)
         return released.words
 
@@ -207,7 +229,7 @@ class Secondary:
         self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
-        if self._may_step(plan.round_number):
+        if self._may_step(self.optimizer, plan.round_number):
             self.optimizer.step()
 
     def hear(self, message: Message) -> TypedMessage | None:
@@ -218,14 +240,16 @@ class Secondary:
         """
         raise ProtocolError(f"{message!r} is not for {self.name!r}")
 
-    def _may_step(self, round_number: int) -> bool:
+    def _may_step(self, optimizer: torch.optim.Optimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
 
         Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
         finite; it then leaves the step out, since stopping would tell everybody of the record.
         """
-        gradients = [one.grad for one in self.bottom.parameters() if one.grad is not None]
-        if all(is_finite(gradient) for gradient in gradients):
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        gradients = [one.grad.flatten() for one in parameters if one.grad is not None]
+        # Together: a test of each takes longer than the step.
+        if not gradients or is_finite(torch.cat(gradients)):
             return True
         if self.contribution.noise is None:
             raise PrivacyError(
@@ -248,7 +272,8 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def _linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+        """Return what the bottom model is given for a batch of the primary's rows."""
         return self.records.linked(*self._links_of(rows))
 
     def _of_round(self, plan: RoundPlan) -> Tensor:
@@ -259,9 +284,21 @@ class Secondary:
         compute = self._workers or self.records
         return compute(*self._links_of(rows))
 
-    def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
+    def _plain_lesson(self, clipped: Tensor, share: Share | None) -> Lesson:
         with torch.enable_grad():
-            return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
+            term = self.contribution.aggregation.term(clipped)
+        return PlainLesson(term, self.dropout) if share is None else share.lesson(term)
+
+    @property
+    def learns_plainly(self) -> bool:
+        """Whether it computes what every secondary with a trained encoder does."""
+        return (
+            type(self) is Secondary
+            and self.optimizer is not None
+            and self.gradient_noise is None
+            and not self._row_by_row
+            and self._workers is None
+        )
 
     def _private_lesson(
         self, rows: npt.NDArray[np.int64], noise: GradientNoise
