@@ -1,0 +1,181 @@
+"""Link tables of 10^4, 10^5 and 10^6 rows: CPU seconds, peak memory, and what was found.
+
+    OMP_NUM_THREADS=1 python benchmarks/linking_scale.py [--rows 10000 100000] [--only numbers]
+        [--neighbours 50] [--json FILE]
+
+Each line is ``securevfl link`` over two Parquet tables of that many rows each, in a fresh process:
+tables are read, linked, measured against the truth, and every party's lists are written, as for
+users. Times are CPU seconds of all threads together, which other work on the machine changes
+little. Peak memory is the process's own, with all that it has loaded.
+
+- ``numbers``: points in the plane, each record a row's point moved by a little, K = 50.
+- ``texts``: made-up people (given name, surname, postcode, date of birth), one of three records
+  mistyped by one or two letters, K = 5, by edits among what four blocking rules allow.
+- ``pairs``: the protections that compare pairs, on one core: pairs, and rows that are compared with
+  27 records each, in a second, and what a million such rows would take.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+SEED = 0
+RULES = (
+    "surname, born",
+    "surname, left(given, 3), left(postcode, 2)",
+    "postcode, born",
+    "given, postcode, left(surname, 2)",
+)
+
+
+def numbers(rows: int, folder: Path) -> dict[str, Any]:
+    """Write two tables of points, and return how they are linked."""
+    rng = np.random.default_rng(SEED)
+    points = rng.random((rows, 2))
+    order = rng.permutation(rows)
+    moved = points[order] + rng.normal(0, 0.1 / np.sqrt(rows), (rows, 2))
+    for name, values, who in (("shop", points, np.arange(rows)), ("bank", moved, order)):
+        frame = pd.DataFrame({"x": values[:, 0], "y": values[:, 1], "who": who})
+        frame.to_parquet(folder / f"{name}.parquet")
+    return {"key": ["x", "y"], "linkage": {"metric": "euclidean"}}
+
+
+def words(count: int, letters: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Different made-up names."""
+    alphabet = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    lengths = rng.integers(*letters, 2 * count)
+    drawn = {"".join(rng.choice(alphabet, length)) for length in lengths}
+    return np.array(sorted(drawn))[rng.permutation(len(drawn))[:count]]
+
+
+def skewed(names: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw names, the n-th about as often as 1 / (n + 20), as surnames are spread."""
+    weights = 1 / (np.arange(len(names)) + 20)
+    return rng.choice(names, count, p=weights / weights.sum())
+
+
+def mistyped(text: str, rng: np.random.Generator) -> str:
+    """Return a text with one letter changed, added or lost."""
+    place, letter = int(rng.integers(0, len(text))), chr(97 + int(rng.integers(26)))
+    kept = int(rng.integers(0, 2))
+    return text[:place] + letter * int(rng.integers(1 - kept, 2)) + text[place + 1 - kept :]
+
+
+def texts(rows: int, folder: Path) -> dict[str, Any]:
+    """Write two tables of people, and return how they are linked."""
+    rng = np.random.default_rng(SEED)
+    days = pd.date_range("1930-01-01", "2009-12-31").strftime("%Y-%m-%d").to_numpy()
+    people = {
+        "given": skewed(words(2_000, (3, 9), rng), rows, rng),
+        "surname": skewed(words(40_000, (4, 12), rng), rows, rng),
+        "postcode": skewed(np.array([f"{code:05d}" for code in range(20_000)]), rows, rng),
+        "born": rng.choice(days, rows),
+    }
+    pd.DataFrame({**people, "who": np.arange(rows)}).to_parquet(folder / "shop.parquet")
+    order = rng.permutation(rows)
+    copies = {name: values[order].astype(object) for name, values in people.items()}
+    for row in np.flatnonzero(rng.random(rows) < 1 / 3):
+        for _ in range(int(rng.integers(1, 3))):
+            column = copies[list(copies)[int(rng.integers(4))]]
+            column[row] = mistyped(column[row] or "a", rng)
+    pd.DataFrame({**copies, "who": order}).to_parquet(folder / "bank.parquet")
+    linkage = {"metric": "levenshtein", "blocking": list(RULES)}
+    return {"key": list(people), "linkage": linkage}
+
+
+TABLES = {"numbers": (numbers, 50), "texts": (texts, 5)}
+
+
+def linked(kind: str, rows: int, neighbours: int | None) -> dict[str, Any]:
+    """Link one size in this process, and return what it took and found."""
+    import securevfl as sv
+    from securevfl.config.reading import parse_federation
+
+    make, usual = TABLES[kind]
+    k = neighbours or usual
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = make(rows, folder)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        config = parse_federation(
+            {
+                "federation": {"name": kind, "task": "regression"},
+                "model": {"family": "fet", "neighbours": k},
+                "privacy": {"mechanism": "none"},
+                "linkage": {"protection": "none", "truth": "who", **made["linkage"]},
+                "party": [
+                    {
+                        "name": "shop",
+                        "role": "primary",
+                        "data": "shop.parquet",
+                        "key": made["key"],
+                        "address": "127.0.0.1:0",
+                    },
+                    {
+                        "name": "bank",
+                        "role": "secondary",
+                        "data": "bank.parquet",
+                        "key": made["key"],
+                    },
+                ],
+            },
+            file=kind,
+            only_linkage=True,
+        )
+        wall, start = time.monotonic(), time.process_time()
+        found = sv.link(config, data_root=folder, out=folder / "run").figures
+        seconds, wall = time.process_time() - start, time.monotonic() - wall
+    figures = found["secondaries"]["bank"]
+    # ru_maxrss counts kibibytes on Linux.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "rows": rows,
+        "neighbours": k,
+        "cpu_seconds": round(seconds, 1),
+        "wall_seconds": round(wall, 1),
+        "peak_mib": round(peak / 1024),
+        "peak_before_linking_mib": round(before / 1024),
+        "links_mib": round(16 * rows * k / 2**20),
+        "recall_at_1": figures["recall_at_1"],
+        "recall_at_k": figures["recall_at_k"],
+        **({"blocking": figures["blocking"]} if "blocking" in figures else {}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--only", choices=TABLES)
+    parser.add_argument("--neighbours", type=int, help="K, instead of 50 and 5")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.here:
+        print(json.dumps(linked(arguments.only, arguments.rows[0], arguments.neighbours)))
+        return
+    everything: dict[str, list[Any]] = {}
+    for kind in [arguments.only] if arguments.only else TABLES:
+        for rows in arguments.rows:
+            command = [sys.executable, __file__, "--here", "--only", kind, "--rows", str(rows)]
+            if arguments.neighbours:
+                command += ["--neighbours", str(arguments.neighbours)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            everything.setdefault(kind, []).append(json.loads(done.stdout))
+            print(kind, json.dumps(everything[kind][-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
