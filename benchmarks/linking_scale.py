@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/linking_scale.py [--rows 10000 100000] [--only numbers]
         [--neighbours 50] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/linking_scale.py --only protected
 
 Each line is ``securevfl link`` over two Parquet tables of that many rows each, in a fresh process:
 tables are read, linked, measured against the truth, and every party's lists are written, as for
@@ -10,9 +11,12 @@ little. Peak memory is the process's own, with all that it has loaded.
 
 - ``numbers``: points in the plane, each record a row's point moved by a little, K = 50.
 - ``texts``: made-up people (given name, surname, postcode, date of birth), one of three records
-  mistyped by one or two letters, K = 5, by edits among what four blocking rules allow.
-- ``pairs``: the protections that compare pairs, on one core: pairs, and rows that are compared with
-  27 records each, in a second, and what a million such rows would take.
+  with one to three letters mistyped, K = 5, by edits, among the pairs of six blocking rules.
+- ``ids``: ids of 16 digits under ``protection = "hashes"``, hashing and the coordinator included.
+- ``protected`` (only where it is named): what one core does of each protection in a second, and
+  the hours, computed from that, that a million rows by a million records would take it: points in
+  the plane, K = 10, all pairs, and by the grid cells (``linkage.cell``) of the best of three
+  widths. Both parties' work and the coordinator's are in it, the wire is not.
 """
 
 import argparse
@@ -22,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +34,14 @@ import numpy as np
 import pandas as pd
 
 SEED = 0
+# Two columns that are right find a pair, whatever is wrong with the others.
 RULES = (
+    "surname, left(given, 2)",
+    "surname, postcode",
     "surname, born",
-    "surname, left(given, 3), left(postcode, 2)",
     "postcode, born",
-    "given, postcode, left(surname, 2)",
+    "given, postcode",
+    "given, born",
 )
 
 
@@ -84,7 +92,7 @@ def texts(rows: int, folder: Path) -> dict[str, Any]:
     order = rng.permutation(rows)
     copies = {name: values[order].astype(object) for name, values in people.items()}
     for row in np.flatnonzero(rng.random(rows) < 1 / 3):
-        for _ in range(int(rng.integers(1, 3))):
+        for _ in range(int(rng.integers(1, 4))):
             column = copies[list(copies)[int(rng.integers(4))]]
             column[row] = mistyped(column[row] or "a", rng)
     pd.DataFrame({**copies, "who": order}).to_parquet(folder / "bank.parquet")
@@ -92,7 +100,18 @@ def texts(rows: int, folder: Path) -> dict[str, Any]:
     return {"key": list(people), "linkage": linkage}
 
 
-TABLES = {"numbers": (numbers, 50), "texts": (texts, 5)}
+def ids(rows: int, folder: Path) -> dict[str, Any]:
+    """Write two tables of ids, and return how they are linked."""
+    rng = np.random.default_rng(SEED)
+    for name, who in (("shop", np.arange(rows)), ("bank", rng.permutation(rows))):
+        frame = pd.DataFrame({"id": [f"{number:016d}" for number in who], "who": who})
+        frame.to_parquet(folder / f"{name}.parquet")
+    (folder / "linkage.secret").write_text("5e" * 32)
+    linkage = {"metric": "exact", "protection": "hashes", "secret": "linkage.secret"}
+    return {"key": ["id"], "linkage": linkage, "helpers": ["coordinator"]}
+
+
+TABLES = {"numbers": (numbers, 50), "texts": (texts, 5), "ids": (ids, 1)}
 
 
 def linked(kind: str, rows: int, neighbours: int | None) -> dict[str, Any]:
@@ -126,6 +145,7 @@ def linked(kind: str, rows: int, neighbours: int | None) -> dict[str, Any]:
                         "data": "bank.parquet",
                         "key": made["key"],
                     },
+                    *({"name": role, "role": role} for role in made.get("helpers", ())),
                 ],
             },
             file=kind,
@@ -151,16 +171,97 @@ def linked(kind: str, rows: int, neighbours: int | None) -> dict[str, Any]:
     }
 
 
+def protected(fast: bool) -> dict[str, Any]:
+    """Measure what one core does of each protection, and compute what a million rows take."""
+    from linkage import Sizes, cells, hamming, paillier
+
+    sizes = Sizes(fast=fast)
+    codes, shares, ciphers = hamming(sizes), cells(sizes), paillier(sizes)
+    by_cell = [compared_by_cell(sizes(20_000, 500), held) for held in (4, 16, 64)]
+    each = sum(ciphers["milliseconds_per_ciphertext"].values()) / 1000
+    pairs = {
+        "bloom, faiss": codes["faiss_pairs_per_second"],
+        "bloom, numpy": codes["numpy_pairs_per_second"],
+        "shares": shares["shares_pairs_per_second"],
+        "paillier": ciphers["lanes"] / each,
+    }
+    fewest = {
+        "shares": min(found["pairs_a_row"] for found in by_cell) / pairs["shares"],
+        "paillier": min(found["ciphertexts_a_row"] for found in by_cell) * each,
+    }
+    return {
+        "bloom_codes_made_per_second": coded(sizes(2000, 50)),
+        "pairs_per_second": pairs,
+        "rows_per_second_by_cells": {name: 1 / seconds for name, seconds in fewest.items()},
+        "by_cells": by_cell,
+        "core_hours_of_a_million_by_a_million": {
+            "all pairs": {name: 1e12 / speed / 3600 for name, speed in pairs.items()},
+            "by cells": {name: 1e6 * seconds / 3600 for name, seconds in fewest.items()},
+        },
+    }
+
+
+def coded(rows: int) -> float:
+    """Return how many points of 2,048 bits are encoded in a second."""
+    from securevfl.data.tables import KeyTable
+    from securevfl.linkage.metrics.bloom import encode
+    from securevfl.linkage.metrics.euclidean import Euclidean
+    from securevfl.linkage.metrics.metric import KeySpec
+    from securevfl.linkage.secret import LinkageSecret
+
+    points = np.random.default_rng(SEED).random((2, rows))
+    keys = KeyTable(name="shop", columns={"x": points[0], "y": points[1]})
+    spec = KeySpec(columns=("x", "y"), metric=Euclidean(), ranges=((0.0, 1.0), (0.0, 1.0)))
+    start = time.process_time()
+    encode(spec, keys, LinkageSecret.fresh())
+    return rows / (time.process_time() - start)
+
+
+def compared_by_cell(rows: int, held: int) -> dict[str, float]:
+    """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
+    from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
+    from securevfl.linkage.links import LinkTable
+    from securevfl.linkage.metrics.euclidean import nearest_records
+    from securevfl.linkage.paillier_distances import Lanes
+
+    rng = np.random.default_rng(SEED)
+    mine, theirs = (rng.integers(0, 2**16, (rows, 2)) for _ in range(2))
+    width = max(1, round(2**16 * np.sqrt(held / rows)))
+    lanes = Lanes(key_dim=2, key_bits=2048).count
+    pairs = ciphertexts = 0
+
+    def link(blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
+        nonlocal pairs, ciphertexts
+        for block in blocks:
+            pairs += len(block.rows) * len(block.records)
+            ciphertexts += -(-len(block.rows) // lanes) * len(block.records)
+            yield nearest_records(
+                mine[block.rows].astype(np.float64),
+                theirs[block.records].astype(np.float64),
+                min(k, len(block.records)),
+            )
+
+    links_by_cell(cells_of(mine, width), cells_of(theirs, width), 10, width=width, link=link)
+    return {
+        "records_a_cell": held,
+        "pairs_a_row": pairs / rows,
+        "ciphertexts_a_row": ciphertexts / rows,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--only", choices=TABLES)
+    parser.add_argument("--only", choices=[*TABLES, "protected"])
     parser.add_argument("--neighbours", type=int, help="K, instead of 50 and 5")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.only == "protected":
+        print(json.dumps(protected(fast=max(arguments.rows) < 1000), indent=2))
+        return
     if arguments.here:
         print(json.dumps(linked(arguments.only, arguments.rows[0], arguments.neighbours)))
         return
