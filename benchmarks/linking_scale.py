@@ -18,8 +18,9 @@ little. Peak memory is the process's own, with all that it has loaded.
 - ``ids``: ids of 16 digits under ``protection = "hashes"``, hashing and the coordinator included.
 - ``protected`` (only where it is named): what one core does of each protection in a second, and
   the hours, computed from that, that a million rows by a million records would take it: points in
-  the plane, K = 10, all pairs, and by the grid cells (``linkage.cell``) of the best of three
-  widths. Both parties' work and the coordinator's are in it, the wire is not.
+  the plane, K = 10, all pairs, and by grid cells (``linkage.cell``): for Paillier of the best of
+  three widths, for shares as ``linkage.py --only cells`` measures them. Both parties' work and the
+  coordinator's are in it, the wire is not.
 """
 
 import argparse
@@ -208,7 +209,8 @@ def protected(fast: bool) -> dict[str, Any]:
         "paillier": ciphers["lanes"] / each,
     }
     fewest = {
-        "shares": min(found["pairs_a_row"] for found in by_cell) / pairs["shares"],
+        # Measured: setting up a block costs more than comparing the few pairs of one.
+        "shares": sizes(20_000, 500) / pairs["shares"] / shares["times_faster_than_all_pairs"],
         "paillier": min(found["ciphertexts_a_row"] for found in by_cell) * each,
     }
     return {
