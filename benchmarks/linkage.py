@@ -22,14 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.linkage.blocking import block_texts
+from securevfl.linkage.blocking import BlockedKeys, blocked_keys
 from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
 from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
 from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
+from securevfl.linkage.metrics.levenshtein import TextKeys
 from securevfl.linkage.obfuscator_pool import prepared_obfuscators
 from securevfl.linkage.paillier_distances import Keyholder, masked_distances
+from securevfl.linkage.qgrams import QGramCandidates
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.linkage.shared_distances import (
     deal,
@@ -136,7 +138,13 @@ def text(size: Sizes) -> dict[str, Any]:
     loop, found = timed(
         lambda: [process.extract(one, records, scorer=Levenshtein.distance, limit=K) for one in few]
     )
-    setup, blocked = timed(lambda: block_texts(mine, records, 10))
+
+    def by_grams() -> BlockedKeys:
+        keys = TextKeys(primary=mine, records=records)
+        candidates = QGramCandidates.of(keys.normal_primary, keys.normal_records, least_overlap=0.2)
+        return blocked_keys(keys, candidates, 10)
+
+    setup, blocked = timed(by_grams)
     again, near = timed(lambda: blocked.nearest(None, 10))
     return {
         "seconds": ours,

@@ -281,7 +281,10 @@ def table_of(kind: type[Any], without: set[str] | None = None) -> str:
         names = NAMES.get((kind, field.name))
         takes = _words(Literal[tuple(names)] if names is not None else hints[field.name])
         if field.name in limits:
-            takes = f"{takes} {limits[field.name]}"
+            # A limit is the number's, also where something else may stand for it.
+            limit = limits[field.name]
+            limited, found = re.subn(r"number(?= or )", f"number {limit}", takes, count=1)
+            takes = limited if found else f"{takes} {limit}"
         meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(docs[field.name].split()))
         lines.append(f"| `{field.name}` | {takes} | {_default(field)} | {_cell(meaning)} |")
     return "\n".join(lines) + "\n"

@@ -57,9 +57,12 @@ class LinkageSettings:
     """For ``exact``: whether upper and lower case, full-width letters and runs of blanks count as
     equal. Blanks at a key's ends never count."""
 
-    blocking: float | None = None
-    """For ``levenshtein``: compare only texts whose sets of q-grams have at least this cosine, in
-    (0, 1). What that loses is measured and told; without it every pair is compared."""
+    blocking: float | tuple[str, ...] | None = None
+    """Which pairs are compared; without it, all are. For ``levenshtein`` and ``mixed``, rules over
+    key columns (``["postcode, left(surname, 3)", "born, given"]``): rows and records are compared
+    that have equal, present values of all terms of at least one rule. They need
+    ``securevfl[sql]``. For ``levenshtein`` also a number in (0, 1): the least cosine of two texts'
+    sets of q-grams. What either loses is measured and told."""
 
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts as one and for each field, 2048 for a point."""
@@ -127,11 +130,15 @@ class LinkageSettings:
         if self.fold and "fold" not in metric.reads:
             raise ConfigError(f'fold: goes with metric = "exact", not with {self.metric!r}')
         if self.blocking is not None:
-            checks.open_unit(blocking=self.blocking)
-            if "blocking" not in metric.reads or self.protection != "none":
-                raise ConfigError(
-                    'blocking: goes with metric = "levenshtein" and protection = "none" alone'
-                )
+            by_rules = isinstance(self.blocking, tuple)
+            if not isinstance(self.blocking, tuple):
+                checks.open_unit(blocking=self.blocking)
+            if ("rules" if by_rules else "blocking") not in metric.reads:
+                metrics = '"levenshtein" or "mixed"' if by_rules else '"levenshtein"'
+                form = "rules go" if by_rules else "a number goes"
+                raise ConfigError(f"blocking: {form} with metric = {metrics} alone")
+            if self.protection != "none":
+                raise ConfigError('blocking: goes with protection = "none" alone')
         self.field_list()
 
     def _check_protection(self) -> None:

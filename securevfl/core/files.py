@@ -8,9 +8,11 @@ the mode that the user's umask gives new files.
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+import numpy as np
 
 from securevfl.core.errors import ConfigError, StorageError
 
@@ -34,12 +36,25 @@ def write_bytes(path: Path, content: bytes, *, for_others: bool = False) -> None
     Raises:
         StorageError: If it cannot be written; what was there before is untouched.
     """
+    _write(path, lambda file: file.write(content), for_others=for_others)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a numpy archive (.npz) atomically, without a copy of it in memory.
+
+    Raises:
+        StorageError: As :func:`write_bytes`.
+    """
+    _write(path, lambda file: np.savez(file, allow_pickle=False, **arrays), for_others=False)
+
+
+def _write(path: Path, write: Callable[[BinaryIO], object], *, for_others: bool) -> None:
     temporary = _beside(path)
     try:
         make_folder(path.parent)
         try:
             with open(temporary, "xb", opener=_opener(for_others=for_others)) as file:
-                file.write(content)
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -6,6 +6,7 @@ greedily during top-K, or by dropping surplus links afterwards, does not bound t
 that goes frees places, which free further ones.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ class EligiblePairs:
 
     def within(self, limit: float) -> "EligiblePairs":
         """Return the pairs of at most that distance."""
+        if limit == math.inf:
+            return self
         near = self.distances <= limit
         before = np.concatenate([[0], np.cumsum(near)])
         return EligiblePairs(

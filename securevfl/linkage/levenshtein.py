@@ -46,8 +46,24 @@ def nearest_texts(
         ConfigError: If rapidfuzz is not installed, or an argument is out of range.
         DataError: If a table is empty, a value is no text or too long, or ``k`` is too large.
     """
-    rows = checked_texts(primary_texts, whose="the primary")
-    records = checked_texts(record_texts, whose="the secondary")
+    return nearest_normal_texts(
+        checked_texts(primary_texts, whose="the primary"),
+        checked_texts(record_texts, whose="the secondary"),
+        k,
+        eligible=eligible,
+        workers=workers,
+    )
+
+
+def nearest_normal_texts(
+    rows: Sequence[str],
+    records: Sequence[str],
+    k: int,
+    *,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link texts that are in normal form already; see :func:`nearest_texts`."""
     ids = eligible_ids(len(records), k, eligible)
     # Rows with one text have one answer, so each text is compared once.
     different = sorted(set(rows))

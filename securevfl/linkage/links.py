@@ -1,5 +1,6 @@
 """The result of linkage: for each primary row, its nearest records, in a fixed order."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,8 @@ class LinkTable:
 
     def within(self, limit: float) -> "LinkTable":
         """Return the links of at most that distance; the others' slots hold no record."""
+        if limit == math.inf:
+            return self  # no link is farther, and a copy of many links takes much memory
         near = self.distances <= limit
         return LinkTable(
             indices=np.where(near, self.indices, NO_RECORD),

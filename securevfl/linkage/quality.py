@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import NO_RECORD, LinkTable
 
 _TOP: Final = 10
+_ROWS_OF_A_PIECE: Final = 2**16
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -123,9 +124,13 @@ def _against_truth(
             f"truth: has {len(primary_entities)} rows and {len(record_entities)} records, "
             f"the links {links.num_rows} and {num_records}"
         )
-    present = links.present
-    linked = record_entities[np.where(present, links.indices, 0)]
-    right = (linked == primary_entities[:, None]) & present
+    right = np.zeros(links.indices.shape, dtype=np.bool_)
+    for start in range(0, links.num_rows, _ROWS_OF_A_PIECE):
+        piece = slice(start, start + _ROWS_OF_A_PIECE)
+        indices = links.indices[piece]
+        # Where there is no link, -1 takes the last record for nothing.
+        right[piece] = record_entities[indices] == primary_entities[piece, None]
+        right[piece] &= indices != NO_RECORD
     entities, counts = np.unique(record_entities, return_counts=True)
     place = np.minimum(np.searchsorted(entities, primary_entities), len(entities) - 1)
     true_pairs = np.where(entities[place] == primary_entities, counts[place], 0)

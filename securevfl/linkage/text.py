@@ -46,6 +46,17 @@ def joined_texts(columns: Mapping[str, "np.ndarray | Sequence[Any]"]) -> list[st
     ]
 
 
+def present_texts(values: Sequence[Any] | np.ndarray, *, whose: str) -> list[str | None]:
+    """Return a column's texts as they are compared; None for missing ones.
+
+    Raises:
+        DataError: As :func:`checked_texts`.
+    """
+    present = [value for value in values if value is not None]
+    words = iter(checked_texts(present, whose=whose) if present else [])
+    return [None if value is None else next(words) for value in values]
+
+
 def checked_texts(values: Sequence[Any] | np.ndarray, *, whose: str) -> list[str]:
     """Check and normalise a column of texts.
 

@@ -62,6 +62,13 @@ class Candidates:
             return self.ranked.take(rows).first(k)
         return filtered(self.ranked, rows, k, sample)
 
+    def nearest(self, k: int) -> LinkTable:
+        """Return the ``k`` nearest candidates of every row."""
+        if self.pairs is not None:
+            return self.pairs.links(np.arange(self.num_rows), k)
+        assert self.ranked is not None, "one of the two forms is there"
+        return self.ranked.first(k)
+
     def without_distances(self) -> "Candidates":
         """Return the same with each distance replaced by its place: the order, and no more."""
         if self.pairs is not None:

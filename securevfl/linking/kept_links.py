@@ -6,7 +6,6 @@ that it depends on.
 """
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from securevfl.core.errors import DataError
-from securevfl.core.files import write_bytes
+from securevfl.core.files import write_arrays, write_bytes
 from securevfl.core.strict_json import strict_json
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable
@@ -97,7 +96,7 @@ def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
     """
     found = find()
     # Whatever is sampled later, all rows' links are kept.
-    links = found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
+    links = found.nearest(spec.choice.neighbours)
     return KeptLinks(
         links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
     )
@@ -121,7 +120,7 @@ def coordinate(
         kept = cache.get(key, lambda: keep(spec, find))
         similar = kept.similar
         found = Candidates(ranked=kept.links if similar is None else similar.links)
-    nearest = found.link(np.arange(found.num_rows), None, k=spec.choice.neighbours)
+    nearest = found.nearest(spec.choice.neighbours)
     return replace(found.without_distances(), apart=tells_apart(spec, nearest)), similar
 
 
@@ -195,10 +194,8 @@ def _save(path: Path, kept: KeptLinks, key: str) -> None:
             "whole": scale.whole_distances,
             "noise_std": kept.similar.noise_std,
         }
-    buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(figures).encode(), dtype=np.uint8)
-    np.savez(buffer, figures=text, allow_pickle=False, **arrays)
-    write_bytes(path, buffer.getvalue())
+    write_arrays(path, {"figures": text, **arrays})
 
 
 def _table(indices: np.ndarray, distances: np.ndarray) -> LinkTable:

@@ -1,6 +1,5 @@
 """Linkage alone: every secondary's links, how good they are, and what each party would learn."""
 
-import io
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.quality import link_quality
 from securevfl.linkage.spec import LinkSpec
@@ -31,6 +30,7 @@ from securevfl.runtime.figures import finite_or_none
 
 # Rows are linked in parts of so many pairs, for the progress to move.
 _PART_PAIRS: Final = 2**24
+_MOST_PARTS: Final = 200
 
 # Points of a curve: more can't be seen.
 _CURVE_POINTS: Final = 400
@@ -171,18 +171,18 @@ def _link(
 
 
 def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTable:
-    step = max(1, _PART_PAIRS // metric.num_records)
-    parts, rows = [], np.arange(metric.num_rows, dtype=np.int64)
+    rows = np.arange(metric.num_rows, dtype=np.int64)
+    # A part of few rows would cost an index more to set up than to search.
+    step = max(_PART_PAIRS // metric.num_records, len(rows) // _MOST_PARTS, 1)
     if len(rows) <= step:
         return metric.nearest(None, k)
+    indices, distances = empty_links(len(rows), k)
     for start in range(0, len(rows), step):
-        parts.append(metric.nearest(rows[start : start + step], k))
+        part = metric.nearest(rows[start : start + step], k)
         done = min(start + step, len(rows))
+        indices[start:done], distances[start:done] = part.indices, part.distances
         observe(LinksMade(name=name, done=done, of=len(rows)))
-    return LinkTable(
-        indices=np.concatenate([part.indices for part in parts]),
-        distances=np.concatenate([part.distances for part in parts]),
-    )
+    return LinkTable(indices=indices, distances=distances)
 
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
@@ -191,21 +191,15 @@ def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
-    _write_arrays(folder / "lists.npz", arrays)
+    files.write_arrays(folder / "lists.npz", arrays)
 
 
 def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
     similarities = stacked(values)
     if similarities is not None:
-        _write_arrays(folder / "similarities.npz", {"values": similarities})
+        files.write_arrays(folder / "similarities.npz", {"values": similarities})
     figures = {"reveals": reveals_of(spec, "primary"), "similarities": similarities is not None}
     files.write_json(folder / "links.json", figures)
-
-
-def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    files.write_bytes(path, buffer.getvalue())
 
 
 def _deltas(links: LinkTable) -> dict[str, float]:
@@ -217,7 +211,8 @@ def _deltas(links: LinkTable) -> dict[str, float]:
 
 
 def _curve(links: LinkTable) -> list[float]:
-    distances = np.sort(links.distances[links.present])
+    distances = links.distances[links.present]
+    distances.sort()
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve

@@ -7,6 +7,7 @@ byte each for selection, strips of records, and 64 MiB for sorting; with faiss,
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -74,6 +75,10 @@ class CodeKeys(ComparedKeys):
         codes = self.primary if rows is None else self.primary[rows]
         return nearest_codes(codes, self.records, k, eligible=eligible, backend=self.backend)
 
+    def figures(self) -> Mapping[str, Any]:
+        """Return what searches."""
+        return {"codes_compared_by": "faiss" if _takes_faiss(self.backend) else "numpy"}
+
 
 class Bloom(Metric):
     """The bits in which two codes differ."""
@@ -110,14 +115,8 @@ def require_coded_ranges(spec: KeySpec) -> None:
     """Check that keys can be encoded.
 
     Raises:
-        ConfigError: If their range is not agreed on, or a field blocks, which codes can't.
+        ConfigError: If their range is not agreed on.
     """
-    for field in spec.fields or ():
-        if field.block:
-            raise ConfigError(
-                f"linkage.fields.{field.name}: block compares equal texts, and codes are compared "
-                f'instead; leave it out, or use metric = "mixed" with protection = "none"'
-            )
     if spec.ranges is None and "number" in spec.kinds.values():
         raise ConfigError(
             "linkage.ranges: codes of numbers need the agreed [low, high] of every numeric column"
@@ -224,7 +223,7 @@ def nearest_codes(
     if 8 * primary_codes.shape[1] > _MOST_BITS:
         raise DataError(f"codes: have more than {_MOST_BITS} bits")
     ids = eligible_ids(len(record_codes), k, eligible)
-    if backend == "faiss" or (backend == "auto" and find_spec("faiss") is not None):
+    if _takes_faiss(backend):
         return _by_faiss(primary_codes, record_codes, ids, k)
     mine, theirs = _words(primary_codes), np.ascontiguousarray(_words(record_codes[ids]).T)
 
@@ -290,8 +289,14 @@ def _by_faiss(
     return LinkTable(indices=indices, distances=distances)
 
 
+def _takes_faiss(backend: Backend) -> bool:
+    return backend == "faiss" or (backend == "auto" and find_spec("faiss") is not None)
+
+
 def _faiss() -> Any:
     try:
         return import_module("faiss")
     except ImportError:
-        raise ConfigError("backend: faiss is not installed; pip install faiss-cpu") from None
+        raise ConfigError(
+            "backend: faiss is not installed; pip install 'securevfl[faiss]'"
+        ) from None

@@ -4,11 +4,12 @@
 again in one canonical way, then by record number. A tree alone breaks ties by where it
 stores a point.
 
-Memory: beside the keys and twice the result (16 bytes a link), at most :data:`_CHUNK_CELLS`
+Memory: beside the keys, the tree and the result (16 bytes a link), at most :data:`_CHUNK_CELLS`
 candidate cells at a time, each of 16 bytes plus 24 for every key dimension.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import scipy  # its trees load when they are first named
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
+from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 from securevfl.linkage.topk import eligible_ids
 
@@ -33,7 +34,7 @@ _ABSOLUTE_SLACK: Final = 1e-150
 _LARGEST_KEY: Final = 1e150
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EuclideanKeys(ComparedKeys):
     """Numeric keys in one common unit."""
 
@@ -58,7 +59,19 @@ class EuclideanKeys(ComparedKeys):
     ) -> LinkTable:
         """Link as :func:`nearest_records` does."""
         keys = self.primary if rows is None else self.primary[rows]
-        return nearest_records(keys, self.records, k, eligible=eligible, workers=self.workers)
+        if eligible is not None:
+            index = RecordIndex(self.records, k, eligible=eligible)
+        elif k not in self._indexes:
+            self._indexes.clear()
+            index = self._indexes[k] = RecordIndex(self.records, k)
+        else:
+            index = self._indexes[k]
+        return index.links(keys, workers=self.workers)
+
+    @cached_property
+    def _indexes(self) -> dict[int, "RecordIndex"]:
+        """The last index of all records by its K: rows are often linked part by part."""
+        return {}
 
 
 class Euclidean(Metric):
@@ -107,24 +120,99 @@ def nearest_records(
             1e150, or ``k`` exceeds the number of records.
     """
     check_keys(primary_keys, record_keys)
-    ids = eligible_ids(len(record_keys), k, eligible)
-    if not len(ids):
-        indices, distances = empty_links(len(primary_keys), k)
+    return RecordIndex(record_keys, k, eligible=eligible).links(primary_keys, workers=workers)
+
+
+class RecordIndex:
+    """Records in a tree, to be searched for up to ``k`` of them."""
+
+    def __init__(
+        self,
+        record_keys: Float64[np.ndarray, "records key_dim"],
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> None:
+        """Build the tree.
+
+        Args:
+            record_keys: Keys of the secondary's records, checked (:func:`check_keys`).
+            k: Links a row.
+            eligible: Records that may be linked; None allows all.
+
+        Raises:
+            ConfigError: If ``k`` is below 1 or ``eligible`` has another length.
+            DataError: If ``k`` exceeds the number of records.
+        """
+        ids = eligible_ids(len(record_keys), k, eligible)
+        self._k = k
+        self._wanted = min(k, len(ids))
+        self._ids = _first_copies(record_keys, ids, k) if len(ids) else ids
+        self._points = record_keys[self._ids]
+        self._tree = scipy.spatial.cKDTree(self._points) if len(ids) else None
+
+    def links(
+        self, primary_keys: Float64[np.ndarray, "rows key_dim"], *, workers: int = 1
+    ) -> LinkTable:
+        """Return the exact links of rows with these keys; see :func:`nearest_records`."""
+        indices, distances = empty_links(len(primary_keys), self._k)
+        if not len(self._ids):
+            return LinkTable(indices=indices, distances=distances)
+        # Rows at one place (flats of one block) have one answer, so each place is searched once.
+        first_row, place_of = _places(primary_keys)
+        self._search(primary_keys, first_row, indices, distances, workers)
+        found_at = first_row[place_of]
+        copies = np.flatnonzero(found_at != np.arange(len(primary_keys)))
+        step = max(1, _CHUNK_CELLS // self._k)
+        for start in range(0, len(copies), step):
+            rows = copies[start : start + step]
+            indices[rows], distances[rows] = indices[found_at[rows]], distances[found_at[rows]]
         return LinkTable(indices=indices, distances=distances)
-    # Rows at one place (flats of one block) have one answer, so each place is searched once.
-    first_row, place_of = _places(primary_keys)
-    near, far = _search(
-        primary_keys[first_row],
-        record_keys,
-        _first_copies(record_keys, ids, k),
-        min(k, len(ids)),
-        workers,
-    )
-    if len(ids) < k:
-        missing = ((0, 0), (0, k - len(ids)))
-        near = np.pad(near, missing, constant_values=NO_RECORD)
-        far = np.pad(far, missing, constant_values=np.inf)
-    return LinkTable(indices=near[place_of], distances=far[place_of])
+
+    def _search(
+        self,
+        primary_keys: Float64[np.ndarray, "rows key_dim"],
+        pending: Int64[np.ndarray, " chosen"],
+        indices: Int64[np.ndarray, "rows links"],
+        distances: Float64[np.ndarray, "rows links"],
+        workers: int,
+    ) -> None:
+        """Write the links of the pending rows to their places in ``indices`` and ``distances``."""
+        assert self._tree is not None, "there are records"
+        wanted, count = self._wanted, len(self._ids)
+        width = min(wanted + 1, count)
+        while len(pending):
+            undecided = []
+            step = max(1, _CHUNK_CELLS // width)
+            for start in range(0, len(pending), step):
+                rows = pending[start : start + step]
+                answer = self._tree.query(
+                    primary_keys[rows], k=np.arange(1, width + 1), workers=workers
+                )
+                found, position = np.asarray(answer[0]), np.asarray(answer[1])
+                # If the last candidate is as far as the k-th, others as far may be still outside.
+                limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
+                decided = (found[:, -1] > limit) | (width == count)
+                undecided.append(rows[~decided])
+                rows, position = rows[decided], position[decided]
+                exact = canonical_distances(self._points[position], primary_keys[rows][:, None])
+                _put_in_order(position, exact)
+                indices[rows, :wanted] = self._ids[position[:, :wanted]]
+                distances[rows, :wanted] = exact[:, :wanted]
+            pending = np.concatenate(undecided)
+            width = min(2 * width, count)
+
+
+def _put_in_order(
+    position: Int64[np.ndarray, "rows width"], exact: Float64[np.ndarray, "rows width"]
+) -> None:
+    """Sort candidates by (distance, position), in place."""
+    # Most rows come in order from the tree; sorting all of them would cost as much as it.
+    unsorted = np.flatnonzero((exact[:, 1:] <= exact[:, :-1]).any(axis=1))
+    # Positions ascend with record numbers, so they break ties the same way.
+    order = np.lexsort((position[unsorted], exact[unsorted]), axis=1)
+    position[unsorted] = np.take_along_axis(position[unsorted], order, axis=1)
+    exact[unsorted] = np.take_along_axis(exact[unsorted], order, axis=1)
 
 
 def check_keys(
@@ -191,42 +279,3 @@ def _first_copies(
     order = np.argsort(place_of, kind="stable")
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.sort(ids[order[rank < k]])
-
-
-def _search(
-    queries: Float64[np.ndarray, "rows key_dim"],
-    record_keys: Float64[np.ndarray, "records key_dim"],
-    ids: Int64[np.ndarray, " kept"],
-    k: int,
-    workers: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exact first ``k`` of ``ids`` for every query, and their distances."""
-    points = record_keys[ids]
-    tree = scipy.spatial.cKDTree(points)
-    indices, distances = empty_links(len(queries), k)
-    pending = np.arange(len(queries))
-    width = min(k + 1, len(ids))
-    while len(pending):
-        undecided = []
-        step = max(1, _CHUNK_CELLS // width)
-        for start in range(0, len(pending), step):
-            rows = pending[start : start + step]
-            answer = tree.query(queries[rows], k=np.arange(1, width + 1), workers=workers)
-            found, position = np.asarray(answer[0]), np.asarray(answer[1])
-            # If the last candidate is as far as the k-th, others as far may be still outside.
-            limit = found[:, k - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
-            decided = (found[:, -1] > limit) | (width == len(ids))
-            undecided.append(rows[~decided])
-            rows, position = rows[decided], position[decided]
-            exact = canonical_distances(points[position], queries[rows][:, None])
-            # Most rows come in order from the tree; sorting all of them would cost as much as it.
-            unsorted = np.flatnonzero((exact[:, 1:] <= exact[:, :-1]).any(axis=1))
-            # Positions ascend with record numbers, so they break ties the same way.
-            order = np.lexsort((position[unsorted], exact[unsorted]), axis=1)
-            position[unsorted] = np.take_along_axis(position[unsorted], order, axis=1)
-            exact[unsorted] = np.take_along_axis(exact[unsorted], order, axis=1)
-            indices[rows] = ids[position[:, :k]]
-            distances[rows] = exact[:, :k]
-        pending = np.concatenate(undecided)
-        width = min(2 * width, len(ids))
-    return indices, distances

@@ -7,6 +7,7 @@ tables' keys as texts once more while they are numbered, then 8 bytes a key.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from securevfl.linkage.topk import eligible_ids
 _MISSING = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ExactKeys(ComparedKeys):
     """One number a row: equal numbers are equal keys, whichever party has them."""
 
@@ -48,8 +49,8 @@ class ExactKeys(ComparedKeys):
         """Link each row to the first ``k`` records of the same key, by number, at distance 0."""
         keys = self.primary if rows is None else self.primary[rows]
         ids = eligible_ids(self.num_records, k, eligible)
-        order = np.argsort(self.records[ids], kind="stable")
-        sorted_keys = self.records[ids][order]
+        order = self._order if eligible is None else np.argsort(self.records[ids], kind="stable")
+        sorted_keys = self.records[ids[order]]
         first = np.searchsorted(sorted_keys, keys, side="left")
         equal = np.searchsorted(sorted_keys, keys, side="right") - first
         count = np.where(keys == _MISSING, 0, np.minimum(equal, k))
@@ -57,6 +58,11 @@ class ExactKeys(ComparedKeys):
         place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         record = ids[order[np.repeat(first, count) + place]]
         return fill_slots(len(keys), k, row, record, np.zeros(len(row)))
+
+    @cached_property
+    def _order(self) -> Int64[np.ndarray, " records"]:
+        """All records by key, then number: rows are often linked part by part."""
+        return np.argsort(self.records, kind="stable")
 
 
 class Exact(Metric):

@@ -6,6 +6,7 @@ straight-line distance has the same order as the distance along the surface.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
@@ -13,14 +14,14 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.euclidean import check_keys, nearest_records
+from securevfl.linkage.metrics.euclidean import EuclideanKeys, check_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 
 EARTH_RADIUS_M: Final = 6_371_008.8
 """Mean radius of the earth in metres (IUGG)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EarthKeys(ComparedKeys):
     """Longitudes and latitudes in degrees."""
 
@@ -40,9 +41,31 @@ class EarthKeys(ComparedKeys):
         *,
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link as :func:`nearest_on_earth` does."""
-        keys = self.primary if rows is None else self.primary[rows]
-        return nearest_on_earth(keys, self.records, k, eligible=eligible, workers=self.workers)
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records.
+
+        Distances are metres along the surface, right to about a millimetre between neighbours.
+
+        Raises:
+            DataError: As :func:`~securevfl.linkage.metrics.euclidean.nearest_records`, or if a
+                longitude is outside [-180, 180] or a latitude outside [-90, 90].
+        """
+        links = self._in_space.nearest(rows, k, eligible=eligible)
+        present, arc = links.present, links.distances
+        # The table was made for this call, and three more of its size would be much.
+        np.minimum(np.divide(arc, 2, out=arc), 1, out=arc)
+        np.multiply(np.arcsin(arc, out=arc), 2 * EARTH_RADIUS_M, out=arc)
+        arc[~present] = np.inf
+        return links
+
+    @cached_property
+    def _in_space(self) -> EuclideanKeys:
+        """Both parties' points on the unit sphere."""
+        check_keys(self.primary, self.records)
+        return EuclideanKeys(
+            primary=unit_vectors(self.primary, whose="the primary"),
+            records=unit_vectors(self.records, whose="the secondary"),
+            workers=self.workers,
+        )
 
 
 class GreatCircle(Metric):
@@ -71,44 +94,6 @@ class GreatCircle(Metric):
     ) -> EarthKeys:
         """Take the first column for the longitude, the second one for the latitude."""
         return EarthKeys(primary=numbers_of(primary), records=numbers_of(records))
-
-
-def nearest_on_earth(
-    primary_keys: Float64[np.ndarray, "rows 2"],
-    record_keys: Float64[np.ndarray, "records 2"],
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-    workers: int = 1,
-) -> LinkTable:
-    """Link every primary row to its ``k`` nearest records along the surface.
-
-    Args:
-        primary_keys: Longitude and latitude of the primary's rows, in degrees.
-        record_keys: The same of the secondary's records.
-        k: Links a row, at most the number of records.
-        eligible: Records that may be linked (a round's sample); None allows all.
-        workers: Threads of the tree search; -1 takes every core.
-
-    Returns:
-        Links, ascending by (distance, record number), distances in metres, right to about a
-        millimetre between neighbours.
-
-    Raises:
-        DataError: As :func:`~securevfl.linkage.metrics.euclidean.nearest_records`, or if a
-            longitude is outside [-180, 180] or a latitude outside [-90, 90].
-    """
-    check_keys(primary_keys, record_keys)
-    links = nearest_records(
-        unit_vectors(primary_keys, whose="the primary"),
-        unit_vectors(record_keys, whose="the secondary"),
-        k,
-        eligible=eligible,
-        workers=workers,
-    )
-    chord = np.where(links.present, links.distances, 0)
-    arc = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(chord / 2, 1))
-    return LinkTable(indices=links.indices, distances=np.where(links.present, arc, np.inf))
 
 
 def unit_vectors(

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -19,6 +19,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.quantised import KeyRange
 
 KeyKind = Literal["text", "number"]
+Own = TypeVar("Own", bound="ComparedKeys")
 
 Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
 """Key columns: texts with None for missing, or float64 numbers with NaN for missing."""
@@ -56,14 +57,8 @@ class Field:
     scale: float | None = None
     """Difference from which two numbers have nothing in common; for numbers only, > 0."""
 
-    block: bool = False
-    """For ``exact``: whether rows and records are compared only where this field is equal. One that
-    is missing equals none, so such a row has no link. Distances of the others stay as they are."""
-
     def __post_init__(self) -> None:
         checks.one_of(("text", "number", "exact"), kind=self.kind)
-        if self.block and self.kind != "exact":
-            raise ConfigError(f"field {self.name!r}: block goes with kind exact, and only with it")
         checks.positive(weight=self.weight)
         if (self.kind == "number") != (self.scale is not None):
             raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
@@ -134,7 +129,7 @@ class ComparedKeys(ABC):
     ) -> LinkTable:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
 
-    def swapped(self) -> "ComparedKeys":
+    def swapped(self: Own) -> Own:
         """Exchange the parties' roles."""
         return replace(self, primary=self.records, records=self.primary)
 
@@ -163,7 +158,7 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking``, ``fold``."""
+    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``."""
 
     quantised: ClassVar[bool] = False
     """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
@@ -235,8 +230,9 @@ class KeySpec:
     ranges: tuple[tuple[float, ...], ...] | None = None
     """``[low, high]`` of every numeric column, agreed without looking at the data."""
 
-    blocking: float | None = None
-    """Cosine of the q-grams of two texts from which on they are compared; None compares all."""
+    blocking: float | tuple[str, ...] | None = None
+    """Cosine of the q-grams of two texts from which on they are compared, or rules of which a pair
+    must keep one (:mod:`securevfl.linkage.rules`); None compares all."""
 
     fold: bool = False
     """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""

@@ -2,30 +2,40 @@
 
 For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fields f, with s_f in
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
-come nearer by telling less. Where fields block, only pairs are compared that are equal in all of
-these, group by group. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
+come nearer by telling less. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
 three times as much for one field's similarities, beside what selection takes
 (:func:`~securevfl.linkage.topk.nearest_in_block`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.levenshtein import edit_distances
-from securevfl.linkage.links import LinkTable, empty_links
-from securevfl.linkage.metrics.metric import Columns, ComparedKeys, Field, Keys, KeySpec, Metric
+from securevfl.linkage.blocking import blocked_keys
+from securevfl.linkage.levenshtein import edit_distances, pair_edits
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import (
+    Columns,
+    ComparedKeys,
+    Field,
+    KeyMetric,
+    Keys,
+    KeySpec,
+    Metric,
+)
+from securevfl.linkage.rules import BlockingRules, RuleCandidates
 from securevfl.linkage.text import checked_texts
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**21
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MixedKeys(ComparedKeys):
     """Several fields a row."""
 
@@ -75,6 +85,36 @@ class MixedKeys(ComparedKeys):
             workers=self.workers,
         )
 
+    def distances(
+        self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Return the weighted distance of each row to the record at its place."""
+        total = sum(field.weight for field in self.fields)
+        distance = np.zeros(len(rows))
+        for field, (mine, theirs) in zip(self.fields, self._read, strict=True):
+            similarity = _pair_similarity(
+                mine,
+                theirs,
+                mine.value_of[rows],
+                theirs.value_of[records],
+                field,
+                self.missing_similarity,
+                workers=self.workers,
+            )
+            distance += field.weight / total * (1 - similarity)
+        return distance
+
+    @cached_property
+    def _read(self) -> "list[tuple[_Column, _Column]]":
+        """Both tables' columns, field by field."""
+        return [
+            (
+                _Column.read(self.primary[field.name], field, whose="the primary"),
+                _Column.read(self.records[field.name], field, whose="the secondary"),
+            )
+            for field in self.fields
+        ]
+
 
 class Mixed(Metric):
     """The weighted mean of what two rows lack of each other's fields, in [0, 1]."""
@@ -82,7 +122,7 @@ class Mixed(Metric):
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
     largest: ClassVar[float] = 1.0
-    reads: ClassVar[frozenset[str]] = frozenset({"fields"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules"})
 
     def check(self, spec: KeySpec) -> None:
         """Ask for fields."""
@@ -91,11 +131,8 @@ class Mixed(Metric):
                 'linkage.fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every '
                 'key column, with its kind: "text", "number" or "exact"'
             )
-        if all(field.block for field in spec.fields):
-            raise ConfigError(
-                "linkage.fields: all of them block, so nothing is left to compare; use metric = "
-                '"exact"'
-            )
+        if isinstance(spec.blocking, tuple):
+            BlockingRules.parse(spec.blocking, spec.kinds)
 
     def compare(
         self,
@@ -103,15 +140,20 @@ class Mixed(Metric):
         primary: Keys,
         records: Keys,
         *,
-        neighbours: int,  # noqa: ARG002
-    ) -> MixedKeys:
-        """Compare field by field."""
-        return MixedKeys(
+        neighbours: int,
+    ) -> KeyMetric:
+        """Compare field by field; with rules that block, say what leaving pairs out loses."""
+        keys = MixedKeys(
             primary=primary.columns,
             records=records.columns,
             fields=spec.fields or (),
             missing_similarity=spec.missing_similarity,
         )
+        if not isinstance(spec.blocking, tuple):
+            return keys
+        rules = BlockingRules.parse(spec.blocking, spec.kinds)
+        candidates = RuleCandidates.of(rules, primary.columns, records.columns)
+        return blocked_keys(keys, candidates, neighbours)
 
 
 def _rows_of(column: Any, rows: Int64[np.ndarray, " chosen"]) -> Any:
@@ -154,18 +196,6 @@ def nearest_mixed(
         raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
     rows = _length(primary, fields, whose="the primary")
     ids = eligible_ids(_length(records, fields, whose="the secondary"), k, eligible)
-    blocking = [field for field in fields if field.block]
-    if blocking:
-        return _nearest_in_groups(
-            primary,
-            records,
-            fields,
-            k,
-            missing_similarity=missing_similarity,
-            groups=_groups(primary, records, blocking, rows=np.arange(rows), ids=ids),
-            rows=rows,
-            workers=workers,
-        )
     total = sum(field.weight for field in fields)
     pairs = [
         (
@@ -185,74 +215,6 @@ def nearest_mixed(
         return distance
 
     return nearest_by_block(block, rows=rows, ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
-
-
-# Rows of the primary, and records, that may be linked to one another.
-_Group = tuple[np.ndarray, np.ndarray]
-
-
-def _groups(
-    primary: Columns,
-    records: Columns,
-    blocking: Sequence[Field],
-    *,
-    rows: Int64[np.ndarray, " rows"],
-    ids: Int64[np.ndarray, " chosen"],
-) -> list[_Group]:
-    """Return which rows and which records have equal blocking fields, where both are there."""
-    mine, theirs = (
-        list(zip(*(_present_words(table[field.name], whose) for field in blocking), strict=True))
-        for table, whose in ((primary, "the primary"), (records, "the secondary"))
-    )
-    groups: dict[tuple[str | None, ...], tuple[list[int], list[int]]] = {}
-    for row in rows:
-        if None not in mine[row]:
-            groups.setdefault(mine[row], ([], []))[0].append(row)
-    for record in ids:
-        if theirs[record] in groups:
-            groups[theirs[record]][1].append(record)
-    return [
-        (np.array(some, dtype=np.int64), np.array(others, dtype=np.int64))
-        for some, others in groups.values()
-        if others
-    ]
-
-
-def _present_words(column: Any, whose: str) -> list[str | None]:
-    """Return texts as they are compared; None for missing ones."""
-    present = [value for value in column if value is not None]
-    words = iter(checked_texts(present, whose=whose) if present else [])
-    return [None if value is None else next(words) for value in column]
-
-
-def _nearest_in_groups(
-    primary: Columns,
-    records: Columns,
-    fields: Sequence[Field],
-    k: int,
-    *,
-    missing_similarity: float,
-    groups: Sequence[_Group],
-    rows: int,
-    workers: int,
-) -> LinkTable:
-    """Return the ``k`` nearest records of each row's own group; fewer where it has fewer."""
-    # Equal fields still count in the mean, so that a block takes links away and moves none.
-    unblocked = [replace(field, block=False) for field in fields]
-    indices, distances = empty_links(rows, k)
-    for some, others in groups:
-        found = nearest_mixed(
-            {name: _rows_of(column, some) for name, column in primary.items()},
-            {name: _rows_of(column, others) for name, column in records.items()},
-            unblocked,
-            min(k, len(others)),
-            missing_similarity=missing_similarity,
-            workers=workers,
-        )
-        width = found.num_links
-        indices[some, :width] = others[found.indices]
-        distances[some, :width] = found.distances
-    return LinkTable(indices=indices, distances=distances)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -308,6 +270,42 @@ def _similarity(
         table[:-1, :-1] = _value_similarity(mine.values, theirs.values, field, workers=workers)
     # -1 picks the last row or column, which stands for a missing value.
     return table[mine.value_of][:, theirs.value_of]
+
+
+def _pair_similarity(
+    mine: _Column,
+    theirs: _Column,
+    row_value: Int64[np.ndarray, " pairs"],
+    record_value: Int64[np.ndarray, " pairs"],
+    field: Field,
+    missing: float,
+    *,
+    workers: int,
+) -> Float64[np.ndarray, " pairs"]:
+    """Return similarities pair by pair: compared once for each pair of different values."""
+    similarity = np.full(len(row_value), missing)
+    there = (row_value >= 0) & (record_value >= 0)
+    # Two values as one number; the pairs of different values are far fewer than the pairs.
+    both, of_pair = np.unique(
+        row_value[there] * len(theirs.values) + record_value[there], return_inverse=True
+    )
+    one, other = np.divmod(both, max(len(theirs.values), 1))
+    if field.kind == "number":
+        assert field.scale is not None
+        apart = np.abs(np.asarray(mine.values)[one] - np.asarray(theirs.values)[other])
+        found = np.maximum(0, 1 - apart / field.scale)
+    else:
+        first = [mine.values[number] for number in one.tolist()]
+        second = [theirs.values[number] for number in other.tolist()]
+        if field.kind == "exact":
+            equal = [a == b for a, b in zip(first, second, strict=True)]
+            found = np.array(equal, dtype=np.float64)
+        else:
+            pairs = zip(first, second, strict=True)
+            longest = np.array([max(len(a), len(b), 1) for a, b in pairs], dtype=np.int64)
+            found = 1 - pair_edits(first, second, workers=workers) / np.maximum(longest, 1)
+    similarity[there] = found[of_pair]
+    return similarity
 
 
 def _value_similarity(mine: Any, theirs: Any, field: Field, *, workers: int) -> np.ndarray:

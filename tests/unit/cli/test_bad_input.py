@@ -265,6 +265,10 @@ FILES = {
         change_section("linkage", protection="shares", ranges=[[0.0, 9.0], [0.0, 9.0]], cell=0.0),
         ["linkage.cell", "> 0", "0.0"],
     ),
+    "rules without texts": (
+        change_section("linkage", blocking=["lat"]),
+        ["linkage.blocking", "rules go with", '"levenshtein" or "mixed"'],
+    ),
     "blocking without edits": (
         change_section("linkage", blocking=0.3),
         ["linkage.blocking", '"levenshtein"'],

@@ -56,6 +56,8 @@ MIXED = {
 WAYS: dict[str, dict[str, Any]] = {
     "levenshtein": {"metric": "levenshtein"},
     "blocked": {"metric": "levenshtein", "blocking": 0.3},
+    "rules": {"metric": "levenshtein", "blocking": ["last", "left(first, 3), born"]},
+    "mixed by rules": {"metric": "mixed", "fields": MIXED, "blocking": ["last"]},
     "mixed": {"metric": "mixed", "fields": MIXED},
     "codes of one text": {"metric": "levenshtein", "protection": "bloom"},
     "codes of fields": {
@@ -82,9 +84,10 @@ def test_every_way_finds_the_true_matches(way: str, tmp_path: Path, capfd: Captu
     assert json.loads((tmp_path / "run" / "links.json").read_text())["secondaries"]
 
 
-def test_what_blocking_loses_is_told(tmp_path: Path, capfd: Capture) -> None:
+@pytest.mark.parametrize("way", ["blocked", "rules", "mixed by rules"])
+def test_what_blocking_loses_is_told(way: str, tmp_path: Path, capfd: Capture) -> None:
     """Never silently: the recall against all pairs, also when links are read again."""
-    path = people(tmp_path, WAYS["blocked"])
+    path = people(tmp_path, WAYS[way])
     for _ in range(2):
         ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
         lost = json.loads(ended.out)["secondaries"]["registry"]["blocking"]
@@ -156,6 +159,30 @@ def test_the_estimate_and_the_table(tmp_path: Path, capfd: Capture) -> None:
     assert (tmp_path / "run" / "similarities.svg").read_text().startswith("<svg")
 
 
+def test_the_table_shows_every_rule_and_what_it_costs(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a user sees which rule to mend."""
+    monkeypatch.setenv("COLUMNS", "120")
+    path = people(tmp_path, WAYS["rules"])
+    told = securevfl(capfd, "link", path, "--out", tmp_path / "run").out
+
+    assert "blocking: recall@K of all pairs, on 64 rows" in told
+    assert "blocking: pairs of left(first, 3), born" in told
+
+
+def test_a_missing_faiss_is_named(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the extra that brings it, where codes are compared without it."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("securevfl.linkage.metrics.bloom.find_spec", lambda _: None)
+    path = people(tmp_path, {"metric": "bloom"})
+    told = securevfl(capfd, "link", path, "--out", tmp_path / "run").out
+
+    assert "numpy; securevfl[faiss] is three times as fast" in told
+
+
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "K above the records": ({"metric": "levenshtein"}, {"neighbours": 65}, ["64 records", "65"]),
     "a word for a number": ({}, {"key": ["first"]}, ["'first'", "must be numeric"]),
@@ -169,6 +196,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"metric": "levenshtein", "protection": "bloom", "secret": "nowhere.secret"},
         {},
         ["linkage secret", "nowhere.secret"],
+    ),
+    "a rule that counts others": (
+        {"metric": "levenshtein", "blocking": ["first", "count(*)"]},
+        {},
+        ["linkage.blocking", "'count(*)'", "may not call"],
     ),
     "longitude alone": (
         {"metric": "great-circle"},

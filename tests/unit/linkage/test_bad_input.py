@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from helpers.blocked import by_grams
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking import block_texts
 from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import CodeKeys
@@ -49,7 +49,7 @@ METRICS: dict[str, Make] = {
     "euclidean": lambda a, b: EuclideanKeys(primary=np.ones((a, 2)), records=np.ones((b, 2))),
     "earth": lambda a, b: EarthKeys(primary=np.ones((a, 2)), records=np.ones((b, 2))),
     "text": lambda a, b: TextKeys(primary=["anna"] * a, records=["anna"] * b),
-    "blocked": lambda a, b: block_texts(["anna"] * a, ["anna"] * b, 1),
+    "blocked": lambda a, b: by_grams(["anna"] * a, ["anna"] * b, 1),
     "mixed": lambda a, b: MixedKeys(
         primary={"name": ["anna"] * a}, records={"name": ["anna"] * b}, fields=NAME
     ),
@@ -128,7 +128,7 @@ def links_of_texts(name: str, mine: list[str], theirs: list[str], k: int) -> Lin
     if name == "text":
         return TextKeys(primary=mine, records=theirs).nearest(None, k)
     if name == "blocked":
-        return block_texts(mine, theirs, k).nearest(None, k)
+        return by_grams(mine, theirs, k).nearest(None, k)
     if name == "mixed":
         columns = {"name": mine}, {"name": theirs}
         return MixedKeys(primary=columns[0], records=columns[1], fields=NAME).nearest(None, k)

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import scipy
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
 
 
 def points(*values: float) -> np.ndarray:
@@ -100,3 +101,25 @@ def test_keys_of_different_dimension_are_named() -> None:
     """The mistake of two parties that chose different columns."""
     with pytest.raises(DataError, match="primary's have 1 dimensions, the secondary's 2"):
         nearest_records(points(1), np.ones((3, 2)), 1)
+
+
+def test_parts_are_searched_in_one_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linking a million rows part by part builds one tree of the records, not one a part."""
+    built = []
+    build = scipy.spatial.cKDTree
+    monkeypatch.setattr(
+        scipy.spatial, "cKDTree", lambda points: built.append(len(points)) or build(points)
+    )
+    rng = np.random.default_rng(0)
+    keys = EuclideanKeys(primary=rng.random((60, 2)), records=rng.random((50, 2)))
+    parts = [keys.nearest(np.arange(start, start + 20), 4) for start in (0, 20, 40)]
+    assert built == [50]
+    sample = rng.random(50) < 0.5
+    expected = nearest_records(keys.primary, keys.records, 4, eligible=sample)
+    assert keys.nearest(None, 4, eligible=sample).indices.tolist() == expected.indices.tolist()
+    whole = keys.nearest(None, 50)
+
+    assert built == [50, sample.sum(), sample.sum(), 50]
+    assert np.concatenate([part.indices for part in parts]).tolist() == (
+        whole.indices[:, :4].tolist()
+    )

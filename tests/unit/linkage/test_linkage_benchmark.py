@@ -53,3 +53,15 @@ def test_every_protection_is_compared_on_one_federation() -> None:
                 for name in ("protection", "secret", "code_bits"):
                     source["linkage"].pop(name, None)
             assert all(source == sources[0] for source in sources)
+
+
+SCALE = load("linking_scale")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts", "ids"])
+def test_tables_of_every_size_are_linked(kind: str) -> None:
+    """Through the very command that is timed, and to the right records."""
+    found = SCALE.linked(kind, 200, None)
+
+    assert found["recall_at_k"] > 0.95
+    assert ("blocking" in found) == (kind == "texts")

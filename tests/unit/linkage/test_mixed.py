@@ -1,9 +1,6 @@
 """Keys of several fields."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,9 +9,8 @@ import pytest
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.key_tables import KeyKind, read_key_table
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics.bloom import Bloom
-from securevfl.linkage.metrics.metric import Field, KeySpec, Metric
-from securevfl.linkage.metrics.mixed import Mixed, MixedKeys, nearest_mixed
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed
 
 NAME = Field(name="name", kind="text")
 BORN = Field(name="born", kind="number", scale=10.0)
@@ -109,76 +105,6 @@ def test_impossible_settings_are_refused() -> None:
         nearest_mixed(PRIMARY, {**RECORDS, "state": ["nsw"]}, [NAME, STATE], 1)
 
 
-def test_a_block_takes_links_away_and_moves_none() -> None:
-    """The links that are left are those of the same state, as far away as without the block."""
-    rng = np.random.default_rng(1)
-    tables: list[dict[str, Any]] = [
-        {
-            "name": ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)],
-            "born": rng.uniform(1980, 1990, rows),
-            "state": [str(state) if state else None for state in rng.integers(0, 4, rows)],
-        }
-        for rows in (20, 30)
-    ]
-    eligible = rng.random(30) < 0.8
-    fields, blocked = [NAME, BORN, STATE], [NAME, BORN, replace(STATE, block=True)]
-    every = nearest_mixed(*tables, fields, 30, eligible=eligible)
-    near = nearest_mixed(*tables, blocked, 3, eligible=eligible)
-
-    for row, state in enumerate(tables[0]["state"]):
-        kept = [
-            (record, distance)
-            for record, distance in zip(every.indices[row], every.distances[row], strict=True)
-            if record >= 0 and state is not None and tables[1]["state"][record] == state
-        ][:3]
-        present = near.present[row]
-        assert near.indices[row][present].tolist() == [record for record, _ in kept]
-        assert near.distances[row][present] == pytest.approx([far for _, far in kept])
-    assert not near.present.all()
-    assert near.present.any()
-
-
-def test_a_block_keeps_the_promise_of_a_cap() -> None:
-    """What a record picks does not depend on other records: at most m rows change without it."""
-    states = ["a", "b"] * 6
-    rows = {"name": [f"n{row}" for row in range(12)], "state": states}
-    blocked = (NAME, replace(STATE, block=True))
-    links = [
-        eligible_pairs(
-            MixedKeys(
-                primary=rows,
-                records={"name": rows["name"][start:], "state": states[start:]},
-                fields=blocked,
-            ),
-            cap=2,
-        ).links(np.arange(12), 3)
-        for start in (0, 1)
-    ]
-    changed = (np.where(links[1].present, links[1].indices + 1, -1) != links[0].indices).any(axis=1)
-
-    assert 0 < changed.sum() <= 2
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Field(name="name", kind="text", block=True), "block goes with kind exact"),
-        (lambda: check(Mixed(), replace(STATE, block=True)), 'use metric = "exact"'),
-        (lambda: check(Bloom(), NAME, replace(STATE, block=True)), "fields.state: block compares"),
-    ],
-)
-def test_a_block_that_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
-    """With what to use instead."""
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
-def check(metric: Metric, *fields: Field) -> None:
-    """Check fields as a federation file's are."""
-    names = tuple(field.name for field in fields)
-    metric.check(KeySpec(columns=names, metric=metric, fields=fields))
-
-
 def test_text_number_date_and_exact_columns_together(tmp_path: Path) -> None:
     """Dates are days, however a party stores them; ids keep their digits beside fuzzy names."""
     born = ["1980-05-01", None, "1990-01-31"]
@@ -193,9 +119,9 @@ def test_text_number_date_and_exact_columns_together(tmp_path: Path) -> None:
     )
     fields = (
         *(NAME, Field(name="born", kind="number", scale=365.0)),
-        Field(name="id", kind="exact", block=True),
+        Field(name="id", kind="exact"),
     )
-    links = nearest_mixed(mine.columns, other.columns, fields, 3)
+    links = nearest_mixed(mine.columns, other.columns, fields, 1)
 
-    assert links.indices.tolist() == [[2, -1, -1], [1, -1, -1], [0, -1, -1]]
+    assert links.indices.tolist() == [[2], [1], [0]]
     assert links.distances[:, 0] == pytest.approx([0.25 / 3, 0.5 / 3, (1 / 3) / 3])
