@@ -194,6 +194,8 @@ def run_party(
             print_pretraining(outcome, folder, as_json=as_json)
         else:
             print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)
+            if not is_launched():
+                _write_pictures(job.folder)
     except SecureVflError as error:
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
@@ -225,6 +227,17 @@ def _write_report(folder: Path) -> Path:
     from securevfl.report.page import write_report
 
     return write_report(folder)
+
+
+def _write_pictures(party: Path) -> None:
+    """Draw what a secondary's model learned, where there is anything: for this party alone."""
+    from securevfl.runtime.run_folder import EXPLANATION
+
+    if (party / EXPLANATION).exists():
+        from securevfl.report.page import write_pictures
+
+        path = write_pictures(party)
+        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
 
 
 def _warn(config: FederationConfig) -> None:

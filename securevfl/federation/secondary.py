@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,13 @@ from securevfl.federation.updates import (
 )
 from securevfl.federation.voter import Voter
 from securevfl.linkage.sources import LinkSource
+from securevfl.models.encodings import PositionsTaken, alignment
 from securevfl.models.row_by_row import Forward
 from securevfl.models.row_by_row import row_by_row as each_row
-from securevfl.models.split import DistinctBottom
+from securevfl.models.split import DistinctBottom, ExplainedBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
+
+_EXPLAINED_ROWS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +104,8 @@ class Secondary:
             voter.keeps(kept)
         self._row_by_row = row_by_row
         self._settled = False
+        self.positions_taken: PositionsTaken | None = None
+        """Its positional encoding around this session's first average; None before it."""
         self.epsilon_spent = 0.0
 
     @property
@@ -293,7 +298,33 @@ class Secondary:
 
     def load_position_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take the averaged positional-encoding weights."""
+        if self.positions_taken is None:
+            self.positions_taken = positions_around(self.bottom, weights)
         load_positions(self.bottom, weights)
+
+    def explanation(self) -> dict[str, Any]:
+        """Return what its bottom model makes of links, empty if it tells nothing.
+
+        Made of its own records, of the links of up to 128 rows, and for this party alone.
+
+        Reveals:
+            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
+        """
+        if not isinstance(self.bottom, ExplainedBottom):
+            return {}
+        rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
+        linked = self._linked_records(rows)
+        self.bottom.eval()
+        with torch.no_grad():
+            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+        if self.positions_taken is not None:
+            told["alignment"] = alignment(
+                self.bottom.get_submodule("positions"),
+                self.positions_taken,
+                key_dim=self.data.keys.shape[1],
+                others={},
+            )
+        return told
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
@@ -331,6 +362,12 @@ def position_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the positional-encoding weights of a bottom or top model."""
     positions = model.get_submodule("positions")
     return {name: value.detach() for name, value in positions.named_parameters()}
+
+
+def positions_around(model: nn.Module, mean: Mapping[str, Tensor]) -> PositionsTaken:
+    """Return a model's positional-encoding weights as they are, beside those that replace them."""
+    own = {name: value.clone() for name, value in position_weights(model).items()}
+    return PositionsTaken(own=own, mean=mean)
 
 
 def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
