@@ -22,6 +22,7 @@ from securevfl.cli.studies import app as studies_app
 from securevfl.cli.using import app as using_app
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.core.memory import loading
+from securevfl.launch.torchrun import require_one_process
 from securevfl.version import __version__
 
 app = typer.Typer(
@@ -300,6 +301,8 @@ def main() -> None:
     it, or what a run left does not hold; 1 a bug.
     """
     try:
+        if sys.argv[1:2] != ["party"]:
+            require_one_process(" ".join(sys.argv[1:2]))
         app()
     except SecureVflError as error:
         _say(" ".join(str(error).splitlines()))

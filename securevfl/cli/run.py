@@ -25,6 +25,7 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.launching import OUTCOME_EVENT
+from securevfl.runtime.own_processes import help_party, own_processes, require_network
 from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import warnings_about
@@ -145,57 +146,34 @@ def run_party(
     """Run one party: for the launcher, or by hand on the party's own machine."""
     end_with_launcher()
     keep_freed_memory()
-    # Loaded here: a simulation needs neither CrypTen nor certificates.
-    with loading():
-        from securevfl.runtime.party import run_party as run_one_party
-
     try:
         config = read_federation(path)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
         if serve and new_rows is None and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
-        folder = run_folder_for(config, out, resume=resume)
-        _warn(config)
-        job = PartyJob(
-            config=config,
-            name=name,
-            run_folder=folder,
-            identity_folder=identity,
-            data_root=data_root or path.parent,
-            device=device_named(device),
-            resume=resume,
-            listen=listen,
-            pretrain_only=pretrain_only,
-            serves=serve,
-            serves_on=serve and not once,
-            new_rows=new_rows,
-        )
-        with RunProgress(metric=_metric_name(config)) as progress:
-
-            def observe(event: ProgressEvent) -> None:
-                report_to_launcher(event.EVENT, **told(event))
-                progress(event)
-
-            outcome = run_one_party(job, observe)
-        if isinstance(outcome, RunFigures):
-            figures = outcome.as_json()
-            if is_launched():
-                # The launcher writes them, with what it alone knows.
-                report_to_launcher(OUTCOME_EVENT, **figures)
-            else:
-                write_figures(folder, outcome)
-                _write_report(folder)
-            print_results(figures, folder, as_json=as_json)
-        elif isinstance(outcome, Predictions):
-            report_to_launcher(OUTCOME_EVENT, **outcome.told())
-        elif outcome is not None:
-            report_to_launcher(OUTCOME_EVENT, **outcome)
-            print_pretraining(outcome, folder, as_json=as_json)
-        else:
-            print(f"securevfl: {name} is done; its log and ledger: {job.folder}", file=sys.stderr)
-            if not is_launched():
-                _write_pictures(job.folder)
+        torch_device = device_named(device)
+        require_network(config, name, serves=serve)
+        with own_processes(out, device=torch_device) as group:
+            if group is not None and group.rank:
+                help_party(group, device=torch_device)
+                return
+            job = PartyJob(
+                config=config,
+                name=name,
+                run_folder=run_folder_for(config, out, resume=resume),
+                identity_folder=identity,
+                data_root=data_root or path.parent,
+                device=torch_device,
+                resume=resume,
+                listen=listen,
+                pretrain_only=pretrain_only,
+                serves=serve,
+                serves_on=serve and not once,
+                new_rows=new_rows,
+                group=group,
+            )
+            _live(job, as_json=as_json)
     except SecureVflError as error:
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
@@ -205,6 +183,40 @@ def run_party(
         # Python's last collection would walk all of torch: a second of CPU in which a party that
         # has failed is still there.
         gc.freeze()
+
+
+def _live(job: PartyJob, *, as_json: bool) -> None:
+    """Run a party's process to the end, and tell its launcher or its user what came of it."""
+    # Loaded here: a simulation needs neither CrypTen nor certificates.
+    with loading():
+        from securevfl.runtime.party import run_party as run_one_party
+
+    _warn(job.config)
+    with RunProgress(metric=_metric_name(job.config)) as progress:
+
+        def observe(event: ProgressEvent) -> None:
+            report_to_launcher(event.EVENT, **told(event))
+            progress(event)
+
+        outcome = run_one_party(job, observe)
+    if isinstance(outcome, RunFigures):
+        figures = outcome.as_json()
+        if is_launched():
+            # The launcher writes them, with what it alone knows.
+            report_to_launcher(OUTCOME_EVENT, **figures)
+        else:
+            write_figures(job.run_folder, outcome)
+            _write_report(job.run_folder)
+        print_results(figures, job.run_folder, as_json=as_json)
+    elif isinstance(outcome, Predictions):
+        report_to_launcher(OUTCOME_EVENT, **outcome.told())
+    elif outcome is not None:
+        report_to_launcher(OUTCOME_EVENT, **outcome)
+        print_pretraining(outcome, job.run_folder, as_json=as_json)
+    else:
+        print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
+        if not is_launched() and not job.serves:
+            _write_pictures(job.folder)
 
 
 def run_report(folder: Path, *, as_json: bool) -> None:

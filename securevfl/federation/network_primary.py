@@ -17,7 +17,10 @@ from securevfl.federation.release import require_finite
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import load_positions, position_weights, positions_around
+from securevfl.federation.shared_work import TopRows
 from securevfl.federation.splitavg import split_average
+from securevfl.federation.worker_group import WorkerGroup
+from securevfl.federation.workers import Workers
 from securevfl.models.encodings import PositionsTaken, alignment
 
 
@@ -50,6 +53,25 @@ class NetworkPrimary(Primary):
         self.optimizer = optimizer
         self.dropout = dropout
         self._positions_taken: PositionsTaken | None = None
+        self._workers: Workers | None = None
+
+    def share_with(self, group: WorkerGroup) -> None:
+        """Compute over this party's own processes from now on.
+
+        Raises:
+            ConfigError: If the model looks at all rows of a batch.
+        """
+        self._workers = Workers(
+            group, TopRows(self.top), stream=self.dropout, device=self.data.features.device
+        )
+
+    def _compute(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
+    ) -> Tensor:
+        if self._workers is None:
+            return super()._compute(features, keys, aggregate, similarities)
+        read = () if similarities is None else (similarities,)
+        return self._workers(features, keys, aggregate, *read)
 
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
         """Train the network over all training rows; see :class:`Primary`."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.allowance import Allowance
-from securevfl.federation.distinct import represent_distinct, represent_linked
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.kept_release import KeptRelease
+from securevfl.federation.records import OwnRecords
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.updates import (
@@ -26,11 +26,11 @@ from securevfl.federation.updates import (
     PrivateLesson,
 )
 from securevfl.federation.voter import Voter
+from securevfl.federation.worker_group import WorkerGroup
+from securevfl.federation.workers import Workers
 from securevfl.linkage.sources import LinkSource
 from securevfl.models.encodings import PositionsTaken, alignment
-from securevfl.models.row_by_row import Forward
-from securevfl.models.row_by_row import row_by_row as each_row
-from securevfl.models.split import DistinctBottom, ExplainedBottom
+from securevfl.models.split import ExplainedBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 _EXPLAINED_ROWS: Final = 128
@@ -103,6 +103,7 @@ class Secondary:
         if kept is not None and voter is not None:
             voter.keeps(kept)
         self._row_by_row = row_by_row
+        self._workers: Workers | None = None
         self._settled = False
         self.positions_taken: PositionsTaken | None = None
         """Its positional encoding around this session's first average; None before it."""
@@ -117,6 +118,32 @@ class Secondary:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.data.features.device
+
+    @property
+    def records(self) -> OwnRecords:
+        """Its bottom model at work on its records."""
+        return OwnRecords(
+            bottom=self.bottom,
+            features=self.data.features,
+            keys=self.data.keys,
+            row_by_row=self._row_by_row,
+            apart=self.gradient_noise is not None or self.contribution.noise is not None,
+        )
+
+    def share_with(self, group: WorkerGroup) -> None:
+        """Compute over this party's own processes from now on.
+
+        Raises:
+            ConfigError: If the model looks at all rows of a batch.
+        """
+        self._workers = Workers(
+            group,
+            self.records,
+            stream=self.dropout,
+            device=self.device,
+            noise=self.gradient_noise,
+            clip_norm=self.contribution.aggregation.clip_norm,
+        )
 
     def answer(
         self, plan: RoundPlan, *, admitted: Callable[[], None] = lambda: None
@@ -152,8 +179,9 @@ class Secondary:
 
         def represent() -> Tensor:
             if training and self.gradient_noise is not None:
-                private.append(self._private_lesson(plan.rows, self.gradient_noise))
-                return self._represent_in_pieces(private[0])
+                lesson, out = self._private_lesson(plan.rows, self.gradient_noise)
+                private.append(lesson)
+                return out
             with self.dropout.active(), torch.set_grad_enabled(training):
                 return self._of_round(plan)
 
@@ -219,11 +247,6 @@ class Secondary:
         updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
         return self.contribution.not_finite + updates
 
-    @property
-    def _forward(self) -> Forward:
-        """The bottom model as it is evaluated: an audit puts another one in its place."""
-        return each_row(self.bottom) if self._row_by_row else self.bottom
-
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
         links = self.data.links.link(rows)
@@ -232,56 +255,35 @@ class Secondary:
         return index.clamp_min(0), present
 
     def _linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
-        index, present = self._links_of(rows)
-        features, keys = self.data.features[index], self.data.keys[index]
-        if not bool(present.all()):
-            # Whatever a model makes of an empty slot, no record must stand in it.
-            empty = ~present.unsqueeze(-1)
-            features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
-        return LinkedRecords(features=features, keys=keys, present=present)
+        return self.records.linked(*self._links_of(rows))
 
     def _of_round(self, plan: RoundPlan) -> Tensor:
         """Return the representation that a round asks for."""
         return self._represent(plan.rows)
 
     def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        features, keys = self.data.features, self.data.keys
-        if not self._noised and self.bottom.recordwise:
-            return represent_distinct(self._forward, features, keys, *self._links_of(rows))
-        if not self._noised and isinstance(self.bottom, DistinctBottom) and not self._row_by_row:
-            return represent_linked(self.bottom, features, keys, *self._links_of(rows))
-        linked = self._linked_records(rows)
-        return self._forward(linked.features, linked.keys, linked.present)
-
-    @property
-    def _noised(self) -> bool:
-        """Whether anything is promised: each link is then computed in a place of its own.
-
-        How many records a batch links to is the size of a matrix product, which may decide the last
-        bits of every row of it; and one record more or less must leave other rows as they are.
-        """
-        return self.gradient_noise is not None or self.contribution.noise is not None
+        compute = self._workers or self.records
+        return compute(*self._links_of(rows))
 
     def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
         with torch.enable_grad():
             return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
 
-    def _private_lesson(self, rows: npt.NDArray[np.int64], noise: GradientNoise) -> PrivateLesson:
-        return PrivateLesson(
-            self.bottom,
-            self._linked_records(rows),
+    def _private_lesson(
+        self, rows: npt.NDArray[np.int64], noise: GradientNoise
+    ) -> tuple[PrivateLesson, Tensor]:
+        """Return a round's lesson, and what it represents."""
+        links = self._links_of(rows)
+        if self._workers is not None:
+            out, total = self._workers.represent_privately(*links), self._workers.private_gradients
+            return PrivateLesson(self.bottom, total, noise=noise), out
+        taught = self.records.taught(
+            *links,
             clip_norm=self.contribution.aggregation.clip_norm,
-            noise=noise,
+            units=noise,
             stream=self.dropout,
         )
-
-    def _represent_in_pieces(self, lesson: PrivateLesson) -> Tensor:
-        # Piece by piece, as the lesson goes through them: the same units are dropped.
-        with self.dropout.active(), torch.no_grad():
-            found = [
-                self._forward(piece.features, piece.keys, piece.present) for piece in lesson.pieces
-            ]
-            return torch.cat(found)
+        return PrivateLesson(self.bottom, taught.total, noise=noise), taught.represent()
 
     def close(self) -> None:
         """Stop what works ahead in the background."""

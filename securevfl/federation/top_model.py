@@ -78,8 +78,14 @@ class TopModel:
         inputs, base = self._read(plan, aggregate)
         if plan.purpose == "test":
             self._last_test = inputs
-        output: Tensor = self.top(*inputs)
+        output = self._compute(*inputs)
         return output if base is None else self._joint(base, output)
+
+    def _compute(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
+    ) -> Tensor:
+        output: Tensor = self.top(features, keys, aggregate, similarities)
+        return output
 
     def _read(
         self, plan: RoundPlan, aggregate: Tensor

@@ -14,6 +14,7 @@ from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
 from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.models.row_by_row import Forward
 
 # Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
 _MOST_NUMBERS: Final = 2**23
@@ -90,33 +91,23 @@ class PlainLesson:
             end.backward()
 
 
-class GradientNoise:
-    """Adds up clipped gradients and noise in exact integers, as releases do.
+class GradientUnits:
+    """Adds up clipped gradients in exact integers.
 
-    Each row's gradient is rounded towards zero, which lengthens none; their sum is exact; and so is
-    the noise. What a run makes of the result (optimizer, averages, best weights) is
-    post-processing.
+    Each row's gradient is rounded towards zero, which lengthens none, and their sum is exact.
     """
 
-    def __init__(
-        self,
-        *,
-        clip_norm: float,
-        noise_std: float,
-        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
-    ) -> None:
-        """Choose the unit in which gradients are rounded, and make the noise for it.
+    def __init__(self, *, clip_norm: float, granularity: float) -> None:
+        """Make it.
 
         Args:
             clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
-            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
-            sampler: Makes noise of a deviation in ring units.
+            granularity: The unit in which gradients are rounded, > 0.
         """
         self.clip_norm = clip_norm
-        self.granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        self.granularity = granularity
         self.not_finite = 0
         """Rows whose gradient counted as zero since it was not finite."""
-        self._noise = sampler(noise_std / self.granularity)
 
     def units(self, rows: Float[Tensor, "batch parameters"]) -> Float64[Tensor, " parameters"]:
         """Return the sum of the clipped rows in whole units, without noise.
@@ -137,14 +128,40 @@ class GradientNoise:
         # Whole numbers below 2^53 add up exactly in float64.
         return units.sum(dim=0)
 
+
+class GradientNoise(GradientUnits):
+    """Adds up clipped gradients and noise in exact integers, as releases do.
+
+    The noise is exact as the sum is. What a run makes of the result (optimizer, averages, best
+    weights) is post-processing.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        noise_std: float,
+        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
+    ) -> None:
+        """Choose the unit in which gradients are rounded, and make the noise for it.
+
+        Args:
+            clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
+            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
+            sampler: Makes noise of a deviation in ring units.
+        """
+        granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        super().__init__(clip_norm=clip_norm, granularity=granularity)
+        self._noise = sampler(noise_std / granularity)
+
     def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
         """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
         drawn = self._noise.sample(total.shape, device=total.device)
         return ((total + drawn) * self.granularity).float()
 
 
-class PrivateLesson:
-    """A gradient that is one noised release: clipped for each row of the primary by itself.
+class RowGradients:
+    """Gradients of a bottom model for each row by itself, clipped and added up.
 
     A row's loss is the inner product of *its own* clipped representation with the gradient that the
     primary sent for it, times the rows of the batch (the primary's loss is their mean): what one
@@ -160,8 +177,9 @@ class PrivateLesson:
         bottom: nn.Module,
         links: LinkedRecords,
         *,
+        forward: Forward,
         clip_norm: float,
-        noise: GradientNoise,
+        units: GradientUnits,
         stream: DropoutStream,
     ) -> None:
         """Keep what the round's release will be made of; call it before the release.
@@ -169,38 +187,45 @@ class PrivateLesson:
         Args:
             bottom: The model, in training mode.
             links: The same links, of the same secret sample, as the round's release.
+            forward: The model as it is evaluated.
             clip_norm: ``C`` of releases.
-            noise: What protects the update.
+            units: Adds the gradients up.
             stream: This party's dropout stream: the units that the release drops are dropped again.
         """
         self._bottom = bottom
-        self.pieces = links.pieces(rows_at_a_time(bottom))
+        self._pieces = links.pieces(rows_at_a_time(bottom))
+        self._forward = forward
         self._clip_norm = clip_norm
-        self._noise = noise
+        self._units = units
         self._stream = stream
         self._drawn_from = stream.state
 
-    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
-        """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
+    def represent(self) -> Float[Tensor, "batch positions width"]:
+        """Return the rows' representation, piece by piece, as the gradients go through them."""
+        with self._stream.active(), torch.no_grad():
+            return torch.cat(
+                [self._forward(one.features, one.keys, one.present) for one in self._pieces]
+            )
 
-        Reveals:
-            Nothing by itself: weights stay. What is made of them is covered by the noise, as if
-            this gradient had been published.
+    def total(
+        self, gradient: Float[Tensor, "batch positions width"]
+    ) -> Float64[Tensor, " parameters"]:
+        """Return the sum of the rows' clipped gradients in whole units, without noise.
+
+        Args:
+            gradient: Of each row's loss, with respect to its representation.
         """
-        count = len(gradient)
         parameters = {name: value.detach() for name, value in self._bottom.named_parameters()}
         released, self._stream.state = self._stream.state, self._drawn_from
-        total = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        numbers = sum(value.numel() for value in parameters.values())
+        total = torch.zeros(numbers, dtype=torch.float64, device=gradient.device)
         with self._stream.active():
-            for rows in self._row_gradients(parameters, gradient * count):
-                total = total + self._noise.units(rows)
+            for rows in self._each(parameters, gradient):
+                total += self._units.units(rows)
         self._stream.state = released
-        flat = self._noise.noised(total) / count
-        parts = flat.split([value.numel() for value in parameters.values()])
-        for parameter, part in zip(self._bottom.parameters(), parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        return total
 
-    def _row_gradients(
+    def _each(
         self, parameters: Mapping[str, Tensor], gradient: Float[Tensor, "batch positions width"]
     ) -> Iterator[Float[Tensor, "rows parameters"]]:
         def taught(
@@ -215,7 +240,7 @@ class PrivateLesson:
 
         each = vmap(grad(taught), in_dims=(None, 0, 0, 0, 0), randomness="different")
         done = 0
-        for piece in self.pieces:
+        for piece in self._pieces:
             rows = len(piece.present)
             wanted = gradient[done : done + rows]
             done += rows
@@ -228,6 +253,38 @@ class PrivateLesson:
                 wanted.unsqueeze(1),
             )
             yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
+
+
+class PrivateLesson:
+    """A gradient that is one noised release: clipped for each row of the primary by itself."""
+
+    def __init__(
+        self, bottom: nn.Module, total: Callable[[Tensor], Tensor], *, noise: GradientNoise
+    ) -> None:
+        """Make it.
+
+        Args:
+            bottom: The model that learns.
+            total: What the rows' gradients add up to: :meth:`RowGradients.total`.
+            noise: What protects the update.
+        """
+        self._bottom = bottom
+        self._total = total
+        self._noise = noise
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
+
+        Reveals:
+            Nothing by itself: weights stay. What is made of them is covered by the noise, as if
+            this gradient had been published.
+        """
+        count = len(gradient)
+        flat = self._noise.noised(self._total(gradient * count)) / count
+        parameters = list(self._bottom.parameters())
+        parts = flat.split([value.numel() for value in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
 
 
 def rows_at_a_time(bottom: nn.Module) -> int:

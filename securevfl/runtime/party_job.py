@@ -15,6 +15,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.worker_group import WorkerGroup
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import keys_of
 from securevfl.linking.parties import OwnPlace
@@ -58,6 +59,8 @@ class PartyJob:
     """What the primary asks for, where it serves."""
     after_loss: bool = False
     """Whether this party was in a session of the run before, which was lost."""
+    group: WorkerGroup | None = None
+    """Its own processes, where torchrun has started several."""
 
     @property
     def returning(self) -> bool:

@@ -16,6 +16,7 @@ from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.fitted_top import require_top
 from securevfl.federation.messages import RoundKind, TrainingRows
+from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
 from securevfl.linking.protections.table import reveals_of
@@ -99,6 +100,9 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             countersigning=countersigning,
             vote=voting,
         )
+        if job.group is not None:
+            assert isinstance(run.primary, NetworkPrimary), "checked before it joined"
+            run.primary.share_with(job.group)
         run.alignment = alignment
         run.pretraining = pretrain_as_primary(
             plan,

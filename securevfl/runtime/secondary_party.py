@@ -139,6 +139,8 @@ def _built(life: PartyLife, plan: RunPlan, table: PartyTable, linked: LinkedSeco
         files=life.files.checkpoints.files,
         device=life.job.device,
     )
+    if life.job.group is not None:
+        secondary.share_with(life.job.group)
     if plan.facts.resume_epoch and not plan.frozen:
         epoch = plan.facts.resume_epoch
         life.files.checkpoints.load(epoch, partial(secondary.resume, epoch))

@@ -220,11 +220,14 @@ class Asker:
                 # One alone may fit where all together do not, and the fault may be of one.
                 self._answer_one_by_one(session, asked)
                 return
+            self.ready = not session.broken
             _fail(asked, error)
             if session.broken:
                 raise
             return
         except Exception as error:
+            # Before whoever asked hears of it, and asks whether all are there again.
+            self.ready = False
             _fail(asked, error)
             raise
         self._listener.asked(len(asked), len(frame), self._clock() - began)

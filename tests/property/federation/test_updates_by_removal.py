@@ -17,7 +17,7 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity, sum_sensitivity
 from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
+from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson, RowGradients
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
@@ -62,13 +62,15 @@ def answer(bottom: nn.Module, linker: RoundLinker, features, keys, batch, wanted
     there = index >= 0
     index = index.clamp_min(0)
     records = LinkedRecords(features=features[index], keys=keys[index], present=there)
-    lesson = PrivateLesson(
+    rows = RowGradients(
         bottom,
         records,
+        forward=bottom,
         clip_norm=CLIP,
-        noise=NOISE,
+        units=NOISE,
         stream=DropoutStream(0, "bank", device=torch.device("cpu")),
     )
+    lesson = PrivateLesson(bottom, rows.total, noise=NOISE)
     with torch.no_grad():
         released = quantise(clip_rows(bottom(*_inputs(records)), CLIP), RING).double()
     lesson.gradients_from(wanted)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
+from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson, RowGradients
 
 FALSE_ALARM = 2.5e-10
 UPDATES, ROWS, WIDTH = 10, 8, 2000
@@ -47,13 +47,15 @@ def sums_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
     wanted[:, 0, 0] = torch.tensor(lengths) / ROWS
     found = []
     for _ in range(UPDATES):
-        lesson = PrivateLesson(
+        rows = RowGradients(
             bottom,
             records,
+            forward=bottom,
             clip_norm=1.0,
-            noise=noise,
+            units=noise,
             stream=DropoutStream(0, "bank", device=torch.device("cpu")),
         )
+        lesson = PrivateLesson(bottom, rows.total, noise=noise)
         lesson.gradients_from(wanted)
         assert bottom.weight.grad is not None
         found.append(bottom.weight.grad.double() * ROWS)

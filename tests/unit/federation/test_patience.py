@@ -1,5 +1,7 @@
 """When training ends for want of a better epoch."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from securevfl.config.sections import TrainingSettings
@@ -13,7 +15,7 @@ def test_patience_counts_from_the_best_epoch_of_the_networks_own(base: float | N
     primary = object.__new__(NetworkPrimary)
     primary.head = TaskHead(task="multiclass", num_classes=3)
     primary.training = TrainingSettings(patience=2)
-    primary.epochs = 20
+    primary.plan = SimpleNamespace(config=SimpleNamespace(epochs=20))
     primary.best_metric = 0.9
     primary.history = [] if base is None else [{"epoch": 0, "validation": base}]
     ended = []

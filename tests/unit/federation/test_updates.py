@@ -14,7 +14,7 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.federation import updates
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson
+from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson, RowGradients
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
@@ -64,7 +64,9 @@ def stream(seed: int = 0) -> DropoutStream:
 
 def taught(bottom: nn.Module, links: LinkedRecords, wanted: Tensor, *, clip: float) -> Tensor:
     """Return what a lesson sets as gradient, without noise, in one vector."""
-    lesson = PrivateLesson(bottom, links, clip_norm=1.0, noise=quiet(clip), stream=stream())
+    noise = quiet(clip)
+    rows = RowGradients(bottom, links, forward=bottom, clip_norm=1.0, units=noise, stream=stream())
+    lesson = PrivateLesson(bottom, rows.total, noise=noise)
     lesson.gradients_from(wanted)
     return torch.cat([parameter.grad.flatten() for parameter in bottom.parameters()])
 
