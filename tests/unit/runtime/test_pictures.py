@@ -10,7 +10,11 @@ import torch
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.report.learned import section_of
 from securevfl.report.page import write_report
+from securevfl.runtime.run_folder import write_explanation
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -121,3 +125,24 @@ def test_frozen_encoders_have_nothing_to_show(tmp_path: Path, keys: str) -> None
     assert "An additive top model attends to no link" in page
     assert MASK not in page
     assert not list(run.glob("parties/*/explanation.json"))
+
+
+@pytest.mark.parametrize("dimension", [1, 4])
+@pytest.mark.parametrize("learned", [True, False])
+def test_keys_of_other_dimensions_are_drawn(tmp_path: Path, dimension: int, learned: bool) -> None:
+    """A curve for one, the first two of four, said so; also where the mask is level."""
+    bottom = FeTBottom(FeTConfig(neighbours=5, hidden=8), num_features=2, key_dim=dimension).eval()
+    if not learned:
+        for weights in bottom.parameters():
+            weights.data.zero_()
+    generator = torch.Generator().manual_seed(0)
+    features, keys = (torch.randn(6, 5, size, generator=generator) for size in (2, dimension))
+    write_explanation(tmp_path, bottom.explain(features, keys, torch.ones(6, 5, dtype=torch.bool)))
+    section = section_of(tmp_path, title="of one party")
+
+    assert len(section.pictures) == 2
+    assert all(picture.svg.startswith("<svg") for picture in section.pictures)
+    said = "Keys have 4 dimensions: the first two are varied" in section.pictures[0].caption
+    assert said == (dimension == 4)
+    # A scatter's dots are one image, a curve is none.
+    assert ("<image" in section.pictures[0].svg) == (dimension == 4)
