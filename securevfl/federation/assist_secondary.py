@@ -118,7 +118,7 @@ class AssistSecondary(Secondary):
 
     def _inputs(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " linked"], Any]:
         """Return which of the rows are linked, and what models read of these."""
-        records = self._linked_records(rows)
+        records = self.linked_records(rows)
         linked = np.flatnonzero(records.present.any(dim=1).cpu().numpy())
         inputs = self._models.inputs(records.features, records.keys, records.present)
         return linked, inputs[linked]

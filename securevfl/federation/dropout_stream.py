@@ -21,6 +21,12 @@ class DropoutStream:
         generator = torch.Generator(device=device).manual_seed(derive_seed(seed, "dropout", party))
         self.state = generator.get_state()
 
+    def generator(self) -> torch.Generator:
+        """Return a generator that goes on where this stream is; it must bring its state home."""
+        generator = torch.Generator(device=self._device)
+        generator.set_state(self.state)
+        return generator
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Use this party's stream inside the block."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from securevfl.federation.cut import Cut
 from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.secondary import Secondary
+from securevfl.federation.stacked import Stacks
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import InProcessSum
 from securevfl.transport.message import MessageKind, TypedMessage
@@ -22,9 +23,20 @@ class SimulatedExchange:
         cut: Cut,
         *,
         end_epoch: Callable[[EpochMark], None],
+        links: int = 0,
     ) -> None:
+        """Make it.
+
+        Args:
+            secondaries: By rank.
+            cut: The format of what crosses it.
+            end_epoch: Keeps what an epoch's mark says.
+            links: K, links of a row, by which small secondaries are computed together; with 0 each
+                works alone.
+        """
         self.secondaries = dict(secondaries)
         self.cut = cut
+        self._stacks = Stacks(self.secondaries, links=links) if links else None
         self.rounds = RoundCounter()
         self._end_epoch = end_epoch
 
@@ -40,7 +52,10 @@ class SimulatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.release` reveals; in a simulation
             everything is in one process anyway.
         """
-        words = [self.secondaries[rank].answer(plan) for rank in plan.active]
+        shares = self._stacks.of_round(plan) if self._stacks else {}
+        words = [
+            self.secondaries[rank].answer(plan, share=shares.get(rank)) for rank in plan.active
+        ]
         return self.cut.decode(InProcessSum()(words), rows=len(plan.rows), active=len(plan.active))
 
     def return_gradient(

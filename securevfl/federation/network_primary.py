@@ -12,11 +12,11 @@ from securevfl.core.progress import Observer, RoundDone
 from securevfl.core.seeds import stream
 from securevfl.data.rows import training_batches
 from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.positions import load_positions, position_weights, positions_around
 from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.release import require_finite
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.secondary import load_positions, position_weights, positions_around
 from securevfl.federation.shared_work import TopRows
 from securevfl.federation.splitavg import split_average
 from securevfl.federation.worker_group import WorkerGroup

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from securevfl.dp.clipping import is_finite
 from securevfl.federation.allowance import Allowance
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.kept_release import KeptRelease
+from securevfl.federation.positions import load_positions, position_weights, positions_around
 from securevfl.federation.records import OwnRecords
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
@@ -50,6 +51,19 @@ class SecondaryData:
 
     primary_rows: int
     """How many rows the primary has announced."""
+
+
+@runtime_checkable
+class Share(Protocol):
+    """A secondary's part in a round that several of one process compute together."""
+
+    def representation(self) -> Float[Tensor, "batch positions width"]:
+        """Return its representation; it is paid for."""
+        ...
+
+    def lesson(self, term: Float[Tensor, "batch positions width"]) -> Lesson:
+        """Return what waits for the gradient of its term of the aggregate."""
+        ...
 
 
 class Secondary:
@@ -146,13 +160,19 @@ class Secondary:
         )
 
     def answer(
-        self, plan: RoundPlan, *, admitted: Callable[[], None] = lambda: None
+        self,
+        plan: RoundPlan,
+        *,
+        admitted: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> Int64[Tensor, " words"]:
         """Return this round's contribution as words of the sum; it is charged first.
 
         Args:
             plan: The round.
             admitted: Called when the round is found to be due, before anything of it is used.
+            share: Its part in a stack of secondaries of the same process, which then computes the
+                bottom model for it.
 
         Raises:
             ProtocolError: If the round is not due; see :class:`federation.allowance.Allowance`.
@@ -174,10 +194,13 @@ class Secondary:
                 self._kept.settle()
                 self._settled = True
         training = plan.wants_gradient and self.optimizer is not None
-        self.bottom.train(training)
+        if self.bottom.training != training:
+            self.bottom.train(training)
         private: list[PrivateLesson] = []
 
         def represent() -> Tensor:
+            if share is not None:
+                return share.representation()
             if training and self.gradient_noise is not None:
                 lesson, out = self._private_lesson(plan.rows, self.gradient_noise)
                 private.append(lesson)
@@ -193,7 +216,7 @@ class Secondary:
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
-            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped)
+            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped, share)
             self._pending = (plan, lesson)
         return released.words
 
@@ -213,7 +236,7 @@ class Secondary:
         self.optimizer.zero_grad()
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
-        if self._may_step(plan.round_number):
+        if self._may_step(self.optimizer, plan.round_number):
             self.optimizer.step()
 
     def hear(self, message: Message) -> TypedMessage | None:
@@ -224,14 +247,16 @@ class Secondary:
         """
         raise ProtocolError(f"{message!r} is not for {self.name!r}")
 
-    def _may_step(self, round_number: int) -> bool:
+    def _may_step(self, optimizer: torch.optim.Optimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
 
         Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
         finite; it then leaves the step out, since stopping would tell everybody of the record.
         """
-        gradients = [one.grad for one in self.bottom.parameters() if one.grad is not None]
-        if all(is_finite(gradient) for gradient in gradients):
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        gradients = [one.grad.flatten() for one in parameters if one.grad is not None]
+        # Together: a test of each takes longer than the step.
+        if not gradients or is_finite(torch.cat(gradients)):
             return True
         if self.contribution.noise is None:
             raise PrivacyError(
@@ -254,7 +279,8 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def _linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+        """Return what the bottom model is given for a batch of the primary's rows."""
         return self.records.linked(*self._links_of(rows))
 
     def _of_round(self, plan: RoundPlan) -> Tensor:
@@ -265,9 +291,21 @@ class Secondary:
         compute = self._workers or self.records
         return compute(*self._links_of(rows))
 
-    def _plain_lesson(self, clipped: Tensor) -> PlainLesson:
+    def _plain_lesson(self, clipped: Tensor, share: Share | None) -> Lesson:
         with torch.enable_grad():
-            return PlainLesson(self.contribution.aggregation.term(clipped), self.dropout)
+            term = self.contribution.aggregation.term(clipped)
+        return PlainLesson(term, self.dropout) if share is None else share.lesson(term)
+
+    @property
+    def learns_plainly(self) -> bool:
+        """Whether it computes what every secondary with a trained encoder does."""
+        return (
+            type(self) is Secondary
+            and self.optimizer is not None
+            and self.gradient_noise is None
+            and not self._row_by_row
+            and self._workers is None
+        )
 
     def _private_lesson(
         self, rows: npt.NDArray[np.int64], noise: GradientNoise
@@ -315,7 +353,7 @@ class Secondary:
         if not isinstance(self.bottom, ExplainedBottom):
             return {}
         rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
-        linked = self._linked_records(rows)
+        linked = self.linked_records(rows)
         self.bottom.eval()
         with torch.no_grad():
             told = self.bottom.explain(linked.features, linked.keys, linked.present)
@@ -358,22 +396,3 @@ class Secondary:
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the bottom model's weights, to keep as the best ones."""
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
-
-
-def position_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the positional-encoding weights of a bottom or top model."""
-    positions = model.get_submodule("positions")
-    return {name: value.detach() for name, value in positions.named_parameters()}
-
-
-def positions_around(model: nn.Module, mean: Mapping[str, Tensor]) -> PositionsTaken:
-    """Return a model's positional-encoding weights as they are, beside those that replace them."""
-    own = {name: value.clone() for name, value in position_weights(model).items()}
-    return PositionsTaken(own=own, mean=mean)
-
-
-def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy averaged positional-encoding weights into a bottom or top model."""
-    with torch.no_grad():
-        for name, parameter in model.get_submodule("positions").named_parameters():
-            parameter.copy_(weights[name].to(parameter))

@@ -76,6 +76,12 @@ class _Handed(torch.autograd.Function):
         return ctx.gradient, None
 
 
+def handed(term: Tensor, gradient: Tensor) -> Tensor:
+    """Return a number that hands ``gradient`` to ``term`` when it is differentiated."""
+    end: Tensor = _Handed.apply(term, gradient)  # type: ignore[no-untyped-call]
+    return end
+
+
 class PlainLesson:
     """A plain step: the gradient through the graph that the release was computed on."""
 
@@ -87,8 +93,7 @@ class PlainLesson:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self._stream.active(), torch.enable_grad():
-            end: Tensor = _Handed.apply(self._term, gradient)  # type: ignore[no-untyped-call]
-            end.backward()
+            handed(self._term, gradient).backward()
 
 
 class GradientUnits:

@@ -26,6 +26,7 @@ class RecordBottom(nn.Module):
     """
 
     recordwise = True
+    stackable = True
 
     def __init__(self, config: PairSettings, *, num_features: int, key_dim: int) -> None:
         super().__init__()

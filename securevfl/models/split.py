@@ -4,7 +4,7 @@ B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key 
 L = positions and H = width of a representation, O = outputs.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
@@ -60,6 +60,17 @@ class DistinctBottom(Protocol):
             present: Which links there are.
         """
         ...
+
+
+@runtime_checkable
+class StackableBottom(Protocol):
+    """A bottom model that ``torch.func.vmap`` can compute for many secondaries at once.
+
+    It has no buffers, asks for no value (``if x.sum() > 0``), and draws by
+    :class:`securevfl.models.dropout.ByteDropout` alone.
+    """
+
+    stackable: Literal[True]
 
 
 @runtime_checkable

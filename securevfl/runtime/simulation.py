@@ -241,6 +241,7 @@ def simulate_federation(
                 {plan.ranks[name]: party.secondary for name, party in parties.items()},
                 plan.cut,
                 end_epoch=_keep_all(parties),
+                links=config.model.neighbours,
             ),
             own,
             observe=observe,

@@ -4,6 +4,7 @@ B = rows of the batch, Q = queries, M = memory positions, H = width, h = heads, 
 """
 
 from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,6 +13,9 @@ from torch.nn.functional import linear
 
 from securevfl.models.dropout import ByteDropout
 from securevfl.models.fet.fet_config import FeTConfig
+
+_VECTOR: Final = 16
+"""Float32 numbers that a CPU's vector instructions take at once, at most."""
 
 
 class Attention(nn.Module):
@@ -68,6 +72,8 @@ class Attention(nn.Module):
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
         """Return what :meth:`among` makes of ``records[place]``, each record projected once."""
+        if place.shape[1] == 1:
+            return gathered(self._of_one_position(records), place)
         query, key, value = (gathered(part, place) for part in self._projected(records))
         return self._mix(query, key, value, bias)
 
@@ -113,7 +119,7 @@ class Attention(nn.Module):
         scores_BhM = asked_BhH @ memory.transpose(1, 2)
         if bias is not None:
             scores_BhM = scores_BhM.add_(bias.unsqueeze(1))
-        mean_BhH = scores_BhM.softmax(dim=2) @ memory
+        mean_BhH = softmax(scores_BhM) @ memory
         mixed_hBE = mean_BhH.transpose(0, 1) @ into_value_hEH.transpose(1, 2)
         _, added = self.key_value.bias.chunk(2)
         out: Tensor = self.out(mixed_hBE.transpose(0, 1).flatten(1).unsqueeze(1) + added)
@@ -128,10 +134,43 @@ class Attention(nn.Module):
         scores_BhQM = self._by_head(query) @ self._by_head(key).transpose(2, 3)
         if bias is not None:
             scores_BhQM = scores_BhQM.add_(bias[:, None, None, :])
-        return scores_BhQM.softmax(dim=3)
+        return softmax(scores_BhQM)
 
     def _by_head(self, projected: Tensor) -> Tensor:
         return projected.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def softmax(scores: Float[Tensor, "*batch memory"]) -> Float[Tensor, "*batch memory"]:
+    """Return the softmax over the memory."""
+    if scores.shape[-1] >= _VECTOR or not torch.is_grad_enabled():
+        return scores.softmax(dim=-1)
+    shares: Tensor = _ShortSoftmax.apply(scores)  # type: ignore[no-untyped-call]
+    return shares
+
+
+class _ShortSoftmax(torch.autograd.Function):
+    """The softmax over fewer scores than a CPU's vector holds, which torch goes through singly.
+
+    It takes a third of the time; beyond that length torch's own is quicker.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor) -> Tensor:
+        powers = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
+        return powers.div_(powers.sum(dim=-1, keepdim=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del inputs
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (shares,) = ctx.saved_tensors
+        weighed = gradient * shares
+        return weighed.sub_(shares * weighed.sum(dim=-1, keepdim=True))
 
 
 def gathered(

@@ -26,6 +26,7 @@ class FeTBottom(nn.Module):
     """
 
     recordwise = False
+    stackable = True
 
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
         super().__init__()

@@ -258,7 +258,7 @@ class LyingPrimary(RuleBasedStateMachine):
 
 
 LyingPrimary.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
