@@ -28,6 +28,7 @@ from securevfl.core.seeds import derive_seed
 from securevfl.data.builtin import load_builtin, load_folder, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.models.encodings import distance_correlation, key_grid
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
@@ -155,7 +156,7 @@ def positions(name: str, seeds: Sequence[int]) -> None:
                 model = federation(study, changed, seed=seed).model
                 assert isinstance(model, FeTConfig)
                 names = [table.name for table in study.tables]
-                grid = grid_of(study.tables[0].key_dim)
+                grid = key_grid(study.tables[0].key_dim)
                 before = [drawn(model, seed, party, grid) for party in names]
                 best = f"best-{metrics['best_epoch']}.pt"
                 files = [Path(folder) / "parties" / party / best for party in names]
@@ -167,12 +168,6 @@ def positions(name: str, seeds: Sequence[int]) -> None:
         print(f"| {line} | {cells} | {spread(values)} | {paired(values, base)} |", flush=True)
 
 
-def grid_of(key_dim: int) -> Tensor:
-    """Return some 600 keys within two deviations, shape (keys, key_dim)."""
-    one = torch.linspace(-2, 2, round(625 ** (1 / key_dim)))
-    return torch.cartesian_prod(*[one] * key_dim).view(-1, key_dim)
-
-
 def alike(keys: Tensor, encodings: Sequence[Tensor]) -> list[float]:
     """Return how alike parties' encodings of the same keys are, by three numbers.
 
@@ -181,10 +176,9 @@ def alike(keys: Tensor, encodings: Sequence[Tensor]) -> list[float]:
     """
     pairs = list(itertools.combinations(encodings, 2))
     cosine = np.mean([float(torch.cosine_similarity(a, b).mean()) for a, b in pairs])
-    apart = torch.cdist(keys, keys).flatten()
 
     def correlation(a: Tensor, b: Tensor) -> float:
-        return float(torch.corrcoef(torch.stack([apart, torch.cdist(a, b).flatten()]))[0, 1])
+        return distance_correlation(keys, a, b) or 0.0
 
     within = np.mean([correlation(one, one) for one in encodings])
     return [float(cosine), float(within), float(np.mean([correlation(*pair) for pair in pairs]))]

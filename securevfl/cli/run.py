@@ -215,6 +215,8 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
         print_pretraining(outcome, job.run_folder, as_json=as_json)
     else:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
+        if not is_launched() and not job.serves:
+            _write_pictures(job.folder)
 
 
 def run_report(folder: Path, *, as_json: bool) -> None:
@@ -237,6 +239,17 @@ def _write_report(folder: Path) -> Path:
     from securevfl.report.page import write_report
 
     return write_report(folder)
+
+
+def _write_pictures(party: Path) -> None:
+    """Draw what a secondary's model learned, where there is anything: for this party alone."""
+    from securevfl.runtime.run_folder import EXPLANATION
+
+    if (party / EXPLANATION).exists():
+        from securevfl.report.page import write_pictures
+
+        path = write_pictures(party)
+        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
 
 
 def _warn(config: FederationConfig) -> None:

@@ -12,15 +12,16 @@ from securevfl.core.progress import Observer, RoundDone
 from securevfl.core.seeds import stream
 from securevfl.data.rows import training_batches
 from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.positions import load_positions, position_weights, positions_around
 from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.release import require_finite
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.secondary import load_positions, position_weights
 from securevfl.federation.shared_work import TopRows
 from securevfl.federation.splitavg import split_average
 from securevfl.federation.worker_group import WorkerGroup
 from securevfl.federation.workers import Workers
+from securevfl.models.encodings import PositionsTaken, alignment
 
 
 class NetworkPrimary(Primary):
@@ -51,6 +52,7 @@ class NetworkPrimary(Primary):
         super().__init__(plan, data, top, exchange, observe=observe)
         self.optimizer = optimizer
         self.dropout = dropout
+        self._positions_taken: PositionsTaken | None = None
         self._workers: Workers | None = None
 
     def share_with(self, group: WorkerGroup) -> None:
@@ -118,7 +120,21 @@ class NetworkPrimary(Primary):
 
     def _average_positions(self) -> None:
         mean = self.exchange.average_positions(position_weights(self.top))
+        if self._positions_taken is None:
+            self._positions_taken = positions_around(self.top, mean)
         load_positions(self.top, mean)
+
+    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
+        """Return what the top model tells, and how the first average aligned its encodings."""
+        told = super().explanation(others)
+        if self._positions_taken is not None:
+            told["alignment"] = alignment(
+                self.top.get_submodule("positions"),
+                self._positions_taken,
+                key_dim=self.data.keys.shape[1],
+                others={name: taken.own for name, taken in others.items()},
+            )
+        return told
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

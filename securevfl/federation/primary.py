@@ -18,6 +18,7 @@ from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import PrimaryInputs, TopModel
 from securevfl.models.alone.rule import Decision, choose_scale, decide, scaled
+from securevfl.models.encodings import PositionsTaken
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import HALF
@@ -322,15 +323,21 @@ class Primary(TopModel, ABC):
     def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
         """Return the mean loss, and every training row's outputs and targets."""
 
-    def explanation(self) -> dict[str, Any]:
+    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
         """Return what the top model makes of the last test batch, empty if it tells nothing.
 
+        Args:
+            others: Secondaries' positional encodings around the first average, by name, where a
+                simulation shows them; empty where each party is a process of its own.
+
         Reveals:
-            Nothing: it is made of what was released before.
+            Nothing: it is made of what was released before, and of ``others``.
         """
         if self._last_test is None or not isinstance(self.top, Explained):
             return {}
-        return self.top.explain(*self._last_test)
+        self.top.eval()
+        with torch.no_grad():
+            return self.top.explain(*self._last_test)
 
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]

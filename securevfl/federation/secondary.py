@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from securevfl.dp.clipping import is_finite
 from securevfl.federation.allowance import Allowance
 from securevfl.federation.dropout_stream import DropoutStream
 from securevfl.federation.kept_release import KeptRelease
+from securevfl.federation.positions import load_positions, position_weights, positions_around
 from securevfl.federation.records import OwnRecords
 from securevfl.federation.release import Contribution, require_finite
 from securevfl.federation.rounds import RoundPlan
@@ -29,7 +30,11 @@ from securevfl.federation.voter import Voter
 from securevfl.federation.worker_group import WorkerGroup
 from securevfl.federation.workers import Workers
 from securevfl.linkage.sources import LinkSource
+from securevfl.models.encodings import PositionsTaken, alignment
+from securevfl.models.split import ExplainedBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
+
+_EXPLAINED_ROWS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,6 +119,8 @@ class Secondary:
         self._row_by_row = row_by_row
         self._workers: Workers | None = None
         self._settled = False
+        self.positions_taken: PositionsTaken | None = None
+        """Its positional encoding around this session's first average; None before it."""
         self.epsilon_spent = 0.0
 
     @property
@@ -331,7 +338,33 @@ class Secondary:
 
     def load_position_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take the averaged positional-encoding weights."""
+        if self.positions_taken is None:
+            self.positions_taken = positions_around(self.bottom, weights)
         load_positions(self.bottom, weights)
+
+    def explanation(self) -> dict[str, Any]:
+        """Return what its bottom model makes of links, empty if it tells nothing.
+
+        Made of its own records, of the links of up to 128 rows, and for this party alone.
+
+        Reveals:
+            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
+        """
+        if not isinstance(self.bottom, ExplainedBottom):
+            return {}
+        rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
+        linked = self.linked_records(rows)
+        self.bottom.eval()
+        with torch.no_grad():
+            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+        if self.positions_taken is not None:
+            told["alignment"] = alignment(
+                self.bottom.get_submodule("positions"),
+                self.positions_taken,
+                key_dim=self.data.keys.shape[1],
+                others={},
+            )
+        return told
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
@@ -363,16 +396,3 @@ class Secondary:
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the bottom model's weights, to keep as the best ones."""
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
-
-
-def position_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the positional-encoding weights of a bottom or top model."""
-    positions = model.get_submodule("positions")
-    return {name: value.detach() for name, value in positions.named_parameters()}
-
-
-def load_positions(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy averaged positional-encoding weights into a bottom or top model."""
-    with torch.no_grad():
-        for name, parameter in model.get_submodule("positions").named_parameters():
-            parameter.copy_(weights[name].to(parameter))

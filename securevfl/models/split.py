@@ -112,3 +112,20 @@ class Explained(Protocol):
     ) -> dict[str, Any]:
         """Return lists of numbers by name, for the report's plots; arguments as of :class:`Top`."""
         ...
+
+
+@runtime_checkable
+class ExplainedBottom(Protocol):
+    """A bottom model that can tell its own party what it makes of links."""
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> dict[str, Any]:
+        """Return lists of numbers by name; arguments as of :class:`Bottom`.
+
+        They are the party's own, and stay in its folder: nothing protects them.
+        """
+        ...

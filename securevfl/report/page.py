@@ -1,5 +1,6 @@
 """A run's report: one HTML file with everything in it, made from the run folder alone."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from securevfl.federation.ledger_labels import LABELS
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
+from securevfl.report.learned import Section, section_of
 from securevfl.report.worth import readings, sampled_in_words
 from securevfl.runtime.figures import (
     alone_in_words,
@@ -20,11 +22,16 @@ from securevfl.runtime.figures import (
     threshold_in_words,
 )
 from securevfl.runtime.kept_contribution import read_contribution
-from securevfl.runtime.run_folder import read_figures, read_history
+from securevfl.runtime.run_folder import EXPLANATION, read_figures, read_history
 
-_TEMPLATE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-    (Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8")
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
 )
+
+# Each takes most of a second to draw.
+_MOST_SECONDARIES = 3
 
 
 def write_report(run: Path) -> Path:
@@ -54,10 +61,8 @@ def write_report(run: Path) -> Path:
         figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
-    if (run / "explanation.json").exists():
-        figures += plots.explanation_plots(files.read_json(run / "explanation.json"))
     measured = read_contribution(run, run=metrics["run"])
-    page = _TEMPLATE.render(
+    page = _TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
         models=models_measured(metrics),
         intervals=_intervals(metrics),
@@ -69,11 +74,71 @@ def write_report(run: Path) -> Path:
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
+        learned=_learned(run, metrics),
         federation=(run / "federation.toml").read_text(encoding="utf-8"),
     )
     path = run / "report.html"
     files.write_text(path, page, for_others=True)
+    if not _shows_all(metrics):
+        for party in _explained_parties(run):
+            write_pictures(party)
     return path
+
+
+def write_pictures(party: Path) -> Path:
+    """Write a secondary's own pictures, ``pictures.html`` in its folder, for its user alone.
+
+    Args:
+        party: The party's folder within a run folder, with ``explanation.json``.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: If that file is damaged.
+    """
+    page = _TEMPLATES.get_template("pictures.html.j2").render(
+        party=party.name, learned=[section_of(party, title="What the model learned")]
+    )
+    path = party / "pictures.html"
+    files.write_text(path, page)
+    return path
+
+
+def _explained_parties(run: Path) -> list[Path]:
+    return sorted(path.parent for path in run.glob(f"parties/*/{EXPLANATION}"))
+
+
+def _shows_all(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a report shows secondaries' models: of a simulation that promises nothing.
+
+    Behind a promise it shows what a run between processes would.
+    """
+    return bool(metrics["mode"] == "simulated" and metrics["privacy"]["mechanism"] == "none")
+
+
+def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
+    """Return pictures of the primary's model, and of secondaries' where they may be shown."""
+    if not (run / EXPLANATION).exists():
+        return []
+    sections = [section_of(run, title="What the primary's model learned")]
+    secondaries = _explained_parties(run)
+    if not _shows_all(metrics):
+        sections[0].notes.append(
+            "what a secondary's model learned is for that secondary alone, in "
+            "parties/NAME/pictures.html of its own folder"
+        )
+        return sections
+    for party in secondaries[:_MOST_SECONDARIES]:
+        # How encodings lie to one another is drawn for the primary, with all of theirs.
+        title = f"What {party.name}'s model learned"
+        sections.append(section_of(party, title=title, without=["alignment"]))
+    if len(secondaries) > _MOST_SECONDARIES:
+        sections[-1].notes.append(
+            f"of {len(secondaries)} secondaries these are the first {_MOST_SECONDARIES}; the "
+            f"others' numbers are in parties/NAME/{EXPLANATION}"
+        )
+    return sections
 
 
 def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -1,81 +1,57 @@
 """The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
 
-import io
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_SIZE = (6.4, 2.9)
+from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, new_axes, svg
+
 # Larger tables of mistakes are colours alone.
 _NUMBERED_CLASSES = 12
 _DARK = 0.5
 _LONGEST_NAME = 18
 # Settings that span as much are drawn by their logarithm.
 _LOG_FROM = 20
-_BLUE, _ORANGE, _GREY = "#2f5d8a", "#c8661a", "#8a8f98"
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    # Text stays text (smaller, selectable); a fixed salt makes equal runs give equal files.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def metric_plot(
     history: Sequence[Mapping[str, float]], *, metric: str, alone: float | None, name: str
 ) -> str:
     """Return the metric's curves over epochs, with the primary alone, called so, as a line."""
-    figure, axes = _axes(f"{metric} by epoch", "epoch", metric)
+    figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
-    axes.plot(epochs, [row["train"] for row in history], color=_GREY, label="training")
-    axes.plot(epochs, [row["validation"] for row in history], color=_BLUE, label="validation")
+    axes.plot(epochs, [row["train"] for row in history], color=GREY, label="training")
+    axes.plot(epochs, [row["validation"] for row in history], color=BLUE, label="validation")
     if alone is not None:
-        axes.axhline(alone, color=_ORANGE, linestyle="--", label=name)
+        axes.axhline(alone, color=ORANGE, linestyle="--", label=name)
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
     """Return the training loss over epochs."""
-    figure, axes = _axes("training loss by epoch", "epoch", "loss")
-    axes.plot([row["epoch"] for row in history], [row["loss"] for row in history], color=_BLUE)
-    return _svg(figure)
+    figure, axes = new_axes("training loss by epoch", "epoch", "loss")
+    axes.plot([row["epoch"] for row in history], [row["loss"] for row in history], color=BLUE)
+    return svg(figure)
 
 
 def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
     """Return the privacy spent after each round, with the budget as a line."""
-    figure, axes = _axes("privacy spent by round", "round", "epsilon")
-    axes.step(rounds, epsilon, where="post", color=_BLUE, label="spent")
+    figure, axes = new_axes("privacy spent by round", "round", "epsilon")
+    axes.step(rounds, epsilon, where="post", color=BLUE, label="spent")
     if budget is not None:
-        axes.axhline(budget, color=_ORANGE, linestyle="--", label="budget")
+        axes.axhline(budget, color=ORANGE, linestyle="--", label="budget")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
     """Return the bytes that each party sent and received, in megabytes."""
-    figure, axes = _axes("bytes on the wire", "megabytes", "")
+    figure, axes = new_axes("bytes on the wire", "megabytes", "")
     names = list(traffic)
     places = range(len(names))
     height = 0.38
@@ -83,20 +59,20 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
         [place - height / 2 for place in places],
         [traffic[name]["sent"] / 1e6 for name in names],
         height,
-        color=_BLUE,
+        color=BLUE,
         label="sent",
     )
     axes.barh(
         [place + height / 2 for place in places],
         [traffic[name]["received"] / 1e6 for name in names],
         height,
-        color=_GREY,
+        color=GREY,
         label="received",
     )
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
@@ -106,9 +82,9 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
         counts: A list for each true class, with a number for each predicted one.
         classes: What they are called, in that order.
     """
-    figure, axes = _axes("confusion matrix of test rows", "", "")
+    figure, axes = new_axes("confusion matrix of test rows", "", "")
     size = len(classes)
-    figure.set_size_inches(min(_SIZE[0], 2.4 + 0.7 * size), min(8.0, 1.4 + 0.5 * size))
+    figure.set_size_inches(min(SIZE[0], 2.4 + 0.7 * size), min(8.0, 1.4 + 0.5 * size))
     # Colours are shares of a true class, so that a rare class is seen.
     shares = [[one / max(1, sum(row)) for one in row] for row in counts]
     axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
@@ -127,7 +103,7 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
     axes.set_ylabel("true", fontsize=9)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _short(name: str) -> str:
@@ -142,19 +118,19 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
     Args:
         bins: Each with ``predicted``, ``observed`` and ``rows``.
     """
-    figure, axes = _axes("calibration (dashes: perfect)", "probability given", "share")
-    axes.plot([0, 1], [0, 1], color=_GREY, linestyle="--")
+    figure, axes = new_axes("calibration (dashes: perfect)", "probability given", "share")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
     most = max(one["rows"] for one in bins)
     axes.scatter(
         [one["predicted"] for one in bins],
         [one["observed"] for one in bins],
         s=[12 + 60 * one["rows"] / most for one in bins],
-        color=_BLUE,
+        color=BLUE,
         zorder=3,
     )
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
-    return _svg(figure)
+    return svg(figure)
 
 
 def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *, title: str) -> str:
@@ -164,18 +140,18 @@ def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *,
         measured: Figure and interval of each model, by what it is called; None: no interval.
         title: What is measured.
     """
-    figure, axes = _axes(title, "", "")
+    figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(measured))
     for place, (value, interval) in enumerate(measured.values()):
-        colour = _ORANGE if place else _BLUE
+        colour = ORANGE if place else BLUE
         if interval is not None:
             axes.plot(interval, [place, place], color=colour, linewidth=2)
         axes.plot(value, place, "o", color=colour)
-    axes.axvline(next(iter(measured.values()))[0], color=_BLUE, alpha=0.4, linewidth=1)
+    axes.axvline(next(iter(measured.values()))[0], color=BLUE, alpha=0.4, linewidth=1)
     axes.set_yticks(range(len(measured)), list(measured))
     axes.set_ylim(-0.6, len(measured) - 0.4)
     axes.invert_yaxis()
-    return _svg(figure)
+    return svg(figure)
 
 
 def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
@@ -185,17 +161,17 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
         values: The test metric of each seed, by method.
         title: What is compared, and by which metric.
     """
-    figure, axes = _axes(title, "", "")
+    figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(values))
     for place, seeds in enumerate(values.values()):
         deviation = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
         mean = statistics.fmean(seeds)
-        axes.errorbar(mean, place, xerr=deviation, fmt="|", color=_BLUE, capsize=3, markersize=12)
-        axes.plot(seeds, [place] * len(seeds), "o", color=_ORANGE, alpha=0.55, markersize=4)
+        axes.errorbar(mean, place, xerr=deviation, fmt="|", color=BLUE, capsize=3, markersize=12)
+        axes.plot(seeds, [place] * len(seeds), "o", color=ORANGE, alpha=0.55, markersize=4)
     axes.set_yticks(range(len(values)), list(values))
     axes.set_ylim(-0.6, len(values) - 0.4)
     axes.invert_yaxis()
-    return _svg(figure)
+    return svg(figure)
 
 
 def sweep_plot(figures: Mapping[str, Any]) -> str:
@@ -223,7 +199,7 @@ def sweep_plot(figures: Mapping[str, Any]) -> str:
         alone = figures["alone"]
         rows |= {"alone": alone["seeds"]} if alone and alone["mean"] is not None else {}
         return comparison_plot(rows, title=title)
-    figure, axes = _axes(title, across, metric)
+    figure, axes = new_axes(title, across, metric)
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for one in points:
         others = {name: value for name, value in one["settings"].items() if name != across}
@@ -243,14 +219,14 @@ def sweep_plot(figures: Mapping[str, Any]) -> str:
             label=label if len(lines) > 1 else "joint",
         )
     if figures["alone"] is not None and figures["alone"]["mean"] is not None:
-        axes.axhline(figures["alone"]["mean"], color=_GREY, linestyle="--", label="alone")
+        axes.axhline(figures["alone"]["mean"], color=GREY, linestyle="--", label="alone")
     values = figures["settings"][across]
     if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def search_plot(figures: Mapping[str, Any]) -> str:
@@ -260,16 +236,16 @@ def search_plot(figures: Mapping[str, Any]) -> str:
         figures: What ``search.json`` holds.
     """
     metric = figures["metric"]
-    figure, axes = _axes(f"{figures['federation']}: validation {metric}", "trial", metric)
+    figure, axes = new_axes(f"{figures['federation']}: validation {metric}", "trial", metric)
     trials = [one for one in figures["trials"] if one["validation"] is not None]
     numbers = [one["number"] for one in trials]
     values = [one["validation"] for one in trials]
     choose = max if figures["higher_is_better"] else min
     best = list(itertools.accumulate(values, choose))
-    axes.plot(numbers, values, "o", color=_ORANGE, alpha=0.55, markersize=4, label="trial")
-    axes.step(numbers, best, where="post", color=_BLUE, label="best so far")
+    axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
+    axes.step(numbers, best, where="post", color=BLUE, label="best so far")
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _label(settings: Mapping[str, Any]) -> str:
@@ -285,14 +261,14 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
     """
     metric, level = measured["metric"], measured["level"]
     bars = [
-        ("gone", "leave_one_out", "gone tomorrow", _BLUE),
-        ("again", "leave_one_out", "trained again without it", _ORANGE),
-        ("again", "shapley", "Shapley, trained again", _GREY),
+        ("gone", "leave_one_out", "gone tomorrow", BLUE),
+        ("again", "leave_one_out", "trained again without it", ORANGE),
+        ("again", "shapley", "Shapley, trained again", GREY),
     ]
     if measured["again"] is None:
-        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", _GREY)]
+        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", GREY)]
     names = list(measured["gone"]["partners"])
-    figure, axes = _axes(
+    figure, axes = new_axes(
         f"what each partner adds to {metric} (positive is better; {level:.0%} intervals)",
         metric,
         "",
@@ -312,42 +288,18 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
     axes.set_yticks(range(len(names)), [_short(name) for name in names])
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     """Return the links' similarities (negative distances) in falling order, a line a secondary."""
-    figure, axes = _axes("similarity of all links, sorted", "share of the links", "similarity")
+    figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
     for name, curve in curves.items():
         places = [number / max(1, len(curve) - 1) for number in range(len(curve))]
         axes.plot(places, list(curve), label=name)
     if curves:
         axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
-
-
-def explanation_plots(explanation: Mapping[str, Any]) -> list[str]:
-    """Return what a FedSim model makes of its links: the weight of a similarity, and of a place.
-
-    References:
-        [FedSim] appendix F.5, figure 10.
-    """
-    shown = []
-    if "weight" in explanation:
-        title = "similarity model: weight of a link"
-        figure, axes = _axes(title, "similarity (deviations from the mean)", "weight")
-        axes.plot(explanation["similarity"], explanation["weight"], color=_BLUE)
-        shown.append(_svg(figure))
-    title = "merge gate: mean absolute integrated gradient"
-    figure, axes = _axes(title, "place after sorting, most similar first", "output of a pair")
-    places = list(zip(*explanation["merge_importance"], strict=True))
-    cells = axes.pcolormesh(places, cmap="Blues", vmin=0)
-    ticks = [row + 0.5 for row in range(len(places))]
-    axes.set_yticks(ticks, [str(row + 1) for row in range(len(places))])
-    figure.colorbar(cells, ax=axes).ax.tick_params(labelsize=8)
-    axes.grid(visible=False)
-    shown.append(_svg(figure))
-    return shown
+    return svg(figure)
 
 
 def advice_plot(advice: Mapping[str, Any]) -> str:
@@ -357,13 +309,13 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
         advice: What ``securevfl advise --json`` prints.
     """
     rehearsal = advice["rehearsal"]
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    figure = Figure(figsize=SIZE, layout="constrained")
     panels = figure.subplots(1, 1 if rehearsal is None else 2, squeeze=False)[0]
     words = _epsilons(advice["bounds"])
     lines = {
-        "shared": (f"shared by {advice['secondaries']}", _BLUE, "-"),
-        "blocks": ("blocks, all in one number", _ORANGE, "-"),
-        "blocks_spread": ("blocks, all numbers alike", _ORANGE, ":"),
+        "shared": (f"shared by {advice['secondaries']}", BLUE, "-"),
+        "blocks": ("blocks, all in one number", ORANGE, "-"),
+        "blocks_spread": ("blocks, all numbers alike", ORANGE, ":"),
     }
     for name, (label, colour, style) in lines.items():
         values = [one[name] for one in advice["bounds"]]
@@ -379,16 +331,16 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
             [one["deviation"] or 0.0 for one in rows],
             marker="o",
             capsize=3,
-            color=_BLUE,
+            color=BLUE,
         )
-        panels[1].axhline(0, color=_GREY, linewidth=1)
+        panels[1].axhline(0, color=GREY, linewidth=1)
         panels[1].set_ylabel(f"rehearsed gain over alone, {rows[0]['metric']}", fontsize=8)
     for axes in panels:
         axes.set_xlabel(f"epsilon at delta {advice['delta']:g}", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.config.link_spec import key_spec
-from securevfl.core import files as core_files
 from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
@@ -45,13 +45,14 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, measure_alone
+from securevfl.models.encodings import PositionsTaken
 from securevfl.models.evaluation import Evaluation, evaluate
 from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.charged_exchange import ChargedExchange
 from securevfl.runtime.figures import RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
-from securevfl.runtime.run_folder import write_history
+from securevfl.runtime.run_folder import write_explanation, write_history
 from securevfl.version import __version__
 
 
@@ -311,11 +312,20 @@ class PrimaryRun:
         mode: str,
         traffic: Mapping[str, Mapping[str, int]],
         with_alone: bool = True,
+        positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
     ) -> RunFigures:
         """Measure the primary alone if asked for; return the run's figures.
 
         The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
         the figures are written when all of them are known.
+
+        Args:
+            run_folder: The run's.
+            mode: ``simulated`` or ``federated``.
+            traffic: Bytes that each party sent and received.
+            with_alone: Whether to measure.
+            positions: Secondaries' positional encodings around the first average, by name, where a
+                simulation shows them.
 
         Reveals:
             Nothing: the primary works alone here.
@@ -326,9 +336,7 @@ class PrimaryRun:
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
         write_history(run_folder, primary.history)
-        explanation = primary.explanation()
-        if explanation:
-            core_files.write_json(run_folder / "explanation.json", explanation, for_others=True)
+        write_explanation(run_folder, primary.explanation(positions), for_others=True)
         return RunFigures(
             federation=config.federation.name,
             task=config.federation.task,

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tomli_w
 
@@ -16,6 +16,10 @@ from securevfl.runtime.figures import RunFigures
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
+
+EXPLANATION: Final = "explanation.json"
+"""What models make of links, for pictures: the primary's in the run folder, for others to read; a
+secondary's in its own, for itself."""
 
 
 def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
@@ -57,6 +61,20 @@ def write_federation(run_folder: Path, config: FederationConfig) -> None:
     files.write_text(
         run_folder / "federation.toml", tomli_w.dumps(dict(config.source)), for_others=True
     )
+
+
+def write_explanation(
+    folder: Path, explanation: Mapping[str, Any], *, for_others: bool = False
+) -> None:
+    """Write ``explanation.json`` if there is anything to explain.
+
+    Args:
+        folder: The run's for the primary, its own in it for a secondary.
+        explanation: What a model tells.
+        for_others: Whether others may read it, as they may a run's figures.
+    """
+    if explanation:
+        files.write_json(folder / EXPLANATION, explanation, for_others=for_others)
 
 
 def write_figures(run_folder: Path, figures: RunFigures) -> None:

@@ -26,6 +26,7 @@ from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.run_folder import write_explanation
 from securevfl.transport.message import Message, MessageKind
 from securevfl.voting.messages import VotingKind
 from securevfl.voting.processes import SecondaryVoting
@@ -76,6 +77,7 @@ def run_secondary(life: PartyLife) -> None:
         try:
             _serve(life, star, plan, table, secondary, linked, countersigning)
             keep_secondary(plan, table, linked, secondary, files.ledger, folder=life.job.folder)
+            write_explanation(life.job.folder, secondary.explanation())
         finally:
             secondary.close()
     if secondary.not_finite:

@@ -30,13 +30,14 @@ from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
+from securevfl.models.encodings import PositionsTaken
 from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
 from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.aligned_rows import tell_alignment
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import write_federation, write_figures
+from securevfl.runtime.run_folder import write_explanation, write_federation, write_figures
 from securevfl.runtime.trained_run import TrainedRun
 from securevfl.voting.in_process import vote_in_process
 
@@ -277,7 +278,14 @@ def simulate_federation(
                 simulated.files.ledger,
                 folder=simulated.files.folder,
             )
-        figures = run.finish(run_folder, mode="simulated", traffic={}, with_alone=with_alone)
+            write_explanation(simulated.files.folder, simulated.secondary.explanation())
+        figures = run.finish(
+            run_folder,
+            mode="simulated",
+            traffic={},
+            with_alone=with_alone,
+            positions=_shown_positions(config, parties),
+        )
         write_figures(run_folder, figures)
         return RunResult(
             metrics=figures.as_json(),
@@ -287,6 +295,16 @@ def simulate_federation(
             base=run.base,
             trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
+
+
+def _shown_positions(
+    config: FederationConfig, parties: Mapping[str, SimulatedParty]
+) -> dict[str, PositionsTaken]:
+    """Return secondaries' own positional encodings, for the report: none behind a promise."""
+    if config.privacy.mechanism != "none":
+        return {}
+    taken = {name: one.secondary.positions_taken for name, one in parties.items()}
+    return {name: one for name, one in taken.items() if one is not None}
 
 
 def _keep_all(parties: Mapping[str, SimulatedParty]) -> Callable[[EpochMark], None]:

@@ -1,6 +1,6 @@
 """A top model without attention, for releases that are mostly noise."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -81,3 +81,13 @@ class AdditiveTop(nn.Module):
         released = self.drop(self.scale(aggregate.flatten(1)))
         out: Tensor = self.own_output(own) + self.linear(released)
         return out + self.joint(torch.cat([own, released], dim=1))
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],  # noqa: ARG002
+        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002
+        aggregate: Float[Tensor, "batch positions width"],  # noqa: ARG002
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Return why there is no picture."""
+        return {"notes": ["an additive top model attends to no link"]}

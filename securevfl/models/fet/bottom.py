@@ -1,6 +1,6 @@
 """A secondary's encoder: attention among the K records linked to a row."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
 from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.explain import attention_by_rank, mask_by_rank, mask_pictures
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import attention_bias, dynamic_mask
 from securevfl.models.fet.positions import FourierPositions
@@ -72,6 +73,45 @@ class FeTBottom(nn.Module):
         if self.pools:
             return _pool(hidden, bias, present)
         return hidden if bool(present.all()) else _of_links(hidden, present)
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> dict[str, Any]:
+        """Return the mask over key space, and which links attention goes to.
+
+        ``mask`` is :func:`securevfl.models.fet.explain.mask_pictures`, ``mask_by_rank`` what mask
+        and ranks weigh links by, and ``attention`` what links get of one another's attention, a
+        list a block; ``notes`` say what is missing and why.
+
+        References:
+            [FeT] section 5.1, Figure 3.
+
+        Reveals:
+            Weights that were trained on private records, and means over them: it stays at the
+            party whose model this is.
+        """
+        told: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
+        if self.mask is None:
+            told["notes"].append("no mask was learned: model.dynamic_masking is false")
+        else:
+            told["mask"] = mask_pictures(self.mask, keys, present)
+        if present.shape[1] == 1 or not bool(present.any()):
+            told["notes"].append("attention has no choice: rows have one link at most")
+            return told
+        scores = self._link_scores(keys, present)
+        if scores is not None:
+            told["mask_by_rank"] = mask_by_rank(scores, present)
+        bias = attention_bias(scores, present)
+        told["attention"] = []
+        hidden = self.embedding(features, keys)
+        for block in self.blocks:
+            weights = cast(EncoderBlock, block).weights(hidden, bias)
+            told["attention"].append(attention_by_rank(weights, present))
+            hidden = block(hidden, bias)
+        return told
 
     def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
         scores = None if self.mask is None else self.mask(keys, present)

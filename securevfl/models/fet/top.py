@@ -1,6 +1,6 @@
 """The primary's part: an encoder of its own row, and a decoder that attends to the aggregate."""
 
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Float
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
 from securevfl.models.fet.embedding import RecordEmbedding
+from securevfl.models.fet.explain import attention_by_rank
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
 
@@ -53,15 +54,47 @@ class FeTTop(nn.Module):
         similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch; similarities are no input of this family."""
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        for block in self.decoder:
+            hidden = block(hidden, memory)
+        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
+        return out
+
+    def _own_and_memory(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the decoder starts from, and what it attends to."""
         hidden = self.embedding(features, keys).unsqueeze(1)
         for block in self.encoder:
             hidden = block(hidden)
         if self.own_clip_norm is not None:
             hidden = hidden.renorm(2, 0, self.own_clip_norm)
         memory = self.memory_norm(aggregate)
-        if self.ranks is not None:
-            memory = memory + self.ranks
+        return hidden, memory if self.ranks is None else memory + self.ranks
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Return which positions of the aggregate the decoder attends to.
+
+        Position j averages the secondaries' representations at their j-th nearest links.
+        ``attention`` is a list for each block; ``notes`` say what is missing and why.
+
+        References:
+            [FeT] section 5.1, figure 2.
+
+        Reveals:
+            Nothing: it is made of what was released before.
+        """
+        if aggregate.shape[1] == 1:
+            return {"notes": ["the decoder attends to the one position that was released"]}
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        attention = []
         for block in self.decoder:
+            attention.append(attention_by_rank(cast(DecoderBlock, block).weights(hidden, memory)))
             hidden = block(hidden, memory)
-        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
-        return out
+        return {"attention": attention}

@@ -10,8 +10,10 @@ import torch
 from helpers.assisted import TREES, write_assisted
 from helpers.federations import save, write_federation
 
+from securevfl.bench.wire import Bytes, WiredRun
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
+from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -63,6 +65,7 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
     # which may round one value to the neighbouring fixed-point step of 2^-16.
     assert losses == pytest.approx(alone.losses, abs=2**-14)
     assert metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.03)
+    _require_own_pictures(tmp_path)
 
     noisy = {"encoder": "trained", "noise_multiplier": 1.0, "delta": 1e-4}
     noisy_path = write_federation(
@@ -70,6 +73,33 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
     )
     noised = simulated(noisy_path, tmp_path / "noised")
     assert noised.losses[:12] != pytest.approx(losses[:12], abs=2**-10)
+
+
+def _require_own_pictures(folder: Path) -> None:
+    """Between processes a secondary's pictures are as in a simulation, and its own alone.
+
+    The primary's hold nothing that only the secondaries know: not even what lies between its
+    encodings and theirs.
+    """
+    told = {
+        run: json.loads((folder / run / "explanation.json").read_text())
+        for run in ("federated", "simulated")
+    }
+    for one in told.values():
+        assert set(one) == {"attention", "alignment"}
+    names = [one["name"] for one in told["federated"]["alignment"]["pictures"]]
+    assert names == [
+        "before: its own",
+        "its own before, and the average",
+        "after: the average, which all have",
+    ]
+    assert "bank-1" in (folder / "simulated" / "explanation.json").read_text()
+    for party in ("bank-1", "bank-2"):
+        files = [folder / run / "parties" / party / "explanation.json" for run in told]
+        assert files[0].stat().st_mode & 0o777 == 0o600
+        federated, simulated_ = (json.loads(file.read_text())["mask"] for file in files)
+        for one, same in zip(federated, simulated_, strict=True):
+            assert one["mask"] == pytest.approx(same["mask"], abs=1e-2)
 
 
 def test_fitted_encoders_are_the_same_between_processes(tmp_path: Path) -> None:
@@ -134,6 +164,8 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
             "encoder": "dp-trained",
             "links_per_record": 2,
         },
+        # No heartbeat comes between the frames that are counted.
+        runtime={"silence_timeout_s": 4000.0},
     )
     text = path.read_text().replace(
         'role = "secondary"', 'role = "secondary"\nscaling = "bounds"\nbounds = [-4.0, 4.0]'
@@ -159,8 +191,37 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
         assert charged[-1]["epsilon"] == metrics["privacy"]["epsilon"]
         assert charged[0]["epsilon"] < charged[-1]["epsilon"]
         assert (folder / "log.jsonl").read_text().count('"event": "done"') == 1
-    assert set(metrics["bytes"]) == {"agency", "bank-1", "bank-2"}
-    assert all(row["sent"] > 0 and row["received"] > 0 for row in metrics["bytes"].values())
+    _require_bytes_of_the_formula(path, out, metrics)
+
+
+def _require_bytes_of_the_formula(path: Path, out: Path, metrics: dict) -> None:
+    """What docs/scale.md says of bytes is what was counted at every party, to the byte."""
+    config = read_federation(path)
+    _, facts = run_facts(config, read_tables(config, path.parent)["agency"])
+    plan = plan_run(config, facts)
+    weights = torch.load(out / "parties" / "bank-1" / "epoch-1.pt")["state"]["bottom"]
+    where = "embedding.positions."
+    run = WiredRun(
+        facts=facts,
+        primary="agency",
+        secondaries=["bank-1", "bank-2"],
+        keys=2,
+        cut=plan.cut.shape,
+        lanes=plan.cut.ring.lanes,
+        batch_size=config.training.batch_size,
+        positions={
+            name.removeprefix(where): tuple(value.shape)
+            for name, value in weights.items()
+            if name.startswith(where)
+        },
+        average_every=1,
+        best_epochs=[True, metrics["best_epoch"] == 2],
+    )
+    total = Bytes()
+    for name in run.secondaries:
+        total += run.total(name)
+        assert Bytes(**metrics["bytes"][name]) == run.total(name)
+    assert Bytes(**metrics["bytes"]["agency"]) == Bytes(sent=total.received, received=total.sent)
 
 
 def test_assisted_boosting_is_the_same_between_processes(tmp_path: Path) -> None:
