@@ -88,6 +88,10 @@ def draw(results: Mapping[str, Mapping[str, Found]], delta: float, path: Path) -
             label = f"{last} without noise, times what survives"
             axes.plot(range(len(words)), bound, "--", color="0.5", linewidth=1, label=label)
         axes.axhline(0, color="0.3", linewidth=1)
+        # A gain of nothing is to look like nothing.
+        least = 0.02 * abs(next(iter(by_epsilon.values()))["alone"]["mean"])
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, -least), max(high, least))
         axes.set_xticks(range(len(words)), words)
         axes.set_xlabel("epsilon, one record of one secondary", fontsize=8)
         axes.set_title(f"{what}: gain over alone", fontsize=8)
