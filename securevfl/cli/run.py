@@ -25,7 +25,12 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.launching import OUTCOME_EVENT
-from securevfl.runtime.own_processes import help_party, own_processes, require_network
+from securevfl.runtime.own_processes import (
+    help_party,
+    leave_at_once,
+    own_processes,
+    require_network,
+)
 from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import warnings_about
@@ -157,23 +162,23 @@ def run_party(
         with own_processes(out, device=torch_device) as group:
             if group is not None and group.rank:
                 help_party(group, device=torch_device)
-                return
-            job = PartyJob(
-                config=config,
-                name=name,
-                run_folder=run_folder_for(config, out, resume=resume),
-                identity_folder=identity,
-                data_root=data_root or path.parent,
-                device=torch_device,
-                resume=resume,
-                listen=listen,
-                pretrain_only=pretrain_only,
-                serves=serve,
-                serves_on=serve and not once,
-                new_rows=new_rows,
-                group=group,
-            )
-            _live(job, as_json=as_json)
+            else:
+                job = PartyJob(
+                    config=config,
+                    name=name,
+                    run_folder=run_folder_for(config, out, resume=resume),
+                    identity_folder=identity,
+                    data_root=data_root or path.parent,
+                    device=torch_device,
+                    resume=resume,
+                    listen=listen,
+                    pretrain_only=pretrain_only,
+                    serves=serve,
+                    serves_on=serve and not once,
+                    new_rows=new_rows,
+                    group=group,
+                )
+                _live(job, as_json=as_json)
     except SecureVflError as error:
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
@@ -183,6 +188,7 @@ def run_party(
         # Python's last collection would walk all of torch: a second of CPU in which a party that
         # has failed is still there.
         gc.freeze()
+    leave_at_once()
 
 
 def _live(job: PartyJob, *, as_json: bool) -> None:

@@ -51,10 +51,6 @@ class WorkerGroup:
             timeout=_PATIENCE,
         )
 
-    def close(self) -> None:
-        """Leave; nothing may be under way."""
-        dist.destroy_process_group()
-
     def tell(self, numbers: Sequence[int] = ()) -> list[int]:
         """Return whole numbers that rank 0 gives, at every rank.
 

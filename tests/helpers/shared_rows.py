@@ -17,7 +17,7 @@ from securevfl.launch.torchrun import started
 from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.optimisers import build_optimizer
-from securevfl.runtime.own_processes import help_party, own_processes
+from securevfl.runtime.own_processes import help_party, leave_at_once, own_processes
 
 RECORDS, LINKS, FEATURES = 30, 4, 3
 CPU = torch.device("cpu")
@@ -95,3 +95,4 @@ if __name__ == "__main__":
             help_party(whole, device=CPU)
         else:
             compare(whole)
+    leave_at_once()

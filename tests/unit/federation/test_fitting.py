@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,8 +152,8 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
     written: dict[str, list[torch.Tensor]] = {}
     answer = Secondary.answer
 
-    def listen(secondary: Secondary, plan: RoundPlan) -> torch.Tensor:
-        words = answer(secondary, plan)
+    def listen(secondary: Secondary, plan: RoundPlan, **more: Any) -> torch.Tensor:
+        words = answer(secondary, plan, **more)
         cut = secondary.contribution.aggregation.cut
         rows = cut.decode(words, rows=len(plan.rows), active=1)
         written.setdefault(secondary.name, []).append(rows.flatten(0, 1))
