@@ -74,8 +74,8 @@ class PrimaryPart:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KeptModel:
-    """One party's model as it was at the end of training."""
+class Described:
+    """What a model's description holds as it is."""
 
     party: str
     role: Literal["primary", "secondary"]
@@ -86,13 +86,12 @@ class KeptModel:
     run: str
     """Id of the run that trained it."""
     family: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     """The family's, as the federation file says them."""
     features: tuple[str, ...]
     """Names of its inputs, in order."""
-    schema: Mapping[str, Any] | None
+    schema: dict[str, Any] | None
     """How columns of a table become these inputs; None for a table that was made in Python."""
-    feature_scaler: FeatureScaler
     key_scale: KeyScale | None
     """How keys are scaled for models; None for texts."""
     similarity_scale: SimilarityScale | None
@@ -101,9 +100,16 @@ class KeptModel:
     """``tau`` of training, in the units of the representation."""
     ledger_head: str
     """The head of the party's ledger when the model was kept."""
+    version: str = __version__
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptModel(Described):
+    """One party's model as it was at the end of training."""
+
+    feature_scaler: FeatureScaler
     weights: Mapping[str, Tensor] = field(repr=False)
     primary: PrimaryPart | None = None
-    version: str = __version__
 
     @property
     def head(self) -> TaskHead:
@@ -233,26 +239,6 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plain:
-    """What a description holds of a :class:`KeptModel` as it is."""
-
-    party: str
-    role: Literal["primary", "secondary"]
-    federation: str
-    digest: str
-    run: str
-    family: str
-    settings: dict[str, Any]
-    features: tuple[str, ...]
-    schema: dict[str, Any] | None
-    key_scale: KeyScale | None
-    similarity_scale: SimilarityScale | None
-    noise_share_std: float
-    ledger_head: str
-    version: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _PlainPart:
     """What it holds of a :class:`PrimaryPart` as it is, ``lambda`` by another name."""
 
@@ -275,10 +261,12 @@ def _bytes_of(path: Path, digest: object) -> bytes:
 
 
 def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]) -> KeptModel:
-    plain = _described(_Plain, {name: content[name] for name in _Plain.__annotations__}, folder)
+    plain = _described(
+        Described, {name: content[name] for name in Described.__annotations__}, folder
+    )
     part = content.get("primary")
     return KeptModel(
-        **{name: getattr(plain, name) for name in _Plain.__annotations__},
+        **{name: getattr(plain, name) for name in Described.__annotations__},
         feature_scaler=FeatureScaler.from_json(content["feature_scaler"]),
         weights=weights,
         primary=None if part is None else _primary_part(part, folder, plain.party),
