@@ -51,7 +51,7 @@ def run_compare(
         print(f"securevfl: warning: {warning}", file=sys.stderr)
     keep_freed_memory()
     with StudyProgress(
-        names=len(comparison.methods), seeds=seeds, folder=comparison.folder
+        names=len(comparison.trained), seeds=seeds, folder=comparison.folder
     ) as shown:
         figures = compare_and_write(
             comparison, engines=engines, tell=shown, done=shown.done, leave_out=shown.left_out

@@ -46,8 +46,8 @@ def compare(
             "--methods",
             metavar="A,B,...",
             # The backslash keeps rich from reading a style into the brackets.
-            help="Families; alone, solo, combine, boosting, fedcvt; or the file's "
-            "\\[methods.NAME] tables.",
+            help="Families; alone, solo, combine, boosting, fedcvt; the file's \\[methods.NAME] "
+            "tables; and auto, the family among them that is best on validation rows.",
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,

@@ -82,7 +82,8 @@ def compare(
         federation: The path of a federation file, or what :func:`securevfl.read_federation`
             returned.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
-            ``boosting-combine``, ``fedcvt``; or names of the file's ``[methods.NAME]`` tables.
+            ``boosting-combine``, ``fedcvt``; names of the file's ``[methods.NAME]`` tables; and
+            ``auto``, with each seed the family among them that is best on validation rows.
         seeds: How many run seeds, counting up from the file's.
         jobs: Runs at a time, with one thread each; default: one, and on Ray as many as there is
             room for.

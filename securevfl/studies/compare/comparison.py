@@ -1,6 +1,6 @@
 """Methods side by side in the simulator, on equal rows and seeds; finished runs are kept."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,7 @@ from securevfl.config.reading import method_adaptations, method_config
 from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.task import Task as LabelTask
 from securevfl.data.tables import PartyTable
 from securevfl.models.registry import family_named, require_installed
 from securevfl.models.task_metrics import metrics_of
@@ -22,6 +23,9 @@ from securevfl.studies.runs.tables import TableStore, digest_of_tables, tables_f
 
 _HERE: Final = Engines()
 
+AUTO: Final = "auto"
+"""The method that is, with each seed, the best of the others on validation rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -31,7 +35,8 @@ class Comparison:
     """The federation file; its ``[methods]`` may say more of each method."""
 
     methods: tuple[str, ...]
-    """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables."""
+    """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables; ``auto``
+    is, with each seed, the family among them that is best on validation rows."""
 
     seeds: int
     """How many; they count up from ``federation.seed``."""
@@ -56,7 +61,24 @@ class Comparison:
         for name in self.methods:
             if self.methods.count(name) > 1:
                 raise ConfigError(f"methods: {name!r} is named twice")
-            method_family(self.config.source, name)
+            if name != AUTO:
+                method_family(self.config.source, name)
+        if AUTO in self.methods:
+            if AUTO in self.config.source.get("methods", {}):
+                raise ConfigError(
+                    f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
+                )
+            families = {method_family(self.config.source, name) for name in self.trained}
+            if families <= set(IN_ONE_PLACE):
+                raise ConfigError(
+                    f'methods: "{AUTO}" chooses among families; name some beside it, such as '
+                    "fedsim,fet,assist"
+                )
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The methods that have runs of their own."""
+        return tuple(name for name in self.methods if name != AUTO)
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
@@ -68,7 +90,7 @@ class Comparison:
     def runs(self) -> tuple[Run, ...]:
         """Every run; all methods with one seed come before the next seed."""
         return tuple(
-            Run(name=method, seed=seed) for seed in self.seed_numbers for method in self.methods
+            Run(name=method, seed=seed) for seed in self.seed_numbers for method in self.trained
         )
 
 
@@ -106,16 +128,16 @@ def compare_methods(
         Everything is inside one organisation: a comparison protects nobody's table.
     """
     engines.require_there(comparison.device)
-    tables = tables_for(comparison.config, comparison.methods, comparison.data_root)
+    tables = tables_for(comparison.config, comparison.trained, comparison.data_root)
     config = _with_outputs(comparison, tables)
     comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
-    for method in comparison.methods:
+    for method in comparison.trained:
         reason = _misfit(config, method, tables)
         if reason is not None:
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
-    fitting = [method for method in comparison.methods if method not in out]
+    fitting = [method for method in comparison.trained if method not in out]
     if engines.elsewhere:
         # Other processes read the file itself first, and so the family that it names.
         for one in (config, *(method_config(config, method) for method in fitting)):
@@ -152,7 +174,43 @@ def compare_methods(
         results = study.train(tasks)
         out |= study.failed
     _require_some(comparison, out)
-    return [results[run] for run in comparison.runs if run.name not in out]
+    found = [results[run] for run in comparison.runs if run.name not in out]
+    return (
+        [*found, *_chosen_by_validation(found, config.federation.task)]
+        if AUTO in comparison.methods
+        else found
+    )
+
+
+def _chosen_by_validation(
+    results: Sequence[Mapping[str, Any]], task: LabelTask
+) -> list[dict[str, Any]]:
+    """Return a result a seed: that of the family which is best on validation rows.
+
+    What all of them took to train, and what their releases would cost together, is its cost.
+    """
+    chosen = []
+    for seed in dict.fromkeys(result["seed"] for result in results):
+        asked = [
+            result
+            for result in results
+            if result["seed"] == seed and result["family"] not in IN_ONE_PLACE
+        ]
+        if not asked:
+            return []  # every family was left out
+        metric = asked[0]["metric"]
+        known = [one for one in asked if one["validation_metrics"][metric] is not None]
+        sign = 1 if metrics_of(task, metric)[0].higher_is_better else -1
+        best = max(
+            known or asked[:1], key=lambda one: sign * (one["validation_metrics"][metric] or 0)
+        )
+        costs = {
+            field: None if None in values else sum(values)
+            for field in ("seconds", "cpu_seconds", "epsilon")
+            if (values := [one[field] for one in asked])
+        }
+        chosen.append({**best, **costs, "name": AUTO, "chosen": best["name"]})
+    return chosen
 
 
 def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
@@ -164,7 +222,7 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
     """
     found = {
         name: method_adaptations(comparison.config, name)
-        for name in comparison.methods
+        for name in comparison.trained
         if name not in without
     }
     return {name: notes for name, notes in found.items() if notes}
@@ -177,7 +235,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
         return config
     outputs = len(tables[config.primary.name].classes or ())
     methods = dict(config.source.get("methods", {}))
-    for name in comparison.methods:
+    for name in comparison.trained:
         family = method_family(config.source, name)
         if family not in IN_ONE_PLACE and family_named(family).assisted:
             methods[name] = {"outputs": outputs, **methods.get(name, {})}
@@ -199,7 +257,7 @@ def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTab
 
 
 def _require_some(comparison: Comparison, out: Mapping[str, LeftOut]) -> None:
-    if len(out) < len(comparison.methods):
+    if len(out) < len(comparison.trained):
         return
     reasons = "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out.values())
     kind = ConfigError if all(one.status == "skipped" for one in out.values()) else SecureVflError

@@ -64,7 +64,7 @@ def summary(
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
         each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
         test metric of each), and the same of every metric of the task in ``metrics``; of the
-        primary alone also which model was ``chosen`` with each seed; and
+        primary alone, and of ``auto``, also what was ``chosen`` with each seed; and
         ``differences``: for each reference that takes part, each other method minus it, seed by
         seed; ``left_out`` with the ``status`` and ``reason`` of each method without figures; and
         ``adapted``. A metric that is not defined for some seed's rows has no mean and no deviation.
@@ -113,7 +113,7 @@ def summary(
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return which model the primary alone was with each seed; nothing of other methods."""
+    """Return what was chosen with each seed by a method that chooses; nothing of others."""
     chosen = [run["chosen"] for run in runs if run.get("chosen")]
     return {"chosen": chosen} if chosen else {}
 

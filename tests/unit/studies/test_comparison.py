@@ -256,6 +256,8 @@ def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
         (("fet", "fet"), {}, "'fet' is named twice"),
         (("fet", "fedsym"), {}, "method 'fedsym': is neither"),
         (("fet",), {"seeds": 0}, "seeds must be at least 1"),
+        (("alone", "auto"), {}, 'methods: "auto" chooses among families'),
+        (("fet", "auto"), {"methods": {"auto": {"family": "fet"}}}, "methods.auto: .* rename it"),
     ],
 )
 def test_impossible_comparisons(
@@ -264,6 +266,28 @@ def test_impossible_comparisons(
     """Refused before anything is read."""
     with pytest.raises(ConfigError, match=complaint):
         comparison(tmp_path, *methods, **more)
+
+
+def test_auto_is_the_family_that_validates_best(tmp_path: Path) -> None:
+    """With each seed anew, never the primary alone; and it costs what all of them cost."""
+    plan = comparison(tmp_path, "auto", "alone", "fet", "narrow", seeds=3)
+    results = compare_methods(plan)
+    by_run = {(one["name"], one["seed"]): one for one in results}
+    assert len(by_run) == len(results) == 12
+    for seed in plan.seed_numbers:
+        auto = by_run["auto", seed]
+        asked = [by_run[name, seed] for name in ("fet", "narrow")]
+        best = max(asked, key=lambda one: one["validation"])
+        assert auto["chosen"] == best["name"]
+        for figure in ("test", "validation", "family", "best_epoch", *METRICS):
+            assert auto[figure] == best[figure]
+        assert auto["cpu_seconds"] == sum(one["cpu_seconds"] for one in asked)
+    assert {by_run["auto", seed]["chosen"] for seed in plan.seed_numbers} == {"fet", "narrow"}
+    figures = summary(results, federation="x", task="multiclass")
+    assert figures["methods"]["auto"]["chosen"] == [
+        by_run["auto", seed]["chosen"] for seed in plan.seed_numbers
+    ]
+    assert "auto" in figures["differences"]["alone"]
 
 
 def made_up(method: str, seed: int, test: float, r2: float | None = 0.5) -> dict[str, Any]:
