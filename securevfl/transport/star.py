@@ -6,8 +6,8 @@ Both ends share their verbs: send, receive with a deadline, abort, close; what t
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NoReturn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -19,6 +19,12 @@ from securevfl.transport.framing import SESSION_BYTES, encode
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 from securevfl.transport.tls import tls_context
+
+Enough = Callable[[Collection[str], float], bool]
+"""Whether these parties, after so many seconds, are enough to begin."""
+
+# Who waits to be let in calls about every second.
+_CALLS_AGAIN_WITHIN_S: Final = 5.0
 
 
 def new_session() -> bytes:
@@ -79,13 +85,21 @@ class PrimaryTransport(Transport):
         return str(host), int(port)
 
     def wait_for_parties(
-        self, deadline_s: float, on_join: Callable[[str], None] | None = None
-    ) -> None:
-        """Wait until every secondary has joined.
+        self,
+        deadline_s: float,
+        on_join: Callable[[str], None] | None = None,
+        *,
+        enough: Enough | None = None,
+    ) -> frozenset[str]:
+        """Wait until every secondary has joined, or enough of them; return who has.
+
+        Whoever is not there then is turned away until the session ends.
 
         Args:
             deadline_s: Seconds until those that are missing are given up.
             on_join: Called with each party's name, in this thread, as it joins.
+            enough: Called with who has joined and after how many seconds; returns whether nobody
+                else is waited for. None waits for all.
 
         Raises:
             PartyAbsentError: Naming who is missing, and who was refused meanwhile.
@@ -95,23 +109,30 @@ class PrimaryTransport(Transport):
             To each secondary: the session id and its rank.
         """
         checks.positive(deadline_s=deadline_s)
-        deadline = time.monotonic() + deadline_s
+        begin = time.monotonic()
         told: set[str] = set()
         while True:
             with self._loop.changed:
                 self.check()
                 fresh = [name for name in self._loop.connections if name not in told]
-                left = deadline - time.monotonic()
-                if not fresh and len(told) < len(self.secondaries):
-                    if left <= 0:
+                if not fresh:
+                    waited_s = time.monotonic() - begin
+                    missing = [name for name in self.secondaries if name not in told]
+                    if not missing or (enough is not None and enough(told, waited_s)):
+                        if self._door is not None:
+                            self._door.leave_out(missing)
+                        return frozenset(told)
+                    if waited_s >= deadline_s:
                         self._give_up_joining(told, deadline_s)
-                    self._loop.changed.wait(min(left, LONGEST_NAP_S))
+                    self._loop.changed.wait(min(deadline_s - waited_s, LONGEST_NAP_S))
             for name in fresh:
                 told.add(name)
                 if on_join is not None:
                     on_join(name)
-            if len(told) == len(self.secondaries):
-                return
+
+    def calling(self) -> tuple[str, ...]:
+        """Return who was not there when the session began, and calls now to be let in."""
+        return () if self._door is None else self._door.calling(_CALLS_AGAIN_WITHIN_S)
 
     def send(self, name: str, message: Message, *, owned: bool = False) -> None:
         """Send one message to one secondary.
