@@ -8,7 +8,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.losses import goes_on, least_in_training
 from securevfl.config.parties import parse_address
 from securevfl.core import files
-from securevfl.core.progress import Listening, Stage
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.progress import Listening, Stage, Warned
 from securevfl.federation import handshake
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
@@ -16,7 +17,7 @@ from securevfl.federation.checkpoint import last_common
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.fitted_top import require_top
-from securevfl.federation.messages import RoundKind, TrainingRows
+from securevfl.federation.messages import Hello, RoundKind, TrainingRows
 from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.presence import Presence, SecondariesBackError
 from securevfl.federation.rejoining import Rejoin as RejoinMessage
@@ -30,6 +31,7 @@ from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife, Rejoin
 from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.transport.failure import public_reason
 from securevfl.transport.message import Done
 from securevfl.transport.star import Enough, PrimaryTransport, new_session
 from securevfl.voting.processes import PrimaryVoting
@@ -175,25 +177,15 @@ def _greet(
         on_join=lambda name: life.files.log("joined", name=name),
         enough=_enough(life, presence),
     )
-    hellos = {}
-    pretrained = set(checkpoints.pretrained()) if resume else set()
-    callers = [party for party in config.callers if party.name in joined]
-    for party in callers:
-        message = transport.receive(
-            party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
-        )
-        theirs = handshake.read_hello(config, message)
-        hellos[party.name] = theirs
-        if party.is_helper:
-            continue
-        pretrained &= set(theirs.pretrained)
-    handshake.require_one_run(
-        config, hellos, run=facts.run if resume else "", has_state=checkpoints.holds_state
-    )
-    present = [party.name for party in config.secondaries if party.name in joined]
+    own_run = facts.run if resume else ""
+    hellos = _hellos(life, transport, presence, joined, run=own_run)
+    stayed = _stayed(config, presence)
+    present = [party.name for party in config.secondaries if party.name in hellos]
     active = tuple(config.ranks[name] for name in present)
-    stayed = active if presence.current is None else presence.current
-    saved = [hellos[name].epochs for name in present if config.ranks[name] in stayed]
+    pretrained = set(checkpoints.pretrained()) if resume else set()
+    for name in present:
+        pretrained &= set(hellos[name].pretrained)
+    saved = [hellos[name].epochs for name in present if name in stayed]
     facts = replace(
         facts,
         active=None if len(present) == len(config.secondaries) else active,
@@ -209,11 +201,74 @@ def _greet(
         list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s
     ):
         pass
-    life.tell_presence(facts, back=[name for name in present if config.ranks[name] not in stayed])
+    life.tell_presence(facts, back=[name for name in present if name not in stayed])
     if goes_on(config):
         presence.begin(after=facts.resume_epoch, active=active)
         presence.calling = transport.calling
     return facts
+
+
+def _hellos(
+    life: PartyLife,
+    transport: PrimaryTransport,
+    presence: Presence,
+    joined: Collection[str],
+    *,
+    run: str,
+) -> dict[str, Hello]:
+    """Hear who has joined; one that comes back as it must not is sent away, and ends no session.
+
+    Args:
+        life: The primary's.
+        transport: Its end of the star.
+        presence: Which secondaries took part so far.
+        joined: Names of those who are there.
+        run: The run that the primary goes on with; empty for a fresh start.
+
+    Returns:
+        What each says, by name in the order of ranks.
+
+    Raises:
+        ConfigError: If another party holds another federation file.
+        ProtocolError: If it goes on with another run.
+    """
+    config, stayed = life.config, _stayed(life.config, presence)
+    has_state, hellos = life.files.checkpoints.holds_state, {}
+    for party in config.callers:
+        if party.name not in joined:
+            continue
+        message = transport.receive(
+            party.name,
+            RoundKind.HELLO,
+            round_number=0,
+            deadline_s=config.runtime.round_timeout_s,
+        )
+        try:
+            hello = handshake.read_hello(config, message)
+            handshake.require_one_run(config, {party.name: hello}, run=run, has_state=has_state)
+        except (ConfigError, ProtocolError) as error:
+            if party.is_helper or party.name in stayed:
+                raise
+            life.observe(Warned(text=f"{party.name}: cannot come back: {error}"))
+            transport.dismiss(party.name, public_reason(error))
+            continue
+        hellos[party.name] = hello
+    there = sum(not config.party(name).is_helper for name in hellos)
+    if there < least_in_training(config):
+        raise ProtocolError(
+            f"{there} secondaries are left, and {least_in_training(config)} must be"
+        )
+    return hellos
+
+
+def _stayed(config: FederationConfig, presence: Presence) -> frozenset[str]:
+    """Return the names of the secondaries that were in the last session, or must be in any."""
+    current = presence.current
+    return frozenset(
+        party.name
+        for party in config.secondaries
+        if current is None or config.ranks[party.name] in current
+    )
 
 
 def _enough(life: PartyLife, presence: Presence) -> Enough | None:
@@ -223,12 +278,11 @@ def _enough(life: PartyLife, presence: Presence) -> Enough | None:
     Afterwards, whoever was in the last session is given a while, and whoever this one is for;
     others are let in if they happen to be there.
     """
-    config, current = life.config, presence.current
-    if not goes_on(config) or current is None:
+    config = life.config
+    if not goes_on(config) or presence.current is None:
         return None
     secondaries = {party.name for party in config.secondaries}
-    awaited = {party.name for party in config.secondaries if config.ranks[party.name] in current}
-    awaited.update(life.job.awaited)
+    awaited = _stayed(config, presence) | set(life.job.awaited)
     least, patience_s = least_in_training(config), config.runtime.continue_after_s
 
     def enough(joined: Collection[str], waited_s: float) -> bool:

@@ -128,7 +128,7 @@ class Doorkeeper:
 
     def leave_out(self, names: Collection[str]) -> None:
         """Turn certain parties away from now on; the loop's lock must be held."""
-        self._outside = dict.fromkeys(names, -math.inf)
+        self._outside |= dict.fromkeys(names, -math.inf)
 
     def calling(self, within_s: float) -> tuple[str, ...]:
         """Return who of those that are left out has called within the last so many seconds."""
@@ -247,13 +247,13 @@ class Doorkeeper:
             return
         # Held until it is among the connections: nobody comes in while it is settled who is there.
         with self._loop.changed:
-            if name in self._loop.connections:
-                said = f"a party of this name has joined already, so this second {name} was refused"
-                self._turn_away(caller, connection, name, said, note=f"{name} had joined already")
-            elif name in self._outside:
+            if name in self._outside:
                 self._outside[name] = time.monotonic()
                 said = "is lost to the others, who go on without it; it may join when an epoch ends"
                 self._turn_away(caller, connection, name, said, note=f"{name} came too late")
+            elif name in self._loop.connections:
+                said = f"a party of this name has joined already, so this second {name} was refused"
+                self._turn_away(caller, connection, name, said, note=f"{name} had joined already")
             else:
                 self._let_in(caller, connection, name)
 

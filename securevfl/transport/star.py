@@ -12,9 +12,10 @@ from typing import Final, NoReturn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.transport.accepting import Doorkeeper, open_listener
-from securevfl.transport.connection import TransportLimits
+from securevfl.transport.connection import Outgoing, TransportLimits
 from securevfl.transport.dialling import dial
 from securevfl.transport.endpoint import LONGEST_NAP_S, Kinds, Transport
+from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, encode
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
@@ -129,6 +130,26 @@ class PrimaryTransport(Transport):
                 told.add(name)
                 if on_join is not None:
                     on_join(name)
+
+    def dismiss(self, name: str, reason: str) -> None:
+        """Send one secondary away that has joined, and hold the session without it.
+
+        Args:
+            name: The secondary.
+            reason: Why, in one sentence without private data.
+
+        Reveals:
+            To that secondary: the reason.
+        """
+        assert self._door is not None, "it has come through the door"
+        failure = Failure(party=name, reason=reason)
+        with self._loop.changed:
+            self._door.leave_out([name])
+            connection = self._connection(name)
+            # Its end is no loss from now on.
+            connection.peer_left = True
+            connection.outgoing.append(Outgoing(encode(failure.to_message())))
+        self._loop.wake()
 
     def calling(self) -> tuple[str, ...]:
         """Return who was not there when the session began, and calls now to be let in."""
