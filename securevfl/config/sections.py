@@ -150,8 +150,8 @@ class PredictionSettings:
 
     least_secondaries: int | None = None
     """How few secondaries may answer where others are absent; default: with noise one more than
-    ``privacy.colluding``; without it as few as a training round has (``model.party_dropout``), and
-    of frozen encoders all of them, or one with ``encoder.layout = "blocks"``. Where one alone
+    ``privacy.colluding``; without it as few as a training round may have (``model.party_dropout``,
+    ``runtime.least_secondaries``), and of frozen encoders all of them, or one with ``encoder.layout = "blocks"``. Where one alone
     answers, the primary sees its numbers by themselves, behind its own noise if there is any."""
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Which secondaries took part in a run, and from which epoch on, as the primary remembers it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,6 +71,39 @@ class Presence:
     def since(self) -> int:
         """After which epoch they were these."""
         return self.spans[-1].after if self.spans else 0
+
+    @property
+    def stayed(self) -> frozenset[str]:
+        """Names of those that were in the last session, or must be in any."""
+        current = self.current
+        return frozenset(
+            name for rank, name in self._names.items() if current is None or rank in current
+        )
+
+    def enough(
+        self, *, least: int, patience_s: float, awaited: Collection[str]
+    ) -> Callable[[Collection[str], float], bool]:
+        """Return whom a session waits for, as a question about who has joined, after what time.
+
+        At a run's start for all: whoever has not begun it could not come back to it. Afterwards,
+        whoever was in the last session is given a while, and whoever this one is for; others are
+        let in if they happen to be there.
+
+        Args:
+            least: Fewest secondaries.
+            patience_s: Seconds that are given.
+            awaited: Names of those whom this session is for.
+        """
+        everybody = frozenset(self._names.values())
+        needed = self.stayed | set(awaited)
+
+        def enough(joined: Collection[str], waited_s: float) -> bool:
+            there = everybody.intersection(joined)
+            if self.current is None:
+                return False
+            return len(there) >= least and (needed <= there or waited_s >= patience_s)
+
+        return enough
 
     def begin(self, *, after: int, active: tuple[int, ...]) -> None:
         """Keep who takes part from an epoch on; sessions that it repeats are forgotten.

@@ -33,7 +33,7 @@ from securevfl.runtime.party_job import PartyLife, Rejoin
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.transport.failure import public_reason
 from securevfl.transport.message import Done
-from securevfl.transport.star import Enough, PrimaryTransport, new_session
+from securevfl.transport.star import PrimaryTransport, new_session
 from securevfl.voting.processes import PrimaryVoting
 
 
@@ -175,11 +175,19 @@ def _greet(
     joined = transport.wait_for_parties(
         life.job.join_timeout_s,
         on_join=lambda name: life.files.log("joined", name=name),
-        enough=_enough(life, presence),
+        enough=presence.enough(
+            least=least_in_training(config),
+            patience_s=config.runtime.continue_after_s,
+            awaited=life.job.awaited,
+        ),
+        else_said=f"; {least_in_training(config)} secondaries at least must be there "
+        f"(runtime.least_secondaries)"
+        if goes_on(config)
+        else "",
     )
     own_run = facts.run if resume else ""
     hellos = _hellos(life, transport, presence, joined, run=own_run)
-    stayed = _stayed(config, presence)
+    stayed = presence.stayed
     present = [party.name for party in config.secondaries if party.name in hellos]
     active = tuple(config.ranks[name] for name in present)
     pretrained = set(checkpoints.pretrained()) if resume else set()
@@ -232,7 +240,7 @@ def _hellos(
         ConfigError: If another party holds another federation file.
         ProtocolError: If it goes on with another run.
     """
-    config, stayed = life.config, _stayed(life.config, presence)
+    config, stayed = life.config, presence.stayed
     has_state, hellos = life.files.checkpoints.holds_state, {}
     for party in config.callers:
         if party.name not in joined:
@@ -259,37 +267,6 @@ def _hellos(
             f"{there} secondaries are left, and {least_in_training(config)} must be"
         )
     return hellos
-
-
-def _stayed(config: FederationConfig, presence: Presence) -> frozenset[str]:
-    """Return the names of the secondaries that were in the last session, or must be in any."""
-    current = presence.current
-    return frozenset(
-        party.name
-        for party in config.secondaries
-        if current is None or config.ranks[party.name] in current
-    )
-
-
-def _enough(life: PartyLife, presence: Presence) -> Enough | None:
-    """Return who must be there before a session begins, and who is waited for how long.
-
-    None waits for all, as at a run's start: whoever has not begun it could not come back to it.
-    Afterwards, whoever was in the last session is given a while, and whoever this one is for;
-    others are let in if they happen to be there.
-    """
-    config = life.config
-    if not goes_on(config) or presence.current is None:
-        return None
-    secondaries = {party.name for party in config.secondaries}
-    awaited = _stayed(config, presence) | set(life.job.awaited)
-    least, patience_s = least_in_training(config), config.runtime.continue_after_s
-
-    def enough(joined: Collection[str], waited_s: float) -> bool:
-        there = secondaries.intersection(joined)
-        return len(there) >= least and (awaited <= there or waited_s >= patience_s)
-
-    return enough
 
 
 def _traffic(

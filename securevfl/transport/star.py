@@ -91,6 +91,7 @@ class PrimaryTransport(Transport):
         on_join: Callable[[str], None] | None = None,
         *,
         enough: Enough | None = None,
+        else_said: str = "",
     ) -> frozenset[str]:
         """Wait until every secondary has joined, or enough of them; return who has.
 
@@ -101,6 +102,7 @@ class PrimaryTransport(Transport):
             on_join: Called with each party's name, in this thread, as it joins.
             enough: Called with who has joined and after how many seconds; returns whether nobody
                 else is waited for. None waits for all.
+            else_said: What more the error says.
 
         Raises:
             PartyAbsentError: Naming who is missing, and who was refused meanwhile.
@@ -124,7 +126,7 @@ class PrimaryTransport(Transport):
                             self._door.leave_out(missing)
                         return frozenset(told)
                     if waited_s >= deadline_s:
-                        self._give_up_joining(told, deadline_s)
+                        self._give_up_joining(told, deadline_s, else_said)
                     self._loop.changed.wait(min(deadline_s - waited_s, LONGEST_NAP_S))
             for name in fresh:
                 told.add(name)
@@ -245,11 +247,11 @@ class PrimaryTransport(Transport):
             waiting.discard(message.sender)
             yield message
 
-    def _give_up_joining(self, told: set[str], deadline_s: float) -> NoReturn:
+    def _give_up_joining(self, told: set[str], deadline_s: float, else_said: str) -> NoReturn:
         missing = ", ".join(name for name in self.secondaries if name not in told)
         refused = "; ".join(self._door.refusals) if self._door is not None else ""
         note = f"; refused meanwhile: {refused}" if refused else ""
-        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "absent")
+        self._fail(missing, f"did not join within {deadline_s:g} s{else_said}{note}", "absent")
 
 
 class SecondaryTransport(Transport):

@@ -82,6 +82,29 @@ def test_a_damaged_memory_leaves_nobody_out(tmp_path: Path) -> None:
     assert kept(tmp_path).current is None
 
 
+def test_who_is_waited_for(tmp_path: Path) -> None:
+    """All at first; then who was there is given a while, but too few never are enough."""
+
+    def enough(joined: list[str], waited_s: float, *, awaited: tuple[str, ...] = ()) -> bool:
+        return presence.enough(least=2, patience_s=60.0, awaited=awaited)(joined, waited_s)
+
+    presence = kept(tmp_path)
+    assert not enough(["bank-1", "bank-2"], 1e9)
+    presence.begin(after=0, active=(1, 2, 3))
+    assert not enough(["bank-1", "bank-2"], 59.0)
+    assert enough(["bank-1", "bank-2"], 60.0)
+    assert enough(["bank-1", "bank-2", "bank-3"], 0.0)
+    assert not enough(["bank-1"], 1e9)
+    # A helper is none of those whose noise hides the others.
+    assert not enough(["bank-1", "broker"], 1e9)
+    presence.begin(after=2, active=(1, 2))
+    assert enough(["bank-1", "bank-2"], 0.0)
+    assert not enough(["bank-1", "bank-3"], 59.0)
+    assert enough(["bank-1", "bank-3"], 60.0)
+    assert not enough(["bank-1", "bank-2"], 59.0, awaited=("bank-3",))
+    assert enough(["bank-1", "bank-2"], 60.0, awaited=("bank-3",))
+
+
 def test_whoever_calls_breaks_a_session_off(tmp_path: Path) -> None:
     presence = kept(tmp_path)
     presence.let_back()
