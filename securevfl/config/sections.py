@@ -151,8 +151,9 @@ class PredictionSettings:
     least_secondaries: int | None = None
     """How few secondaries may answer where others are absent; default: with noise one more than
     ``privacy.colluding``; without it as few as a training round may have (``model.party_dropout``,
-    ``runtime.least_secondaries``), and of frozen encoders all of them, or one with ``encoder.layout = "blocks"``. Where one alone
-    answers, the primary sees its numbers by themselves, behind its own noise if there is any."""
+    ``runtime.least_secondaries``), and of frozen encoders all of them, or one with
+    ``encoder.layout = "blocks"``. Where one alone answers, the primary sees its numbers by
+    themselves, behind its own noise if there is any."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -205,9 +206,9 @@ class RuntimeSettings:
 
     least_secondaries: int | None = None
     """With ``on_loss = "continue"``: how few secondaries may go on; noise is made for so few from
-    the first round on. Every secondary holds the primary to it. Default: all but one, and two more
-    than ``privacy.colluding``. With noise it may be one more than these, whose numbers are then
-    hidden by its own noise alone."""
+    the first round on. Every secondary holds the primary to it. Default: all but one, but at
+    least two more than ``privacy.colluding``. With noise it may be one more: that one's numbers are
+    then hidden by its own noise alone."""
 
     most_losses: int = 20
     """After how many losses a run that waits, or goes on, ends all the same."""

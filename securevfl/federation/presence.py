@@ -55,8 +55,9 @@ class Presence:
         if not files.holds(PRESENCE):
             return
         try:
-            kept = files.read(PRESENCE)["spans"]
-            self.spans = [Span(after=int(after), active=tuple(ranks)) for after, ranks in kept]
+            self.spans = [
+                _span(after, ranks, known=names) for after, ranks in files.read(PRESENCE)["spans"]
+            ]
         except DamagedError:
             return
         except _MALFORMED:
@@ -146,6 +147,20 @@ class Presence:
             if gone is not None:
                 found.append({"party": name, "from_epoch": gone, "to_epoch": None})
         return sorted(found, key=lambda one: (one["from_epoch"], one["party"]))
+
+
+def _span(after: object, ranks: object, *, known: Collection[int]) -> Span:
+    """Return what a file has kept.
+
+    Raises:
+        ValueError: If it is no span of these parties.
+    """
+    numbers = ranks if isinstance(ranks, list) else []
+    if type(after) is not int or after < 0 or not all(type(rank) is int for rank in numbers):
+        raise ValueError("no numbers")
+    if not numbers or sorted(set(numbers) & set(known)) != numbers:
+        raise ValueError("no ranks")
+    return Span(after=after, active=tuple(numbers))
 
 
 def absences_in_words(absences: Iterable[Mapping[str, Any]], *, epochs: int) -> str:

@@ -35,6 +35,7 @@ class Rejoin(TypedMessage):
             ProtocolError: If it names nobody, or somebody who is here.
         """
         ranks: list[Any] = message.figure("ranks", list)
-        if not ranks or sorted(set(ranks) & set(absent)) != ranks:
+        plain = all(type(rank) is int for rank in ranks)
+        if not ranks or not plain or sorted(set(ranks) & set(absent)) != ranks:
             raise ProtocolError(f"the primary says that parties {ranks!r:.80} are back")
         return cls(ranks=tuple(ranks))

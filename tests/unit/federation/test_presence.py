@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.federations import write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import TrainingSettings
-from securevfl.core.errors import ProtocolError
+from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.absence import least_secondaries, require_active
 from securevfl.federation.allowance import Allowance, SessionLimits
+from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
 from securevfl.federation.handshake import own_epoch, require_own_run
 from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.federation.presence import (
@@ -26,6 +28,7 @@ from securevfl.federation.presence import (
 from securevfl.federation.rejoining import Rejoin
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.secondary import Secondary
 from securevfl.federation.state_files import StateFolder
 from securevfl.models.tasks import TaskHead
 
@@ -208,6 +211,20 @@ def test_a_session_ends_for_others_between_epochs_alone(tmp_path: Path) -> None:
     over.admit_epoch(EpochMark(epoch=1, best=False, restore_best=True))
     with pytest.raises(ProtocolError, match="within epoch"):
         over.admit_rejoin()
+
+
+def test_who_missed_the_best_epoch_keeps_the_weights_that_it_has(tmp_path: Path) -> None:
+    """Of an epoch before it came back; one of its own it must have, whatever the primary says."""
+    checkpoints = Checkpoints(tmp_path, settings_digest="any")
+    checkpoints.begin(RUN)
+    secondary = object.__new__(Secondary)
+    secondary.bottom = model = torch.nn.Linear(1, 1)
+    before = model.weight.detach().clone()
+    keep = EpochKeeper(secondary, checkpoints, came_back=4)
+    keep(EpochMark(epoch=4, best=False, restore_best=True))
+    assert torch.equal(model.weight, before)
+    with pytest.raises(ConfigError, match="does not exist"):
+        keep(EpochMark(epoch=5, best=False, restore_best=True))
 
 
 def test_only_who_is_absent_can_be_back() -> None:
