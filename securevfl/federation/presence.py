@@ -41,7 +41,7 @@ class Presence:
         """Read what an earlier session has kept; nothing of a file that is damaged.
 
         Args:
-            files: The primary's, of a run whose id is known.
+            files: The primary's; a fresh run has no id yet, and nothing to read.
             names: Of all secondaries, by rank.
 
         Raises:
@@ -52,7 +52,8 @@ class Presence:
         self.calling: Callable[[], tuple[str, ...]] = tuple
         """Returns who is absent from the session and calls to be let in."""
         self.spans: list[Span] = []
-        if not files.holds(PRESENCE):
+        # What a run that never began has left belongs to no run.
+        if not files.run or not files.holds(PRESENCE):
             return
         try:
             self.spans = [

@@ -62,13 +62,13 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
         except (PartyLostError, PartyTimeoutError) as error:
             losses += 1
             job = _after(error, job, losses)
+            # Without its primary no run goes on.
+            without = goes_on(job.config) and error.party != job.config.primary.name
             observe(
                 SessionLost(
                     why=str(error),
                     wait_s=job.join_timeout_s,
-                    goes_on_after_s=job.config.runtime.continue_after_s
-                    if goes_on(job.config)
-                    else None,
+                    goes_on_after_s=job.config.runtime.continue_after_s if without else None,
                 )
             )
 

@@ -81,6 +81,8 @@ def test_who_was_absent_and_when_outlives_the_primary(tmp_path: Path) -> None:
 def test_a_damaged_memory_leaves_nobody_out(tmp_path: Path) -> None:
     presence = kept(tmp_path)
     presence.begin(after=0, active=(1, 2))
+    # Nor does what is left of a run that came to nothing.
+    assert Presence(StateFolder(tmp_path, settings_digest="any"), NAMES).current is None
     (tmp_path / PRESENCE).write_bytes(b"x")
     assert kept(tmp_path).current is None
 

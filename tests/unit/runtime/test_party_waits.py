@@ -66,15 +66,18 @@ def test_a_session_that_ends_for_one_who_is_back_is_followed_by_the_next(
 ) -> None:
     """It is no loss, however often; a loss after it forgets who was awaited."""
     back = [Rejoin(parties=("bank-2",))] * 5
-    sessions = Sessions(*back, LOST, None)
+    no_primary = PartyLostError("agency: its connection broke")
+    no_primary.party = "agency"
+    sessions = Sessions(*back, LOST, no_primary, None)
     job = secondary_job(tmp_path, **WAITS)
     goes_on = replace(job.config.runtime, on_loss="continue", continue_after_s=7.0)
     job = replace(job, config=replace(job.config, runtime=goes_on))
     run(job, sessions, monkeypatch)
-    assert [one.awaited for one in sessions.jobs] == [(), *[("bank-2",)] * 5, ()]
-    assert [one.resume for one in sessions.jobs] == [False, *[True] * 6]
+    assert [one.awaited for one in sessions.jobs] == [(), *[("bank-2",)] * 5, (), ()]
+    assert [one.resume for one in sessions.jobs] == [False, *[True] * 7]
     assert sessions.told == [
-        SessionLost(why="bank-2: its connection broke", wait_s=900.0, goes_on_after_s=7.0)
+        SessionLost(why="bank-2: its connection broke", wait_s=900.0, goes_on_after_s=7.0),
+        SessionLost(why="agency: its connection broke", wait_s=900.0),
     ]
 
 
