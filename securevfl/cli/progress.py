@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import assert_never
@@ -16,6 +17,7 @@ from securevfl.core.progress import (
     LinksMade,
     Listening,
     PartyDone,
+    PresenceChanged,
     PretrainingIteration,
     PretrainingRound,
     ProgressEvent,
@@ -75,7 +77,7 @@ class RunProgress:
         """Take one event of a run."""
         self._note(event)
         match event:
-            case Warned() | SessionLost() | SpendingPlanned() | RowsAligned():
+            case Warned() | SessionLost() | PresenceChanged() | SpendingPlanned() | RowsAligned():
                 self._say(_sentence(event))
             case Stage():
                 self._begin(event.text, total=event.of)
@@ -165,19 +167,44 @@ class RunProgress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _sentence(event: Warned | SessionLost | SpendingPlanned | RowsAligned) -> str:
+def _sentence(
+    event: Warned | SessionLost | PresenceChanged | SpendingPlanned | RowsAligned,
+) -> str:
     match event:
         case Warned():
             return f"warning: {event.text}"
-        case SessionLost():
+        case SessionLost(goes_on_after_s=None):
             return (
                 f"warning: {event.why}; waiting up to {event.wait_s:g} s for all parties to be "
                 f"there again, to go on from what all have saved"
             )
+        case SessionLost():
+            return (
+                f"warning: {event.why}; waiting {event.goes_on_after_s:g} s for it, to go on from "
+                f"what all have saved, and then without it if enough are left; else up to "
+                f"{event.wait_s:g} s"
+            )
+        case PresenceChanged():
+            return presence_in_words(event)
         case SpendingPlanned():
             return spending_in_words(event)
         case RowsAligned():
             return alignment_in_words(told(event))
+
+
+def presence_in_words(event: PresenceChanged) -> str:
+    """Return who is back and who is absent, in one line."""
+    said = []
+    if event.back:
+        said.append(f"{_are(event.back)} back")
+    if event.absent:
+        said.append(f"{_are(event.absent)} absent")
+    count = f"{event.secondaries} {'secondary' if event.secondaries == 1 else 'secondaries'}"
+    return f"warning: from epoch {event.epoch} on {' and '.join(said)}; {count} take part"
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def spending_in_words(event: SpendingPlanned) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.core.progress import alignment_in_words
+from securevfl.federation.presence import absences_in_words
 from securevfl.runtime.figures import (
     candidates_in_words,
     interval_heading,
@@ -28,6 +29,9 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
+    if "absences" in metrics:
+        text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
+        console.print(Text.assemble(("absent: ", "bold"), text), soft_wrap=True)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)

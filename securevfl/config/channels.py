@@ -10,6 +10,7 @@ from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
+from securevfl.config.losses import goes_on, least_in_training
 from securevfl.linking.protections.table import reveals_of
 
 _NOTHING: Final = "nothing is sent"
@@ -62,6 +63,20 @@ def sparse_masks(config: FederationConfig) -> Channel | None:
         f"from {degree} helpers on (privacy.colluding = {config.privacy.colluding}) "
         f"{'nothing' if config.privacy.mechanism == 'none' else 'its own noise alone'} covers a "
         f"single term",
+    )
+
+
+def presence(config: FederationConfig) -> Channel | None:
+    """Describe what becomes visible where a run goes on without a secondary that is lost."""
+    if not goes_on(config):
+        return None
+    least, everybody = least_in_training(config), len(config.secondaries)
+    return Channel(
+        "who takes part",
+        f"every party: which secondaries are there, from epoch to epoch. The primary may leave out "
+        f"any, lost or not, down to {least} of {everybody}, and then learns what the others' sum "
+        f"is without these: of rows that it asks for before and after, the difference is theirs",
+        _covered_by_noise(config),
     )
 
 
@@ -271,6 +286,7 @@ def labels_of_votes(config: FederationConfig) -> Channel | None:
 CHANNELS: Final[Sequence[Callable[[FederationConfig], Channel | None]]] = (
     aggregates,
     sparse_masks,
+    presence,
     gradients,
     residuals,
     positions,

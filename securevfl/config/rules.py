@@ -3,6 +3,7 @@
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, tells_rows
+from securevfl.config.losses import require_continuable
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.label_release import SMALLEST_EPSILON
@@ -183,6 +184,7 @@ def require_trainable(config: FederationConfig) -> None:
         )
     _require_fitted(config)
     _require_votes(config)
+    require_continuable(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
     if _reads_keys(config) and not keys.are_numbers:

@@ -150,9 +150,10 @@ class PredictionSettings:
 
     least_secondaries: int | None = None
     """How few secondaries may answer where others are absent; default: with noise one more than
-    ``privacy.colluding``; without it as few as a training round has (``model.party_dropout``), and
-    of frozen encoders all of them, or one with ``encoder.layout = "blocks"``. Where one alone
-    answers, the primary sees its numbers by themselves, behind its own noise if there is any."""
+    ``privacy.colluding``; without it as few as a training round may have (``model.party_dropout``,
+    ``runtime.least_secondaries``), and of frozen encoders all of them, or one with
+    ``encoder.layout = "blocks"``. Where one alone answers, the primary sees its numbers by
+    themselves, behind its own noise if there is any."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -164,7 +165,7 @@ class PredictionSettings:
             checks.at_least(1, least_secondaries=self.least_secondaries)
 
 
-OnLoss = Literal["stop", "wait"]
+OnLoss = Literal["stop", "wait", "continue"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,23 +193,44 @@ class RuntimeSettings:
     """What becomes of the run when a party is killed, hangs, is cut off or is too slow: ``stop``
     ends it, and ``--resume`` goes on with it; with ``wait`` all others keep what they have, wait
     until the party is there again, and go on from the last epoch that all have saved, or from the
-    last row that was released. What is done again is charged again, within the run's budget."""
+    last row that was released; with ``continue`` a secondary that is not back within
+    ``continue_after_s`` is left out, and may come back whenever an epoch ends. What is done again
+    is charged again, within the run's budget."""
 
     wait_s: float = 3600.0
     """Seconds that a party which is lost may take to come back."""
 
+    continue_after_s: float = 60.0
+    """With ``on_loss = "continue"``: seconds that a lost secondary may take to come back before the
+    others go on without it."""
+
+    least_secondaries: int | None = None
+    """With ``on_loss = "continue"``: how few secondaries may go on; noise is made for so few from
+    the first round on. Every secondary holds the primary to it. Default: all but one, but at
+    least two more than ``privacy.colluding``. With noise it may be one more: that one's numbers are
+    then hidden by its own noise alone."""
+
     most_losses: int = 20
-    """After how many losses a run that waits ends all the same."""
+    """After how many losses a run that waits, or goes on, ends all the same."""
 
     def __post_init__(self) -> None:
         checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
         checks.at_least(0, lowest_rate=self.lowest_rate)
         checks.whole(most_losses=self.most_losses)
         checks.at_least(1, most_losses=self.most_losses)
+        if self.least_secondaries is not None:
+            checks.whole(least_secondaries=self.least_secondaries)
+            checks.at_least(1, least_secondaries=self.least_secondaries)
+            if self.on_loss != "continue":
+                raise ConfigError(
+                    'least_secondaries: goes with on_loss = "continue", and only with it; leave it '
+                    "out"
+                )
         checks.positive(
             join_timeout_s=self.join_timeout_s,
             round_timeout_s=self.round_timeout_s,
             idle_timeout_s=self.idle_timeout_s,
             silence_timeout_s=self.silence_timeout_s,
             wait_s=self.wait_s,
+            continue_after_s=self.continue_after_s,
         )

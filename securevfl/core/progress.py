@@ -1,7 +1,7 @@
 """What a run tells of its progress, and how long the rest of a step will take."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
@@ -58,6 +58,22 @@ class SessionLost:
     """Who was lost, and how."""
     wait_s: float
     """Seconds that it may take to come back."""
+    goes_on_after_s: float | None = None
+    """After so many seconds the others go on without it, if enough are left; None: they wait."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresenceChanged:
+    """A session begins without some secondaries, or with some who are back."""
+
+    EVENT: ClassVar[str] = "presence"
+
+    epoch: int
+    """The epoch that begins; one after the last where only test rows are left."""
+    absent: Sequence[str] = ()
+    back: Sequence[str] = ()
+    secondaries: int
+    """How many go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +227,7 @@ class PartyDone:
 ProgressEvent = (
     Warned
     | SessionLost
+    | PresenceChanged
     | SpendingPlanned
     | Listening
     | Stage
@@ -235,6 +252,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
     for one in (
         Warned,
         SessionLost,
+        PresenceChanged,
         SpendingPlanned,
         Listening,
         Stage,

@@ -1,4 +1,4 @@
-"""Predictions without some secondaries: who may be missing, and what each party checks of it.
+"""Sessions without some secondaries: who may be missing, and what each party checks of it.
 
 A primary that may choose who answers could ask for one secondary alone, whose numbers the secure
 sum is there to hide. So every secondary has a least number of its own reckoning.
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
+from securevfl.config.losses import goes_on, least_in_training
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.rounds import active_parties
@@ -19,8 +20,8 @@ def least_secondaries(config: FederationConfig) -> int:
     ``prediction.least_secondaries``, where the file says it. Else, with noise, one more than may
     collude: the request's epsilon is computed for those that answer, so the promise holds for any
     number that an honest one is among. Without noise there is no promise, and fewer may answer
-    only where training rounds had as few (``model.party_dropout``), or where each one's numbers
-    have coordinates of their own.
+    only where training rounds had as few (``model.party_dropout``, ``runtime.least_secondaries``),
+    or where each one's numbers have coordinates of their own.
     """
     told = config.prediction.least_secondaries
     if told is not None:
@@ -32,7 +33,7 @@ def least_secondaries(config: FederationConfig) -> int:
         return 1
     if config.privacy.encoder == "frozen":
         return len(config.secondaries)
-    return active_parties(config.secondaries, config.model.party_dropout)
+    return active_parties(range(least_in_training(config)), config.model.party_dropout)
 
 
 def in_blocks(config: FederationConfig) -> bool:
@@ -74,13 +75,16 @@ def active_without(config: FederationConfig, without: Sequence[str]) -> tuple[in
     return tuple(config.ranks[name] for name in left)
 
 
-def require_active(config: FederationConfig, active: Sequence[int] | None, *, rank: int) -> None:
+def require_active(
+    config: FederationConfig, active: Sequence[int] | None, *, rank: int, predicts: bool
+) -> None:
     """Refuse a primary that leaves out parties as it must not.
 
     Args:
         config: The federation file, as this party has it.
-        active: Ranks of the secondaries that answer, as the primary says; None: all.
+        active: Ranks of the secondaries that take part, as the primary says; None: all.
         rank: This party's own.
+        predicts: Whether a kept model is asked for predictions; else parties train.
 
     Raises:
         ProtocolError: If they are not some of the secondaries, ascending; this party is one and
@@ -88,18 +92,25 @@ def require_active(config: FederationConfig, active: Sequence[int] | None, *, ra
     """
     if active is None:
         return
+    what = "predictions" if predicts else "training"
+    if not predicts and not goes_on(config):
+        raise ProtocolError(
+            f"the primary leaves out parties of a run that trains, and this party's file has "
+            f"runtime.on_loss = {config.runtime.on_loss!r}"
+        )
     ranks = [config.ranks[party.name] for party in config.secondaries]
     if not active or sorted(set(active) & set(ranks)) != list(active):
-        raise ProtocolError(f"the primary asks for predictions of impossible parties {active!r}")
+        raise ProtocolError(f"the primary asks for {what} of impossible parties {active!r:.80}")
     if rank in ranks and rank not in active:
         raise ProtocolError(
-            f"the primary asks this party for predictions without it, of {list(active)!r}"
+            f"the primary asks this party for {what} without it, of {list(active)!r}"
         )
-    least = least_secondaries(config)
+    least = least_secondaries(config) if predicts else least_in_training(config)
     if len(active) < least:
+        setting = f"{'prediction' if predicts else 'runtime'}.least_secondaries"
         raise ProtocolError(
-            f"the primary asks for predictions of {len(active)} secondaries, and this party's file "
-            f"wants {least} at least (prediction.least_secondaries)"
+            f"the primary asks for {what} of {len(active)} secondaries, and this party's file "
+            f"wants {least} at least ({setting})"
         )
 
 

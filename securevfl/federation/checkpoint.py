@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.federation.presence import PRESENCE
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.secondary import Secondary
 from securevfl.federation.state_files import DamagedError, History, StateFolder
@@ -53,13 +54,14 @@ class Checkpoints:
     @property
     def holds_state(self) -> bool:
         """Whether there is more here than a run's id."""
-        return bool(set(self.files.names()) - {_RUN})
+        return bool(set(self.files.names()) - {_RUN, PRESENCE})
 
     def begin(self, run: str) -> None:
         """Begin a fresh run in a folder that is unused: its files will carry its id."""
         self.files.run = run
         # A run that ended before it saved anything has left its id.
-        (self.folder / _RUN).unlink(missing_ok=True)
+        for name in (_RUN, PRESENCE):
+            (self.folder / name).unlink(missing_ok=True)
         self.files.write(_RUN, {})
 
     def resume(self) -> list[str]:
@@ -234,13 +236,26 @@ class Checkpoints:
 class EpochKeeper:
     """Saves a secondary's epochs, and brings the best one back."""
 
-    def __init__(self, secondary: Secondary, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, secondary: Secondary, checkpoints: Checkpoints, *, came_back: int = 0
+    ) -> None:
+        """Make it.
+
+        Args:
+            secondary: Whose epochs.
+            checkpoints: Where they lie.
+            came_back: The epoch after which it came back, having missed some; 0 if it did not. Of
+                a best epoch up to then it has no weights, and keeps those that it has.
+        """
         self._secondary = secondary
         self._checkpoints = checkpoints
+        self._came_back = came_back
 
     def __call__(self, mark: EpochMark) -> None:
         """Do what the mark says."""
         if mark.restore_best:
+            if mark.epoch <= self._came_back:
+                return
             self._checkpoints.load_best(mark.epoch, self._secondary.bottom.load_state_dict)
             return
         if mark.best:
@@ -261,6 +276,8 @@ def last_common(
     config: FederationConfig, checkpoints: Checkpoints, others: Iterable[Collection[int]]
 ) -> int:
     """Return the last epoch that all can go on from; 0 begins the run's first epoch again.
+
+    All are those that were in the session before; who was away goes on with what it has.
 
     Args:
         config: The federation file.

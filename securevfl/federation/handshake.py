@@ -5,9 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
 from securevfl.config.parties import parse_address
 from securevfl.core.errors import AuthenticationError, ProtocolError
-from securevfl.federation.absence import callers_in_predictions, require_active
+from securevfl.federation.absence import (
+    absent_names,
+    callers_in_predictions,
+    require_active,
+)
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import KeyOffer, SessionKey
@@ -101,7 +106,9 @@ def require_own_run(
 ) -> None:
     """Refuse a primary that wants a secondary to go on from what it does not have.
 
-    A secondary that believed it would mix two runs, or release a run's rows afresh.
+    A secondary that believed it would mix two runs, or release a run's rows afresh. Where a run
+    goes on without a secondary that is lost, one that comes back goes on from the epoch that it
+    has (:func:`own_epoch`), for the others have gone further.
 
     Args:
         config: The federation file.
@@ -114,15 +121,16 @@ def require_own_run(
         ProtocolError: Naming the primary and what to do.
     """
     primary = config.primary.name
-    goes_on = bool(facts.resume_epoch or facts.resume_pretraining)
-    if (run and facts.run != run) or (not run and goes_on):
-        theirs = facts.run if goes_on else ""
+    resumes = bool(facts.resume_epoch or facts.resume_pretraining)
+    if (run and facts.run != run) or (not run and resumes):
+        theirs = facts.run if resumes else ""
         raise ProtocolError(_other_run("this party", run, primary, theirs))
     if not run or facts.predicts:
         return
     # Of a frozen run only the primary has epochs: encoders stay as they are.
     frozen = config.privacy.encoder == "frozen"
-    wants = {} if frozen else {"epoch": (facts.resume_epoch, epochs)}
+    behind = goes_on(config) and max(epochs, default=0) < facts.resume_epoch
+    wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
     wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
     for what, (number, own) in wants.items():
         if number and number not in own:
@@ -136,6 +144,16 @@ def require_own_run(
             f"{primary!r} wants run {run} to begin again, of which this party has epoch "
             f"{max(epochs)}; start another run with another --out"
         )
+
+
+def own_epoch(epochs: Collection[int], facts: RunFacts) -> int:
+    """Return the epoch whose state a secondary takes up; before that of the run, if it was away.
+
+    Args:
+        epochs: Those that it could resume.
+        facts: Where the run goes on.
+    """
+    return max((one for one in epochs if one <= facts.resume_epoch), default=0)
 
 
 def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts: bool) -> None:
@@ -184,10 +202,11 @@ def open_welcome(
     """
 
     def callers(facts: RunFacts) -> list[str]:
-        require_active(config, facts.active, rank=key.offer.rank)
+        require_active(config, facts.active, rank=key.offer.rank, predicts=facts.predicts)
         if facts.predicts:
             return list(callers_in_predictions(config, facts.active))
-        return [party.name for party in config.callers]
+        absent = absent_names(config, facts.active)
+        return [party.name for party in config.callers if party.name not in absent]
 
     opened = Welcome.from_message(message, callers=callers)
     offers = {}

@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.pair_keys import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64
@@ -37,6 +37,7 @@ class RoundKind(MessageKind):
     READY = 16
     TRAINING_ROWS = 38
     PREDICT = 39
+    REJOIN = 54
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +121,7 @@ class Welcome(TypedMessage):
     """All have joined: every caller's signed public key of the session.
 
     With them come the run's id, how many rows the primary has for training, validation and test,
-    and where the run goes on; or which secondaries answer for a kept model.
+    and where the run goes on; and which secondaries take part, where these are not all.
     """
 
     KIND: ClassVar = RoundKind.WELCOME
@@ -162,8 +163,6 @@ class Welcome(TypedMessage):
         if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
         active = None if message.meta.get("active") is None else read_ranks(message)
-        if active is not None and not given["predicts"]:
-            raise ProtocolError("the primary leaves out parties of a run that trains")
         facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)

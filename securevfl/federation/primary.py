@@ -81,6 +81,9 @@ class Primary(TopModel, ABC):
         self.may_go_on: Callable[[], bool] = lambda: True
         """Asked before every epoch: whether the budget still covers it."""
         self.epoch = 0
+        self.since = 0
+        """Epochs after which the secondaries were those that they are now; others are no measure
+        of what these will do, so the best epoch and patience count from there."""
         self.best_epoch = 0
         """0 is the base, where there is one."""
         self.best_metric: float | None = None
@@ -129,6 +132,20 @@ class Primary(TopModel, ABC):
         """The best epoch's line of the history."""
         return next(line for line in self.history if line["epoch"] == self.best_epoch)
 
+    def goes_on_with_others(self, since: int) -> None:
+        """Look for the best epoch anew, where the secondaries are others than they were before.
+
+        A run whose training is over stays with the best epoch that it has.
+
+        Args:
+            since: Epochs after which they are those that they are now.
+        """
+        if since <= self.since or self.finished or not self.may_go_on():
+            return
+        self.since = since
+        if self.best_epoch <= since:
+            self.best_metric = None
+
     def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
         """Add outputs to margins of the primary alone from now on.
 
@@ -175,9 +192,9 @@ class Primary(TopModel, ABC):
 
         A network that starts at the base may be below it for some epochs and still be learning.
         """
-        best, epoch = float("nan"), 0
+        best, epoch = float("nan"), self.since
         for line in self.history:
-            if line["epoch"] and self.head.is_better(line["validation"], best):
+            if line["epoch"] > self.since and self.head.is_better(line["validation"], best):
                 best, epoch = line["validation"], line["epoch"]
         return epoch
 
@@ -347,6 +364,7 @@ class Primary(TopModel, ABC):
         return {
             "top": self.top.state_dict(),
             "epoch": self.epoch,
+            "since": self.since,
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
             "best_weights": self.best_weights,
@@ -360,6 +378,7 @@ class Primary(TopModel, ABC):
         """Go back to a checkpoint's state."""
         self.top.load_state_dict(state["top"])
         self.epoch = state["epoch"]
+        self.since = state["since"]
         self.best_epoch = state["best_epoch"]
         self.best_metric = state["best_metric"]
         self.best_weights = state["best_weights"]

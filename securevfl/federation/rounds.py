@@ -1,6 +1,6 @@
 """What one round is: which rows, which secondaries, what for; and how all parties hear of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -124,7 +124,7 @@ class Exchange(Protocol):
         ...
 
 
-def active_parties(secondaries: Sequence[object], party_dropout: float) -> int:
+def active_parties(secondaries: Sized, party_dropout: float) -> int:
     """Return how many secondaries answer a training round; at least one.
 
     References:

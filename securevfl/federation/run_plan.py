@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import least_in_training
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
@@ -51,7 +52,7 @@ class RunFacts:
     """How many rows, the last ones, are predicted; the others only take part in linking."""
 
     active: tuple[int, ...] | None = None
-    """Ranks of the secondaries that answer requests for predictions, ascending; None: all."""
+    """Ranks of the secondaries that take part in this session, ascending; None: all."""
 
     resume_pretraining: int = 0
     """Iterations of pretraining that are done already."""
@@ -207,8 +208,11 @@ class RunPlan:
 
     @property
     def active(self) -> int:
-        """How many secondaries answer a training round."""
-        return self.releases.min_active
+        """How many secondaries answer a training round, of those that take part."""
+        present = self.secondaries
+        if self.single_pass is not None:
+            return len(present)
+        return active_parties(present, self.config.model.party_dropout)
 
     @property
     def average_positions_every(self) -> int:
@@ -312,9 +316,10 @@ def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Agg
 def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
     training, frozen = config.training, config.privacy.encoder == "frozen"
     batch = training.batch_size
-    # Fewer active secondaries add less noise: what a request costs is reckoned for those that
-    # answer it.
-    secondaries = len(config.secondaries if facts.active is None else facts.active)
+    # Fewer active secondaries add less noise. What a request costs is reckoned for those that
+    # answer it; of training, noise is made for as few as any session may have.
+    some = facts.active if facts.predicts else None
+    secondaries = len(config.secondaries if some is None else some)
     released = facts.predicted_rows if facts.predicts else facts.rows
     if frozen or facts.predicts:
         rounds, row_releases, per_row = math.ceil(released / batch), released, 1
@@ -325,7 +330,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         rounds += math.ceil(facts.test_rows / batch)
         row_releases = config.epochs * sum(parts) + facts.test_rows
         per_row = config.epochs
-        active = active_parties(config.secondaries, config.model.party_dropout)
+        active = active_parties(range(least_in_training(config)), config.model.party_dropout)
     return ReleasePlan(
         privacy=privacy,
         parties=secondaries,

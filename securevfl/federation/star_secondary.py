@@ -7,9 +7,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from securevfl.config.losses import goes_on
+from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
+from securevfl.federation.rejoining import Rejoin
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
@@ -103,10 +106,14 @@ class SecondaryServer:
         self._ranks = tuple(plan.secondaries)
         # With a ledger to countersign, DONE is due after the end's heads and at no other time.
         last = StarKind.DONE if countersigning is None else LedgerKind.COUNTERSIGN
-        self._next = (*_NEXT, *secondary.hears, *also, last)
+        rejoin = (RoundKind.REJOIN,) if goes_on(plan.config) else ()
+        self._next = (*_NEXT, *secondary.hears, *also, *rejoin, last)
 
-    def serve(self) -> None:
-        """Answer until the primary says that the run is done.
+    def serve(self) -> bool:
+        """Answer until the primary says that the run is done, or that a party is back.
+
+        Returns:
+            Whether the run is done; if not, this party joins the next session.
 
         Raises:
             ProtocolError: If the primary leaves the protocol, fails or falls silent.
@@ -134,8 +141,13 @@ class SecondaryServer:
                     self.transport.send(answer.to_message())
             elif message.kind in self._also:
                 self._also[message.kind](message)
+            elif message.kind is RoundKind.REJOIN:
+                absent = set(self.plan.ranks.values()) - {PRIMARY_RANK, *self._ranks}
+                Rejoin.from_message(message, absent=sorted(absent))
+                self.secondary.allowance.admit_rejoin()
+                return False
             elif self._ends(message):
-                return
+                return True
 
     def serve_pass(self) -> int:
         """Answer the rounds of one pass over the plan's rows, and return the last one's number.

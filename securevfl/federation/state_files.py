@@ -17,7 +17,16 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_KINDS: Final = ("run", "epoch-*", "best-*", "pretraining-*", "release", "answer", "labels")
+_KINDS: Final = (
+    "run",
+    "presence",
+    "epoch-*",
+    "best-*",
+    "pretraining-*",
+    "release",
+    "answer",
+    "labels",
+)
 
 
 class DamagedError(ConfigError):

@@ -9,6 +9,7 @@ import jinja2
 from securevfl.core import files
 from securevfl.federation.ledger_labels import LABELS
 from securevfl.federation.ledger_summary import lines_of_run
+from securevfl.federation.presence import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.learned import Section, section_of
@@ -71,6 +72,7 @@ def write_report(run: Path) -> Path:
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
+        absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
@@ -205,6 +207,7 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
         "encoder": "encoder",
         "links per record (m)": "links_per_record",
         "secondaries that may collude with the primary": "colluding",
+        "fewest secondaries that may go on": "least_secondaries",
         "noise multiplier": "noise_multiplier",
         "noise share of each secondary (standard deviation)": "noise_share_std",
         "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
@@ -216,6 +219,8 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     }
     shown = {}
     for label, name in words.items():
+        if name not in privacy:
+            continue
         value = privacy[name]
         if value is None:
             value = "not bounded" if "epsilon" in name else "none"

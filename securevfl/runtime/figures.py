@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from securevfl.config.channels import channels
+from securevfl.config.losses import goes_on, least_in_training
 from securevfl.dp.statement import of_labels
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
@@ -39,6 +40,9 @@ class PrivacyFigures:
     releases: int
     row_releases: int
     secondaries: int
+    least_secondaries: int | None = None
+    """Fewest secondaries that may take part, where the run goes on without one that is lost; the
+    noise and every epsilon are reckoned for the worst number from these to all."""
     gradient_noise_multiplier: float | None = None
     """Like the next three, of dp-trained encoders alone."""
     gradient_noise_std: float | None = None
@@ -115,6 +119,9 @@ class RunFigures:
     """What pretraining came to, if there was any."""
     alignment: Mapping[str, Any] | None = None
     """How many rows are linked, at each secondary and at all; None where nobody asks."""
+    absences: Sequence[Mapping[str, Any]] | None = None
+    """Secondaries that were absent: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not
+    come back before the end. After the last epoch come the test rows."""
     run: str
     """The run's id, by which ledgers know it."""
     ledger: str
@@ -153,6 +160,7 @@ class RunFigures:
 
 _NOT_OF_EVERY_PROMISE: Final = (
     "labels",
+    "least_secondaries",
     "gradient_noise_multiplier",
     "gradient_noise_std",
     "gradient_clip_norm",
@@ -161,6 +169,7 @@ _NOT_OF_EVERY_PROMISE: Final = (
 _NOT_OF_EVERY_RUN: Final = (
     "pretraining",
     "alignment",
+    "absences",
     "base",
     "joint_test_metrics",
     "peak_memory_bytes",
@@ -268,6 +277,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         releases=ledger.rounds,
         row_releases=ledger.row_releases,
         secondaries=releases.parties,
+        least_secondaries=least_in_training(config) if goes_on(config) else None,
         gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
         if trained_behind_noise
         else None,

@@ -328,7 +328,7 @@ def _run_parties(
             commands,
             deadline_s=_LAUNCH_DEADLINE_S,
             on_event=on_event,
-            again=_again(config, run_folder, observe) if config.runtime.on_loss == "wait" else None,
+            again=_again(config, run_folder, observe) if config.runtime.on_loss != "stop" else None,
         )
     return outcome, exits
 

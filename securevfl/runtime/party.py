@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import (
@@ -24,7 +25,7 @@ from securevfl.core.progress import Observer, SessionLost
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import PartyJob, PartyLife
+from securevfl.runtime.party_job import PartyJob, PartyLife, Rejoin
 from securevfl.runtime.predictions import Predictions
 from securevfl.transport.identity import Identity
 
@@ -33,6 +34,7 @@ _REASON: Final = 500
 _FRAMES: Final = 40
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
+_Ended = Outcome | Rejoin
 
 
 def run_party(job: PartyJob, observe: Observer) -> Outcome:
@@ -52,14 +54,26 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
         try:
             with living(job, observe, identity=identity) as life:
                 identity = life.identity
-                return _lived(life)
+                ended = _lived(life)
+            if not isinstance(ended, Rejoin):
+                return ended
+            # An epoch was done in it, so the next session is no repetition of this one.
+            job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
         except (PartyLostError, PartyTimeoutError) as error:
             losses += 1
             job = _after(error, job, losses)
-            observe(SessionLost(why=str(error), wait_s=job.join_timeout_s))
+            # Without its primary no run goes on.
+            without = goes_on(job.config) and error.party != job.config.primary.name
+            observe(
+                SessionLost(
+                    why=str(error),
+                    wait_s=job.join_timeout_s,
+                    goes_on_after_s=job.config.runtime.continue_after_s if without else None,
+                )
+            )
 
 
-def _lived(life: PartyLife) -> Outcome:
+def _lived(life: PartyLife) -> _Ended:
     """Run one session to its end."""
     job = life.job
     life.files.log(
@@ -70,9 +84,9 @@ def _lived(life: PartyLife) -> Outcome:
     )
     with loading():
         begin = _life_of(job.config.party(job.name).role, serves=job.serves)
-    figures = begin(life)
-    life.files.log("done")
-    return figures
+    ended = begin(life)
+    life.files.log("rejoin" if isinstance(ended, Rejoin) else "done")
+    return ended
 
 
 def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
@@ -92,10 +106,10 @@ def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
         ended.party = error.party
         raise ended from None
     begun = has_begun(job.folder)
-    return replace(job, after_loss=True, resume=job.resume or begun)
+    return replace(job, after_loss=True, awaited=(), resume=job.resume or begun)
 
 
-def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], Outcome]:
+def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
     """Return what a party does from joining to the end.
 
     Each is imported where it is chosen: no process loads what another role alone needs, and a

@@ -1,20 +1,22 @@
 """What a party's process is told, and what it holds from its first act to its last."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
+from securevfl.config.losses import goes_on
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import loading
-from securevfl.core.progress import Observer, SpendingPlanned, Warned
+from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.absence import absent_names
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.worker_group import WorkerGroup
 from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.keys import keys_of
@@ -34,6 +36,13 @@ class NewRows:
     """What rows are called; None numbers them from 1 on."""
     without: tuple[str, ...] = ()
     """Secondaries that are absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejoin:
+    """How a session ends between two epochs, so that some who were lost come back."""
+
+    parties: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +67,9 @@ class PartyJob:
     new_rows: NewRows | None = None
     """What the primary asks for, where it serves."""
     after_loss: bool = False
-    """Whether this party was in a session of the run before, which was lost."""
+    """Whether this party was in a session of the run before, which was lost or broken off."""
+    awaited: tuple[str, ...] = ()
+    """Secondaries for whom the session before was broken off, so that they can come back."""
     group: WorkerGroup | None = None
     """Its own processes, where torchrun has started several."""
 
@@ -69,9 +80,13 @@ class PartyJob:
 
     @property
     def join_timeout_s(self) -> float:
-        """Seconds that all parties may take to join, or to come back after a loss."""
+        """Seconds that all parties may take to join, or to come back after a loss.
+
+        Whoever comes back to a run that has gone on without it waits for an epoch to end.
+        """
         runtime = self.config.runtime
-        return runtime.wait_s if self.after_loss else runtime.join_timeout_s
+        back = self.after_loss or (self.resume and goes_on(self.config))
+        return runtime.wait_s if back else runtime.join_timeout_s
 
     @property
     def folder(self) -> Path:
@@ -97,6 +112,17 @@ class PartyLife:
     def config(self) -> FederationConfig:
         """The federation file."""
         return self.job.config
+
+    def tell_presence(self, facts: RunFacts, *, back: Sequence[str] = ()) -> None:
+        """Say who is absent from a session, and who is back, where that is anybody."""
+        absent = absent_names(self.config, facts.active)
+        if absent or back:
+            present = len(self.config.secondaries) - len(absent)
+            epoch = facts.resume_epoch + 1
+            self.files.log("presence", absent=list(absent), back=list(back), epoch=epoch)
+            self.observe(
+                PresenceChanged(absent=absent, back=tuple(back), epoch=epoch, secondaries=present)
+            )
 
     def read_table(self, model: KeptModel | None = None) -> PartyTable:
         """Read this party's own table, and warn of what does not go with the promise.
@@ -154,9 +180,11 @@ class PartyLife:
             self.observe(Warned(text=f"{self.job.name}: {text}"))
         return self.files.checkpoints.run
 
-    def place(self, table: PartyTable) -> OwnPlace:
-        """Return what this party brings to linking."""
+    def place(self, table: PartyTable, facts: RunFacts) -> OwnPlace:
+        """Return what this party brings to linking with those that take part."""
         spec = link_spec(self.config)
+        absent = frozenset(absent_names(self.config, facts.active))
+        spec = replace(spec, roles=replace(spec.roles, absent=absent))
         return OwnPlace(
             spec=spec,
             keys=keys_of(spec.keys, table),

@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on, least_in_training
 from securevfl.config.parties import parse_address
 from securevfl.core import files
-from securevfl.core.progress import Listening, Stage
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.progress import Listening, Stage, Warned
 from securevfl.federation import handshake
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
@@ -15,8 +17,10 @@ from securevfl.federation.checkpoint import last_common
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_over_star import FederatedExchange
 from securevfl.federation.fitted_top import require_top
-from securevfl.federation.messages import RoundKind, TrainingRows
+from securevfl.federation.messages import Hello, RoundKind, TrainingRows
 from securevfl.federation.network_primary import NetworkPrimary
+from securevfl.federation.presence import Presence, SecondariesBackError
+from securevfl.federation.rejoining import Rejoin as RejoinMessage
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.linking.parties import link_as_primary
 from securevfl.linking.protections.table import reveals_of
@@ -25,15 +29,18 @@ from securevfl.pretraining.stage import write_pretraining
 from securevfl.runtime.aligned_rows import tell_alignment
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.party_job import PartyLife, Rejoin
 from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.transport.failure import public_reason
 from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
 from securevfl.voting.processes import PrimaryVoting
 
 
-def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
+def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | Rejoin:
     """Run the primary to the end and return the run's figures, or those of pretraining alone.
+
+    Where a secondary that was lost is back between two epochs, this session ends there.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
@@ -50,8 +57,12 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
     facts = replace(facts, run=life.go_on() or facts.run)
     plan = plan_run(config, facts)
     life.open_ledger(plan)
+    presence = Presence(
+        life.files.checkpoints.files,
+        {config.ranks[party.name]: party.name for party in config.secondaries},
+    )
     with listening(life) as transport:
-        plan = replace(plan, facts=_greet(life, transport, facts))
+        plan = replace(plan, facts=_greet(life, transport, facts, presence))
         countersigning = PrimaryCountersigning(
             countersigner(life, plan.facts, session=transport.session),
             transport,
@@ -59,8 +70,9 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             log=life.files.log,
         )
         countersigning.start()
-        observe(Stage(text="linking", of=len(config.secondaries)))
-        place = life.place(table)
+        secondaries = list(plan.secondaries.values())
+        observe(Stage(text="linking", of=len(secondaries)))
+        place = life.place(table, plan.facts)
         linked = link_as_primary(place, transport, observe)
         life.files.log(
             "linked",
@@ -77,7 +89,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
         )
         if config.training.rows == "aligned":
             rows = TrainingRows(rows=len(data.training_rows))
-            transport.broadcast(list(plan.secondaries.values()), rows.to_message())
+            transport.broadcast(secondaries, rows.to_message())
         voting = PrimaryVoting.over(transport, plan) if plan.votes else None
         run = PrimaryRun(
             plan,
@@ -99,6 +111,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             ),
             countersigning=countersigning,
             vote=voting,
+            presence=presence,
         )
         if job.group is not None:
             assert isinstance(run.primary, NetworkPrimary), "checked before it joined"
@@ -115,11 +128,16 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any]:
             observe=observe,
         )
         if not job.pretrain_only:
-            run.train()
+            try:
+                run.train()
+            except SecondariesBackError as back:
+                ranks = tuple(sorted(config.ranks[name] for name in back.names))
+                transport.broadcast(secondaries, RejoinMessage(ranks=ranks).to_message())
+                return Rejoin(parties=back.names)
         if voting is not None:
             voting.end()
         countersigning.request("end")
-        transport.broadcast(list(plan.secondaries.values()), Done().to_message())
+        transport.broadcast(secondaries, Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
         return write_pretraining(job.run_folder, run.pretraining, traffic, alignment=run.alignment)
@@ -145,33 +163,40 @@ def listening(life: PartyLife, *, without: Collection[str] = ()) -> PrimaryTrans
     )
 
 
-def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> RunFacts:
-    """Wait for all parties, and agree with them where the run starts."""
+def _greet(
+    life: PartyLife, transport: PrimaryTransport, facts: RunFacts, presence: Presence
+) -> RunFacts:
+    """Wait for the parties, and agree with them where the run starts."""
     config, resume = life.config, life.job.resume
     checkpoints, deadline_s = life.files.checkpoints, config.runtime.round_timeout_s
     host, port = transport.listen()
     life.observe(Listening(host=host, port=port))
     life.observe(Stage(text="waiting for parties", of=len(config.callers)))
-    transport.wait_for_parties(
-        life.job.join_timeout_s, on_join=lambda name: life.files.log("joined", name=name)
+    joined = transport.wait_for_parties(
+        life.job.join_timeout_s,
+        on_join=lambda name: life.files.log("joined", name=name),
+        enough=presence.enough(
+            least=least_in_training(config),
+            patience_s=config.runtime.continue_after_s,
+            awaited=life.job.awaited,
+        ),
+        else_said=f"; {least_in_training(config)} secondaries at least must be there "
+        f"(runtime.least_secondaries)"
+        if goes_on(config)
+        else "",
     )
-    hellos = {}
+    own_run = facts.run if resume else ""
+    hellos = _hellos(life, transport, presence, joined, run=own_run)
+    stayed = presence.stayed
+    present = [party.name for party in config.secondaries if party.name in hellos]
+    active = tuple(config.ranks[name] for name in present)
     pretrained = set(checkpoints.pretrained()) if resume else set()
-    for party in config.callers:
-        message = transport.receive(
-            party.name, RoundKind.HELLO, round_number=0, deadline_s=deadline_s
-        )
-        theirs = handshake.read_hello(config, message)
-        hellos[party.name] = theirs
-        if party.is_helper:
-            continue
-        pretrained &= set(theirs.pretrained)
-    handshake.require_one_run(
-        config, hellos, run=facts.run if resume else "", has_state=checkpoints.holds_state
-    )
-    saved = [hellos[party.name].epochs for party in config.secondaries]
+    for name in present:
+        pretrained &= set(hellos[name].pretrained)
+    saved = [hellos[name].epochs for name in present if name in stayed]
     facts = replace(
         facts,
+        active=None if len(present) == len(config.secondaries) else active,
         resume_epoch=last_common(config, checkpoints, saved) if resume else 0,
         resume_pretraining=max(pretrained, default=0),
     )
@@ -184,7 +209,64 @@ def _greet(life: PartyLife, transport: PrimaryTransport, facts: RunFacts) -> Run
         list(hellos), RoundKind.READY, round_number=0, deadline_s=deadline_s
     ):
         pass
+    life.tell_presence(facts, back=[name for name in present if name not in stayed])
+    if goes_on(config):
+        presence.begin(after=facts.resume_epoch, active=active)
+        presence.calling = transport.calling
     return facts
+
+
+def _hellos(
+    life: PartyLife,
+    transport: PrimaryTransport,
+    presence: Presence,
+    joined: Collection[str],
+    *,
+    run: str,
+) -> dict[str, Hello]:
+    """Hear who has joined; one that comes back as it must not is sent away, and ends no session.
+
+    Args:
+        life: The primary's.
+        transport: Its end of the star.
+        presence: Which secondaries took part so far.
+        joined: Names of those who are there.
+        run: The run that the primary goes on with; empty for a fresh start.
+
+    Returns:
+        What each says, by name in the order of ranks.
+
+    Raises:
+        ConfigError: If another party holds another federation file.
+        ProtocolError: If it goes on with another run.
+    """
+    config, stayed = life.config, presence.stayed
+    has_state, hellos = life.files.checkpoints.holds_state, {}
+    for party in config.callers:
+        if party.name not in joined:
+            continue
+        message = transport.receive(
+            party.name,
+            RoundKind.HELLO,
+            round_number=0,
+            deadline_s=config.runtime.round_timeout_s,
+        )
+        try:
+            hello = handshake.read_hello(config, message)
+            handshake.require_one_run(config, {party.name: hello}, run=run, has_state=has_state)
+        except (ConfigError, ProtocolError) as error:
+            if party.is_helper or party.name in stayed:
+                raise
+            life.observe(Warned(text=f"{party.name}: cannot come back: {error}"))
+            transport.dismiss(party.name, public_reason(error))
+            continue
+        hellos[party.name] = hello
+    there = sum(not config.party(name).is_helper for name in hellos)
+    if there < least_in_training(config):
+        raise ProtocolError(
+            f"{there} secondaries are left, and {least_in_training(config)} must be"
+        )
+    return hellos
 
 
 def _traffic(
@@ -205,5 +287,6 @@ def _traffic(
             "received": transport.bytes_sent[party.name],
         }
         for party in config.callers
+        if party.name in transport.bytes_sent
     }
     return {**own, **others}

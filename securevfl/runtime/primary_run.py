@@ -39,6 +39,7 @@ from securevfl.federation.keeping import keep_primary
 from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.own_numbers import label_scaler_of, own_inputs
 from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.presence import Presence
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
@@ -75,6 +76,7 @@ class PrimaryRun:
         top: Any = None,
         vote: Callable[[Callable[[], Ballot]], None] | None = None,
         fitted: Base | None = None,
+        presence: Presence | None = None,
     ) -> None:
         """Make it.
 
@@ -92,6 +94,7 @@ class PrimaryRun:
             top: The same as a top model.
             vote: Lets secondaries fit votes, where their encoders vote.
             fitted: The base, where another run on the same rows has fitted it.
+            presence: Which secondaries took part, and when; None where all always do.
         """
         self._start = time.monotonic()
         self.plan = plan
@@ -107,6 +110,7 @@ class PrimaryRun:
         self._countersigning = countersigning
         self._estimator = estimator
         self._vote = vote
+        self._presence = presence
         self.base = fitted
         """What corrections are added to; None until it is fitted, or where there is none."""
         noised = plan.config.privacy.mechanism != "none"
@@ -144,6 +148,7 @@ class PrimaryRun:
         It starts afresh, or goes on from the epoch that the plan's facts name.
 
         Raises:
+            SecondariesBackError: Between two epochs, if an absent secondary calls.
             BudgetExceededError: If what a resumed run has left does not cover a release.
             DataError: If the metric that training goes by is not defined for a split's labels;
                 nothing was released then.
@@ -228,6 +233,8 @@ class PrimaryRun:
 
     def _train_by_rounds(self, base: Base | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
+        if self._presence is not None:
+            self.primary.goes_on_with_others(self._presence.since)
         self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
@@ -292,6 +299,9 @@ class PrimaryRun:
             )
         except BudgetExceededError:
             return False
+        # One that calls and never comes keeps nobody from going on: each session does an epoch.
+        if self._presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
+            self._presence.let_back()
         return True
 
     def _save_and_countersign(self, mark: EpochMark) -> None:
@@ -363,6 +373,7 @@ class PrimaryRun:
             privacy=privacy_figures(self.plan, self.ledger),
             pretraining=self.pretraining,
             alignment=self.alignment,
+            absences=None if self._presence is None else self._presence.absences() or None,
             run=self.plan.facts.run,
             ledger=str(self._run_ledger.relative_to(run_folder)),
             version=__version__,

@@ -12,7 +12,7 @@ from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
-from securevfl.federation.handshake import Joined, joined
+from securevfl.federation.handshake import Joined, joined, own_epoch
 from securevfl.federation.keeping import keep_secondary
 from securevfl.federation.messages import Ready, RoundKind, TrainingRows
 from securevfl.federation.party_files import PartyFiles
@@ -25,15 +25,15 @@ from securevfl.linking.parties import link_as_secondary
 from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.countersigning import countersigner
-from securevfl.runtime.party_job import PartyLife
+from securevfl.runtime.party_job import PartyLife, Rejoin
 from securevfl.runtime.run_folder import write_explanation
 from securevfl.transport.message import Message, MessageKind
 from securevfl.voting.messages import VotingKind
 from securevfl.voting.processes import SecondaryVoting
 
 
-def run_secondary(life: PartyLife) -> None:
-    """Run a secondary to the end.
+def run_secondary(life: PartyLife) -> Rejoin | None:
+    """Run a secondary to the end, or to where all join another session.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
@@ -58,6 +58,7 @@ def run_secondary(life: PartyLife) -> None:
         returning=life.job.returning,
     ) as star:
         files.log("connected")
+        life.tell_presence(star.facts)
         plan = plan_run(config, star.facts)
         life.open_ledger(plan)
         if not run:
@@ -73,9 +74,22 @@ def run_secondary(life: PartyLife) -> None:
         countersigning.start()
         linked = _linked(life, star, plan, table)
         plan = _aligned(life, star, plan)
+        epoch = plan.facts.resume_epoch
+        away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
         secondary = _built(life, plan, table, linked)
         try:
-            _serve(life, star, plan, table, secondary, linked, countersigning)
+            back = _serve(
+                life,
+                star,
+                plan,
+                table,
+                secondary,
+                linked,
+                countersigning,
+                came_back=epoch if away else 0,
+            )
+            if back is not None:
+                return back
             keep_secondary(plan, table, linked, secondary, files.ledger, folder=life.job.folder)
             write_explanation(life.job.folder, secondary.explanation())
         finally:
@@ -92,12 +106,13 @@ def run_secondary(life: PartyLife) -> None:
         bytes_received=sum(star.transport.bytes_received.values()),
     )
     life.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
+    return None
 
 
 def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> LinkedSecondary:
     """Link this party's records."""
     config = life.config
-    place = life.place(table)
+    place = life.place(table, plan.facts)
     linked = link_as_secondary(
         place,
         star.transport,
@@ -141,11 +156,15 @@ def _built(life: PartyLife, plan: RunPlan, table: PartyTable, linked: LinkedSeco
     )
     if life.job.group is not None:
         secondary.share_with(life.job.group)
-    if plan.facts.resume_epoch and not plan.frozen:
-        epoch = plan.facts.resume_epoch
-        life.files.checkpoints.load(epoch, partial(secondary.resume, epoch))
+    checkpoints, epoch = life.files.checkpoints, plan.facts.resume_epoch
+    own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
+    if own:
+        # With the encoder of its last epoch, however far the others have gone since.
+        checkpoints.load(own, partial(secondary.resume, epoch))
     elif life.job.resume:
-        life.files.checkpoints.forget_after(0)
+        checkpoints.forget_after(0)
+        if not plan.frozen:
+            secondary.allowance.start_after(epoch)
     return secondary
 
 
@@ -175,9 +194,11 @@ def _serve(
     secondary: Secondary,
     linked: LinkedSecondary,
     countersigning: SecondaryCountersigning,
-) -> None:
-    """Answer the primary until it is done."""
-    keeper = EpochKeeper(secondary, life.files.checkpoints)
+    *,
+    came_back: int,
+) -> Rejoin | None:
+    """Answer the primary until it is done, or until all join another session."""
+    keeper = EpochKeeper(secondary, life.files.checkpoints, came_back=came_back)
 
     def end_epoch(mark: EpochMark) -> None:
         keeper(mark)
@@ -199,7 +220,7 @@ def _serve(
         voting: dict[MessageKind, Callable[[Message], None]] = {}
         if secondary.voter is not None:
             voting[VotingKind.VOTES_CALL] = SecondaryVoting.over(star, plan, secondary.voter)
-        SecondaryServer(
+        done = SecondaryServer(
             secondary,
             star.transport,
             sum_to,
@@ -211,3 +232,4 @@ def _serve(
         ).serve()
     finally:
         masks.close()
+    return None if done else Rejoin(parties=())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import (
     AuthenticationError,
@@ -181,12 +182,16 @@ def _check_signatures(evidence: _Evidence) -> None:
 def _check_heads(evidence: _Evidence, file: _File) -> None:
     """Compare a ledger with what the others countersigned of it."""
     agreed = 0
+    # Who is lost for good leaves the copy of a session before.
+    old = not file.live and _ended_without(evidence, file.party)
     for witness in evidence.files:
         if witness.party == file.party:
             continue
         for entry, said in _said_of(evidence, file, witness):
             if file.chain.head_at(said["lines"]) == bytes.fromhex(said["head"]):
                 agreed += 1
+                continue
+            if old and said["lines"] > len(file.entries):
                 continue
             found = f"has {len(file.entries)} lines, and {said['lines']} were"
             if said["lines"] <= len(file.entries):
@@ -233,9 +238,25 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
     if "end" in points:
         evidence.say("end", file.party, True, f"{len(points)} points of this run, to its end")
         return
+    if _ended_without(evidence, file.party):
+        text = f"{len(points)} points of this run; it was absent when the others signed its end"
+        evidence.say("end", file.party, None, text)
+        return
     finished = evidence.metrics is not None
     text = f"{len(points)} points of this run, and its end is not among them"
     evidence.say("end", file.party, False if finished else None, text)
+
+
+def _ended_without(evidence: _Evidence, party: str) -> bool:
+    """Return whether a run could go on without a party, and its end was signed without it."""
+    ends = [
+        {one["party"] for one in entry["statements"]}
+        for other in evidence.files
+        if other.party != party
+        for entry in _countersigned(other)
+        if entry["run"] == evidence.run and entry["point"] == "end"
+    ]
+    return goes_on(evidence.config) and bool(ends) and not any(party in names for names in ends)
 
 
 def _check_checkpoints(evidence: _Evidence, party: str) -> None:

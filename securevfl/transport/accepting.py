@@ -7,11 +7,12 @@ holds the most goes when there is no room, and who says nothing goes before who 
 
 import errno
 import ipaddress
+import math
 import selectors
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from securevfl.core.errors import ConfigError, SecureVflError
@@ -114,6 +115,7 @@ class Doorkeeper:
         self._ranks = ranks
         self._session = session
         self._callers: dict[_Caller, None] = {}  # in the order of their calls
+        self._outside: dict[str, float] = {}
         loop.selector.register(listener, selectors.EVENT_READ, self._accept)
 
     @property
@@ -123,6 +125,15 @@ class Doorkeeper:
             f"{address}: {reason}" + (f" ({count} times)" if count > 1 else "")
             for (address, reason), count in self._refusals.items()
         ]
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Turn certain parties away from now on; the loop's lock must be held."""
+        self._outside |= dict.fromkeys(names, -math.inf)
+
+    def calling(self, within_s: float) -> tuple[str, ...]:
+        """Return who of those that are left out has called within the last so many seconds."""
+        since = time.monotonic() - within_s
+        return tuple(name for name, called in self._outside.items() if called >= since)
 
     def tick(self, now: float) -> None:
         """Send those away whose time is over."""
@@ -234,9 +245,19 @@ class Doorkeeper:
         if name is None:
             self._refuse(caller, "its key is pinned for no secondary")
             return
-        if name in self._loop.connections:
-            self._turn_away_twin(caller, connection, name)
-            return
+        # Held until it is among the connections: nobody comes in while it is settled who is there.
+        with self._loop.changed:
+            if name in self._outside:
+                self._outside[name] = time.monotonic()
+                said = "is lost to the others, who go on without it; it may join when an epoch ends"
+                self._turn_away(caller, connection, name, said, note=f"{name} came too late")
+            elif name in self._loop.connections:
+                said = f"a party of this name has joined already, so this second {name} was refused"
+                self._turn_away(caller, connection, name, said, note=f"{name} had joined already")
+            else:
+                self._let_in(caller, connection, name)
+
+    def _let_in(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
         del self._callers[caller]
         self._loop.selector.unregister(connection)
         admitted = Connection(
@@ -257,13 +278,14 @@ class Doorkeeper:
         admitted.unread = True  # TLS may have read the party's first frame with the handshake
         self._loop.add(admitted)
 
-    def _turn_away_twin(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
-        reason = f"a party of this name has joined already, so this second {name} was refused"
-        # A party that has lost its connection may know it before the primary does.
+    def _turn_away(
+        self, caller: _Caller, connection: ssl.SSLSocket, name: str, reason: str, *, note: str
+    ) -> None:
+        # A party that has lost its connection may know it before the primary does: it calls again.
         abort = encode(Failure(party=name, reason=reason, kind="lost").to_message())
         for buffer in abort.frame(session=self._session, sender_rank=PRIMARY_RANK, sequence=0):
             connection.send(buffer)  # a few hundred bytes always fit into a new connection
-        self._refuse(caller, f"{name} had joined already")
+        self._refuse(caller, note)
 
     def _refuse(self, caller: _Caller, reason: str) -> None:
         """Stop sending, but read on for a moment: the alert must not be lost by a reset."""

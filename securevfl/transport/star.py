@@ -6,19 +6,26 @@ Both ends share their verbs: send, receive with a deadline, abort, close; what t
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NoReturn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.transport.accepting import Doorkeeper, open_listener
-from securevfl.transport.connection import TransportLimits
+from securevfl.transport.connection import Outgoing, TransportLimits
 from securevfl.transport.dialling import dial
 from securevfl.transport.endpoint import LONGEST_NAP_S, Kinds, Transport
+from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, encode
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 from securevfl.transport.tls import tls_context
+
+Enough = Callable[[Collection[str], float], bool]
+"""Whether these parties, after so many seconds, are enough to begin."""
+
+# Who waits to be let in calls about every second.
+_CALLS_AGAIN_WITHIN_S: Final = 5.0
 
 
 def new_session() -> bytes:
@@ -79,13 +86,23 @@ class PrimaryTransport(Transport):
         return str(host), int(port)
 
     def wait_for_parties(
-        self, deadline_s: float, on_join: Callable[[str], None] | None = None
-    ) -> None:
-        """Wait until every secondary has joined.
+        self,
+        deadline_s: float,
+        on_join: Callable[[str], None] | None = None,
+        *,
+        enough: Enough | None = None,
+        else_said: str = "",
+    ) -> frozenset[str]:
+        """Wait until every secondary has joined, or enough of them; return who has.
+
+        Whoever is not there then is turned away until the session ends.
 
         Args:
             deadline_s: Seconds until those that are missing are given up.
             on_join: Called with each party's name, in this thread, as it joins.
+            enough: Called with who has joined and after how many seconds; returns whether nobody
+                else is waited for. None waits for all.
+            else_said: What more the error says.
 
         Raises:
             PartyAbsentError: Naming who is missing, and who was refused meanwhile.
@@ -95,23 +112,50 @@ class PrimaryTransport(Transport):
             To each secondary: the session id and its rank.
         """
         checks.positive(deadline_s=deadline_s)
-        deadline = time.monotonic() + deadline_s
+        begin = time.monotonic()
         told: set[str] = set()
         while True:
             with self._loop.changed:
                 self.check()
                 fresh = [name for name in self._loop.connections if name not in told]
-                left = deadline - time.monotonic()
-                if not fresh and len(told) < len(self.secondaries):
-                    if left <= 0:
-                        self._give_up_joining(told, deadline_s)
-                    self._loop.changed.wait(min(left, LONGEST_NAP_S))
+                if not fresh:
+                    waited_s = time.monotonic() - begin
+                    missing = [name for name in self.secondaries if name not in told]
+                    if not missing or (enough is not None and enough(told, waited_s)):
+                        if self._door is not None:
+                            self._door.leave_out(missing)
+                        return frozenset(told)
+                    if waited_s >= deadline_s:
+                        self._give_up_joining(told, deadline_s, else_said)
+                    self._loop.changed.wait(min(deadline_s - waited_s, LONGEST_NAP_S))
             for name in fresh:
                 told.add(name)
                 if on_join is not None:
                     on_join(name)
-            if len(told) == len(self.secondaries):
-                return
+
+    def dismiss(self, name: str, reason: str) -> None:
+        """Send one secondary away that has joined, and hold the session without it.
+
+        Args:
+            name: The secondary.
+            reason: Why, in one sentence without private data.
+
+        Reveals:
+            To that secondary: the reason.
+        """
+        assert self._door is not None, "it has come through the door"
+        failure = Failure(party=name, reason=reason)
+        with self._loop.changed:
+            self._door.leave_out([name])
+            connection = self._connection(name)
+            # Its end is no loss from now on.
+            connection.peer_left = True
+            connection.outgoing.append(Outgoing(encode(failure.to_message())))
+        self._loop.wake()
+
+    def calling(self) -> tuple[str, ...]:
+        """Return who was not there when the session began, and calls now to be let in."""
+        return () if self._door is None else self._door.calling(_CALLS_AGAIN_WITHIN_S)
 
     def send(self, name: str, message: Message, *, owned: bool = False) -> None:
         """Send one message to one secondary.
@@ -203,11 +247,11 @@ class PrimaryTransport(Transport):
             waiting.discard(message.sender)
             yield message
 
-    def _give_up_joining(self, told: set[str], deadline_s: float) -> NoReturn:
+    def _give_up_joining(self, told: set[str], deadline_s: float, else_said: str) -> NoReturn:
         missing = ", ".join(name for name in self.secondaries if name not in told)
         refused = "; ".join(self._door.refusals) if self._door is not None else ""
         note = f"; refused meanwhile: {refused}" if refused else ""
-        self._fail(missing, f"did not join within {deadline_s:g} s{note}", "absent")
+        self._fail(missing, f"did not join within {deadline_s:g} s{else_said}{note}", "absent")
 
 
 class SecondaryTransport(Transport):

@@ -26,6 +26,7 @@ from securevfl.federation.kept_model import KeptModel, load_model
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.kept_rows import KeptRows
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.presence import PRESENCE, Presence, absences_in_words
 from securevfl.federation.state_files import StateFolder
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.similarities import SimilarityScale
@@ -36,7 +37,7 @@ from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.network import NetworkModel
 from securevfl.models.mlp import MLP
 
-_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answer.pt")
+_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answer.pt", PRESENCE)
 
 
 def _layer() -> torch.nn.Linear:
@@ -66,6 +67,7 @@ def _state_seeds() -> list[bytes]:
             "digest": "d" * 64,
         },
         {"rows": rows, "words": torch.arange(5)},
+        {"spans": [[0, [1, 2]], [3, [2]]]},
     )
     return [
         moded(SEALED | number << 1, _saved({**stamp, "state": state}))
@@ -140,11 +142,20 @@ def _read_answer(files: StateFolder) -> None:
         kept.answered(np.arange(3), words)
 
 
+def _read_presence(files: StateFolder) -> None:
+    presence = Presence(files, {1: "bank", 2: "shop"})
+    absences_in_words(presence.absences(), epochs=4)
+    if presence.spans:
+        presence.begin(after=4, active=(1,))
+        unlike("spans", presence.spans, Presence(files, {1: "bank", 2: "shop"}).spans)
+
+
 _STATE_READERS: Final[Mapping[str, Callable[[StateFolder], None]]] = {
     "epoch-1.pt": _read_epoch,
     "released/1.pt": _read_rows,
     "release.pt": _read_release,
     "answer.pt": _read_answer,
+    PRESENCE: _read_presence,
 }
 
 
@@ -154,7 +165,7 @@ def _altered_state(data: bytes, random: Random) -> bytes:
         tree = torch.load(io.BytesIO(data[1:]), weights_only=True)
     except Exception:
         return random.choice(_state_seeds())
-    mode = data[0] if random.random() < 0.8 else random.randrange(8)
+    mode = data[0] if random.random() < 0.8 else random.randrange(2 * len(_STATES))
     try:
         made = _saved(altered_tree(stirred(tree, random), random))
     except Exception:  # what torch itself would not alter or write

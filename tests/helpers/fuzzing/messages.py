@@ -27,6 +27,7 @@ from securevfl.federation.messages import (
     Welcome,
 )
 from securevfl.federation.predict_messages import PredictRequest
+from securevfl.federation.rejoining import Rejoin
 from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunFacts
 from securevfl.linkage.capped import EligiblePairs
@@ -164,6 +165,7 @@ READS: Final = (
         senders=("bank",),
     ),
     _read(CountersignRequest(point="end")),
+    _read(Rejoin(ranks=(2,)), absent=(2, 3)),
     _read(PredictRequest(run=_RUN, rows=5, predicted_rows=3, active=(1, 2))),
     _read(Linked(similarities=_FLOATS), spec=_SIMILAR, rows=2),
     _read(Linked(), spec=_SPEC, rows=2),

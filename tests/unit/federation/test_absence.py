@@ -84,9 +84,9 @@ def test_a_secondary_believes_no_list_of_parties(
     config = config_of(tmp_path, model={"party_dropout": 0.34})
 
     with pytest.raises(ProtocolError, match=why):
-        require_active(config, active, rank=rank)
-    require_active(config, (1, 3), rank=rank)
-    require_active(config, None, rank=rank)
+        require_active(config, active, rank=rank, predicts=True)
+    require_active(config, (1, 3), rank=rank, predicts=True)
+    require_active(config, None, rank=rank, predicts=True)
 
 
 def test_messages_carry_ranks_and_nothing_else() -> None:
@@ -101,10 +101,6 @@ def test_messages_carry_ranks_and_nothing_else() -> None:
 
     welcome = Welcome(facts=replace(PREDICTS, active=(1, 3)), keys={})
     assert Welcome.from_message(welcome.to_message(), callers=lambda _facts: []) == welcome
-    # Training leaves nobody out: its promise is made for all.
-    trains = RunFacts(rows=4, train_rows=2, validation_rows=1, test_rows=1, active=(1, 3))
-    with pytest.raises(ProtocolError, match="leaves out"):
-        Welcome.from_message(Welcome(facts=trains, keys={}).to_message(), callers=lambda _facts: [])
 
 
 def test_fewer_secondaries_cost_what_their_noise_protects(tmp_path: Path) -> None:

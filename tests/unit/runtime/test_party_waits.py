@@ -17,7 +17,7 @@ from securevfl.core.errors import (
 from securevfl.core.progress import ProgressEvent, SessionLost
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import party
-from securevfl.runtime.party_job import PartyJob, PartyLife
+from securevfl.runtime.party_job import PartyJob, PartyLife, Rejoin
 
 LOST = PartyLostError("bank-2: its connection broke")
 WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
@@ -26,18 +26,19 @@ WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses
 class Sessions:
     """Sessions of a secondary that end as they are told; its run begins in the second one."""
 
-    def __init__(self, *ends: SecureVflError | None) -> None:
+    def __init__(self, *ends: SecureVflError | Rejoin | None) -> None:
         self.ends = list(ends)
         self.jobs: list[PartyJob] = []
         self.told: list[ProgressEvent] = []
 
-    def __call__(self, life: PartyLife) -> None:
+    def __call__(self, life: PartyLife) -> Rejoin | None:
         self.jobs.append(life.job)
         if len(self.jobs) == 2:
             Checkpoints(life.job.folder, settings_digest="any").begin("1" * 32)
         end = self.ends.pop(0)
-        if end is not None:
+        if isinstance(end, SecureVflError):
             raise end
+        return end
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +58,26 @@ def test_it_joins_again_and_goes_on_with_what_has_begun(
     assert sessions.told == [
         SessionLost(why="bank-2: its connection broke", wait_s=900.0),
         SessionLost(why="agency: gave no sign of life for 10 s", wait_s=900.0),
+    ]
+
+
+def test_a_session_that_ends_for_one_who_is_back_is_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no loss, however often; a loss after it forgets who was awaited."""
+    back = [Rejoin(parties=("bank-2",))] * 5
+    no_primary = PartyLostError("agency: its connection broke")
+    no_primary.party = "agency"
+    sessions = Sessions(*back, LOST, no_primary, None)
+    job = secondary_job(tmp_path, **WAITS)
+    goes_on = replace(job.config.runtime, on_loss="continue", continue_after_s=7.0)
+    job = replace(job, config=replace(job.config, runtime=goes_on))
+    run(job, sessions, monkeypatch)
+    assert [one.awaited for one in sessions.jobs] == [(), *[("bank-2",)] * 5, (), ()]
+    assert [one.resume for one in sessions.jobs] == [False, *[True] * 7]
+    assert sessions.told == [
+        SessionLost(why="bank-2: its connection broke", wait_s=900.0, goes_on_after_s=7.0),
+        SessionLost(why="agency: its connection broke", wait_s=900.0),
     ]
 
 

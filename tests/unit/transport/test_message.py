@@ -81,7 +81,7 @@ def test_kind_codes_never_change():
         "RESIDUALS": 40, "FITTED": 41, "STEP": 42,
         "VOTES_CALL": 43, "VOTES_STATE": 44, "VOTES_LABELS": 45, "VOTES_TURN": 46,
         "VOTES_DEALING": 47, "VOTES_SEED": 48, "VOTES_SHIFTED": 49, "VOTES_NOISE": 50,
-        "VOTES_MASKED": 51, "VOTES_SUMS": 52, "VOTES_DONE": 53,
+        "VOTES_MASKED": 51, "VOTES_SUMS": 52, "VOTES_DONE": 53, "REJOIN": 54,
     }  # fmt: skip
 
 
