@@ -36,7 +36,7 @@ from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.network import NetworkModel
 from securevfl.models.mlp import MLP
 
-_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answer.pt")
+_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt")
 
 
 def _layer() -> torch.nn.Linear:
@@ -65,7 +65,7 @@ def _state_seeds() -> list[bytes]:
             },
             "digest": "d" * 64,
         },
-        {"rows": rows, "words": torch.arange(5)},
+        {"place": 0, "rows": rows, "words": torch.arange(5)},
     )
     return [
         moded(SEALED | number << 1, _saved({**stamp, "state": state}))
@@ -144,7 +144,7 @@ _STATE_READERS: Final[Mapping[str, Callable[[StateFolder], None]]] = {
     "epoch-1.pt": _read_epoch,
     "released/1.pt": _read_rows,
     "release.pt": _read_release,
-    "answer.pt": _read_answer,
+    "answers/1.pt": _read_answer,
 }
 
 
