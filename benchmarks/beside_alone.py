@@ -38,8 +38,9 @@ TRAINED = (
     "alone", "boosting", "solo", "top1sim", "fedsim", "fet", "assist",
     "boosting-links", "combine", "boosting-combine",
 )  # fmt: skip
-FROZEN = ("releases",)
-"""Boosted trees on own columns, keys and what secondaries have released once."""
+FROZEN = ("releases", "releases-1")
+"""Boosted trees on own columns, keys and what secondaries have released once: the mean of as many
+linked records as others read, or the nearest record alone."""
 
 
 def dealt(name: str, parties: int, neighbours: int, most: int | None) -> Callable[..., Tables]:
@@ -172,7 +173,10 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
         "model": {"family": "fet", **released, "heads": 1, **model},
         "encoder": {"method": "principal", "layout": "blocks"},
         "privacy": {"mechanism": "none", "encoder": "frozen"},
-        "methods": {"releases": {"family": "fet"}},
+        "methods": {
+            "releases": {"family": "fet"},
+            "releases-1": {"family": "fet", "neighbours": 1},
+        },
     }
     paths = []
     for kind, source in (("trained", trained), ("frozen", frozen)):

@@ -9,8 +9,9 @@ small runs between processes, of numeric tables:
 ``trained``: encoders that train, no noise, keys shown;
 ``frozen``: a promise of epsilon 8 for a secondary's record, links by shares, so with two helpers.
 
-``private`` is what one process holds for itself (the system's RssAnon); the rest of its resident
-memory is files, torch's library first, of which a machine has one copy for all processes.
+``private`` is what one process holds that is no file (the system's RssAnon); the rest of its
+resident memory is files, torch's library first, of which a machine has one copy for all processes.
+Parties of one machine are forks of one process and share much of what is no file too.
 ``together`` is the largest sum over all parties at one time in which what is shared counts once
 (the system's Pss). Needs Linux.
 """
@@ -26,7 +27,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ class Watch:
         summed = 0.0
         while not self._ended.wait(_EVERY_S):
             sums = time.monotonic() - summed > _TOGETHER_EVERY_S
-            total = sum(self._look(pid, sums=sums) for pid in _children())
+            total = sum(self._look(pid, sums=sums) for pid in _descendants())
             if sums:
                 self.together = max(self.together, total)
                 summed = time.monotonic()
@@ -176,14 +177,14 @@ class Watch:
         """Take a process's figures; return its share of what all hold together, in MiB."""
         place = Path(f"/proc/{pid}")
         try:
-            command = (place / "cmdline").read_text().split("\0")
-            if "--name" not in command:
-                return 0.0
-            own = self.peaks[command[command.index("--name") + 1]]
+            share = _fields(place / "smaps_rollup")["Pss"] if sums else 0.0
+            log = (place / "fd" / "1").readlink()
+            if log.parent.parent.name != "parties":
+                return share  # the process that parties are forked from
+            own = self.peaks[log.parent.name]
             status = _fields(place / "status")
             ran = (place / "stat").read_text().rpartition(")")[2].split()
             held = {"resident": status["VmHWM"], "private": status["RssAnon"]}
-            share = _fields(place / "smaps_rollup")["Pss"] if sums else 0.0
         except (OSError, KeyError):  # it has ended meanwhile
             return 0.0
         held["cpu"] = (int(ran[11]) + int(ran[12])) / _TICKS
@@ -192,16 +193,17 @@ class Watch:
         return share
 
 
-def _children() -> list[int]:
-    found = []
+def _descendants() -> list[int]:
+    parents = {}
     for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(place.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == os.getpid():
-            found.append(int(place.parent.name))
-    return found
+        with suppress(OSError):
+            parents[int(place.parent.name)] = int(place.read_text().rpartition(")")[2].split()[1])
+    own = {os.getpid()}
+    found: set[int] = set()
+    while own:
+        own = {pid for pid, parent in parents.items() if parent in own}
+        found |= own
+    return sorted(found)
 
 
 def _fields(path: Path) -> dict[str, float]:

@@ -21,6 +21,7 @@ from securevfl.launch.child import (
     LIFELINE_VARIABLE,
     MEMORY_EVENT,
 )
+from securevfl.launch.nursery import ChildFiles, Forked, Nursery
 from securevfl.launch.outcome import PartyExit, PartyFailure
 
 # One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
@@ -39,7 +40,14 @@ class PartyCommand:
     """The party."""
 
     arguments: Sequence[str]
-    """The program and its arguments; never a shell line."""
+    """What follows the program, or begins with it; never a shell line."""
+
+    program: Sequence[str] = ()
+    """What is started, where no nursery forks it."""
+
+    nursery: str | None = None
+    """A module that forks what the program would be, and gives it the arguments, where the system
+    can (:mod:`securevfl.launch.nursery`)."""
 
     log_path: Path
     """File that gets whatever the process prints."""
@@ -53,10 +61,63 @@ class PartyCommand:
     these end."""
 
 
-class PartyProcess:
-    """A started party. Its reports are read from :attr:`events_fd` as they come."""
+class _Program:
+    """A program as a child of this process."""
 
-    def __init__(self, command: PartyCommand) -> None:
+    def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
+        paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
+        self._process = subprocess.Popen(
+            [*command.program, *(paths.get(one, one) for one in command.arguments)],
+            stdin=files.lifeline,
+            stdout=files.log,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                **command.environment,
+                EVENTS_VARIABLE: str(files.events),
+                LIFELINE_VARIABLE: "stdin",
+            },
+            pass_fds=(files.events, *files.handed.values()),
+            # Ctrl-C is the launcher's to handle: it ends the parties in order.
+            process_group=0,
+        )
+        self.pid = self._process.pid
+
+    def poll(self) -> tuple[int, int] | None:
+        """Return exit code and largest resident memory in bytes, or None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> tuple[int, int]:
+        """Wait for its end; see :meth:`poll`."""
+        ended = self._reap(0)
+        assert ended is not None, "waited for"
+        return ended
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal. Nobody else reaps it, so the number is its own."""
+        os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Nothing is held that :meth:`poll` has not let go of."""
+
+    def _reap(self, options: int) -> tuple[int, int] | None:
+        pid, status, usage = os.wait4(self.pid, options)
+        if not pid:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code  # so that Popen does not wait for it again
+        return code, usage.ru_maxrss * RSS_UNIT
+
+
+class PartyProcess:
+    """A started party. Its reports are read from :attr:`events_fd` as they come.
+
+    Args:
+        command: How it is started.
+        nursery: What it is forked by; None: it is a program of its own.
+    """
+
+    def __init__(self, command: PartyCommand, nursery: Nursery | None = None) -> None:
         self.name = command.name
         self.command = command
         self._exit: PartyExit | None = None
@@ -79,39 +140,28 @@ class PartyProcess:
             raise StorageError.of(command.log_path, error) from None
         self.events_fd, events_write = os.pipe()
         os.set_blocking(self.events_fd, False)
-        environment = {
-            **os.environ,
-            **command.environment,
-            EVENTS_VARIABLE: str(events_write),
-            LIFELINE_VARIABLE: "stdin",
-        }
+        follows, self._lifeline = os.pipe()
         try:
-            with contextlib.ExitStack() as ours:
-                ours.callback(os.close, log)
-                handed = {
-                    name: ours.enter_context(_nameless(content)).fileno()
-                    for name, content in command.handed.items()
-                }
-                self._process = subprocess.Popen(
-                    [
-                        f"/dev/fd/{handed[argument]}" if argument in handed else argument
-                        for argument in command.arguments
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    pass_fds=(events_write, *handed.values()),
-                    # Ctrl-C is the launcher's to handle: it ends the parties in order.
-                    process_group=0,
+            with contextlib.ExitStack() as given:
+                for handle in (log, follows, events_write):
+                    given.callback(os.close, handle)
+                files = ChildFiles(
+                    lifeline=follows,
+                    log=log,
+                    events=events_write,
+                    handed={
+                        name: given.enter_context(_nameless(content)).fileno()
+                        for name, content in command.handed.items()
+                    },
                 )
+                self._process = _started(command, files, nursery)
         except OSError as error:
             os.close(self.events_fd)
+            os.close(self._lifeline)
+            program = (*command.program, *command.arguments)[0]
             raise ConfigError(
-                f"{command.name}: cannot be started ({error.strerror}): {command.arguments[0]}"
+                f"{command.name}: cannot be started ({error.strerror}): {program}"
             ) from None
-        finally:
-            os.close(events_write)
 
     @property
     def exit(self) -> PartyExit | None:
@@ -147,10 +197,8 @@ class PartyProcess:
 
     def poll(self) -> PartyExit | None:
         """Return how the process ended, or None while it runs."""
-        if self.exit is None:
-            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-            if pid:
-                self._note_exit(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+        if self.exit is None and (ended := self._process.poll()) is not None:
+            self._note_exit(*ended)
         return self.exit
 
     def interrupt(self) -> None:
@@ -165,13 +213,12 @@ class PartyProcess:
         """End the process now, stopped or not, and reap it."""
         self._signal(signal.SIGKILL)
         if self.exit is None:
-            _, status, usage = os.wait4(self.pid, 0)
-            self._note_exit(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+            self._note_exit(*self._process.wait())
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.close()
+        os.close(self._lifeline)
         os.close(self.events_fd)
 
     @property
@@ -193,17 +240,16 @@ class PartyProcess:
         return PartyFailure(party=self.name, reason=reason, exit_code=code)
 
     def _note_exit(self, code: int, peak: int) -> None:
-        self._process.returncode = code  # so that Popen does not wait for it again
         self._exit = PartyExit(
             name=self.name,
             exit_code=code,
             seconds=time.monotonic() - self._started,
-            peak_memory_bytes=peak * RSS_UNIT,
+            peak_memory_bytes=peak,
         )
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            self._process.signal(number)
 
     def _read_lines(self) -> list[bytes]:
         lines: list[bytes] = []
@@ -226,6 +272,16 @@ class PartyProcess:
             lines = log.read().decode(errors="replace").split("\n")
         spoken = [line.strip() for line in lines if line.strip()]
         return spoken[-1] if spoken else "it printed nothing"
+
+
+def _started(
+    command: PartyCommand, files: ChildFiles, nursery: Nursery | None
+) -> _Program | Forked:
+    if nursery is not None:
+        # One that could not load what it forks is gone: the program says itself why.
+        with contextlib.suppress(ConnectionError):
+            return nursery.fork(command.arguments, files, name=command.name)
+    return _Program(command, files)
 
 
 def _parse(line: bytes) -> object:

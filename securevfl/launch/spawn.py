@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.launch import nursery
+from securevfl.launch.nursery import Nursery
 from securevfl.launch.outcome import PartyExit, PartyFailure
 from securevfl.launch.process import PartyCommand, PartyProcess
 
@@ -81,10 +83,11 @@ class Launch:
         self.parties: list[PartyProcess] = []
         self._on_event = on_event
         self._selector = selectors.DefaultSelector()
+        self._nurseries: dict[tuple[object, ...], Nursery] = {}
 
     def start(self, command: PartyCommand) -> PartyProcess:
         """Start a party, and hear its reports from now on."""
-        party = PartyProcess(command)
+        party = PartyProcess(command, self._nursery_for(command))
         self.parties.append(party)
         self._selector.register(party.events_fd, selectors.EVENT_READ, party)
         return party
@@ -140,6 +143,8 @@ class Launch:
         for party in self.parties:
             party.kill()
             party.close()
+        for one in self._nurseries.values():
+            one.close()
         self._selector.close()
 
     def turn(self, *, silent: bool = False) -> None:
@@ -153,6 +158,20 @@ class Launch:
         for number, party in listened.items():
             if party.reports_ended or party.exit is not None:
                 self._selector.unregister(number)
+
+    def _nursery_for(self, command: PartyCommand) -> Nursery | None:
+        if command.nursery is None or not nursery.is_offered():
+            return None
+        # What a library reads from the environment, it reads as it loads.
+        kind = (command.nursery, *sorted(command.environment.items()))
+        if kind in self._nurseries and self._nurseries[kind].is_lost:
+            self._nurseries.pop(kind).close()
+        if kind not in self._nurseries:
+            try:
+                self._nurseries[kind] = Nursery(command.nursery, command.environment)
+            except OSError:
+                return None  # nor can the program be started then, and that says why
+        return self._nurseries[kind]
 
     def _hand_on(self, party: PartyProcess, *, silent: bool) -> None:
         for event in party.read_events():

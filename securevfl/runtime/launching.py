@@ -40,6 +40,9 @@ _OF_ALL = (Warned, SpendingPlanned, CiphertextsMade)
 _FEDERATION: Final = "FED.toml"
 _IDENTITY: Final = "IDENTITY"
 
+_PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
+_NURSERY: Final = "securevfl.cli.nursery"
+
 OUTCOME_EVENT: Final = "outcome"
 """What a launched primary tells last: the run's figures, or those of pretraining."""
 
@@ -242,9 +245,11 @@ class _PartiesHere:
         return [
             PartyCommand(
                 name=name,
+                program=_PROGRAM,
+                # A GPU's driver does not survive a fork.
+                nursery=_NURSERY if device == "cpu" else None,
                 arguments=[
-                    *(sys.executable, "-m", "securevfl.cli.main", "party", _FEDERATION),
-                    *("--name", name, "--identity", _IDENTITY),
+                    *("party", _FEDERATION, "--name", name, "--identity", _IDENTITY),
                     *("--out", str(run_folder), "--data-root", str(data_root)),
                     *("--device", device),
                     *of_all,

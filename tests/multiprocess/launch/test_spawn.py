@@ -318,3 +318,138 @@ def test_what_is_handed_over_has_no_name(tmp_path):
     )
     run_party_processes([command], deadline_s=DEADLINE_S)
     assert (tmp_path / "log.txt").read_text() == "only for you plain\n0o600 0\n"
+
+
+MODULE = """
+import os
+import sys
+import time
+from pathlib import Path
+
+from securevfl.launch import child
+from securevfl.launch.forks import fork_children
+
+LOADED_BY = os.getpid()
+
+
+def main():
+    child.end_with_launcher()
+    child.report("pid", pid=os.getpid())
+    own = {"loaded_by": LOADED_BY, "name": Path("/proc/self/comm").read_text().strip()}
+    own |= {"open": sorted(map(int, os.listdir("/dev/fd"))), "group": os.getpgid(0)}
+    child.report("own", **own)
+    print(Path(sys.argv[2]).read_text())
+    match sys.argv[1]:
+        case "exit":
+            sys.exit(4)
+        case "words":
+            sys.exit("no such column")
+        case "bug":
+            raise RuntimeError("of ours")
+    while sys.argv[1] == "stay":
+        time.sleep(0.05)
+
+
+fork_children(main) if len(sys.argv) == 2 else main()
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The name of a module that says of itself how it was started."""
+    (tmp_path / "started_party.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return "started_party"
+
+
+def forked(folder, module, name, what):
+    return PartyCommand(
+        name=name,
+        program=(sys.executable, "-m", module),
+        nursery=module,
+        arguments=[what, "SECRET"],
+        handed={"SECRET": f"for {name}".encode()},
+        log_path=folder / name / "log.txt",
+    )
+
+
+def test_parties_of_a_module_are_forked_from_one_that_has_loaded_it(tmp_path, module):
+    """Each has its own files, name and process group, and nothing of the others'."""
+    own = {}
+
+    def on_event(name, event):
+        own.setdefault(name, {}).update(event)
+
+    names = ("agency", "bank-1", "a-name-of-more-than-fifteen-letters")
+    commands = [forked(tmp_path, module, name, "end") for name in names]
+    exits = run_party_processes(commands, deadline_s=DEADLINE_S, on_event=on_event)
+    assert len({own[name]["loaded_by"] for name in names}) == 1
+    assert len({own[name]["pid"] for name in names} | {own["agency"]["loaded_by"]}) == 4
+    for name in names:
+        assert own[name]["group"] == own[name]["pid"]
+        assert own[name]["name"] == name[:15]
+        # Three streams, the reports, what was handed over, and the folder that is being read.
+        assert len(own[name]["open"]) == 6
+        assert log(tmp_path, name) == f"for {name}\n"
+        assert exits[name].exit_code == 0
+        assert 1e6 < exits[name].peak_memory_bytes < 1e10
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("exit", PrivacyError, "exited with 4: for rental"),
+        ("words", SecureVflError, "exited with 1: no such column"),
+        ("bug", SecureVflError, "exited with 1: RuntimeError: of ours"),
+    ],
+)
+def test_how_a_forked_party_ends_comes_home(tmp_path, module, how, error, words):
+    """Exit code and last words, as a program's; the others are ended."""
+    pids = []
+    with pytest.raises(PrivacyError, match=r"^rental: exited with 4: for rental"):
+        run_party_processes(
+            [
+                forked(tmp_path, module, "agency", "stay"),
+                forked(tmp_path, module, "rental", "exit"),
+            ],
+            deadline_s=DEADLINE_S,
+            grace_s=0.2,
+            on_event=lambda _, event: pids.append(event["pid"]) if "pid" in event else None,
+        )
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+
+
+def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(tmp_path, module):
+    """Nobody would hear how they end; a new one forks those that are started again."""
+    loaded_by = set()
+    again = []
+
+    def on_event(_name, event):
+        if "loaded_by" in event:
+            loaded_by.add(event["loaded_by"])
+            if len(loaded_by) == 1:
+                os.kill(event["loaded_by"], signal.SIGKILL)
+
+    def start_again(command, failure):
+        again.append(failure.reason)
+        return forked(tmp_path, module, command.name, "end")
+
+    run_party_processes(
+        [forked(tmp_path, module, "agency", "stay")],
+        deadline_s=DEADLINE_S,
+        on_event=on_event,
+        again=start_again,
+    )
+    assert len(loaded_by) == 2
+    assert len(again) == 1
+    assert again[0].startswith("was ended by SIGKILL")
+
+
+def test_what_cannot_be_loaded_is_said_by_the_party(tmp_path, module):
+    """A nursery that fails as it loads leaves it to the program, whose log says why."""
+    broken = tmp_path / f"{module}.py"
+    broken.write_text("raise ImportError('no such library')\n")
+    with pytest.raises(SecureVflError, match=r"^agency: exited with 1: ImportError: no such libr"):
+        run_party_processes([forked(tmp_path, module, "agency", "end")], deadline_s=DEADLINE_S)
+    assert "no such library" in log(tmp_path, "agency")

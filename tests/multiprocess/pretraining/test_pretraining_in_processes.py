@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.federations import COMMON_IDS, save, write_federation, write_overlapping
+from helpers.launched import processes_of
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
@@ -146,7 +147,7 @@ def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:
 
     def kill(event: ProgressEvent) -> None:
         if isinstance(event, PretrainingIteration) and event.iteration == 2:
-            os.kill(_process(out, "bank-2"), signal.SIGKILL)
+            os.kill(processes_of(out)["bank-2"], signal.SIGKILL)
 
     with pytest.raises(PartyFailedError, match="bank-2"):
         federated(path, out, kill)
@@ -160,16 +161,3 @@ def test_pretraining_goes_on_after_a_party_was_killed(tmp_path: Path) -> None:
     lines = (out / "parties" / "bank-1" / "log.jsonl").read_text().splitlines()
     logged = [entry for entry in map(json.loads, lines) if entry["event"] == "pretrained"]
     assert logged[-1]["iterations"] == 3
-
-
-def _process(out: Path, name: str) -> int:
-    """Find a party's process by its command line."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if name.encode() in words and str(out).encode() in words:
-                return int(entry.name)
-    raise AssertionError(f"no process of {name}")

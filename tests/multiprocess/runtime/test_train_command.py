@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 import torch
 from helpers.federations import FROZEN, save, write_federation
+from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S, SOON_S
 
 from securevfl.config.reading import read_federation
@@ -56,21 +57,6 @@ def train(
         observe=observe,
     )
     return figures.as_json()
-
-
-def processes_of(out: Path) -> dict[str, int]:
-    """Return the running party processes of a run folder, by party."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            arguments = (folder / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if str(out) in arguments and "--name" in arguments:
-            found[arguments[arguments.index("--name") + 1]] = int(folder.name)
-    return found
 
 
 def ledger_lines(out: Path, name: str) -> list[dict[str, Any]]:

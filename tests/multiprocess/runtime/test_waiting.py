@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import write_federation
+from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
 
@@ -27,22 +28,6 @@ def federation(folder: Path, **runtime: Any) -> Path:
         training={"epochs": EPOCHS, "batch_size": 16},
         runtime={"on_loss": "wait", "wait_s": PATIENCE_S, **runtime},
     )
-
-
-def process_of(name: str) -> int:
-    """Return the process of a party that this process has launched."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue
-        named = b"--name" in words and words[words.index(b"--name") + 1] == name.encode()
-        if named and int(parent) == os.getpid():
-            return int(folder.name)
-    raise AssertionError(f"{name} runs in no process of this one")
 
 
 class Watcher:
@@ -69,8 +54,8 @@ class Watcher:
                 pass
 
 
-def kill(name: str, number: int = signal.SIGKILL) -> Callable[[], None]:
-    return lambda: os.kill(process_of(name), number)
+def kill(out: Path, name: str, number: int = signal.SIGKILL) -> Callable[[], None]:
+    return lambda: os.kill(processes_of(out)[name], number)
 
 
 FIGURES = ("train", "validation", "test", "epochs", "best_epoch")
@@ -82,8 +67,9 @@ def test_killed_parties_are_started_again_and_nothing_but_time_is_lost(
     """In the first epoch a secondary, then the primary, then the other secondary."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = federation(tmp_path)
-    watcher = Watcher({1: kill("bank-2"), 2: kill("agency"), 3: kill("bank-1")})
-    found = sv.train(path, out=tmp_path / "run", observe=watcher)
+    out = tmp_path / "run"
+    watcher = Watcher({1: kill(out, "bank-2"), 2: kill(out, "agency"), 3: kill(out, "bank-1")})
+    found = sv.train(path, out=out, observe=watcher)
     assert not watcher.disturb
     for name in ("bank-1", "bank-2", "agency"):
         assert any(text.startswith(f"{name}: was ended by SIGKILL") for text in watcher.told)
@@ -96,8 +82,8 @@ def test_killed_parties_are_started_again_and_nothing_but_time_is_lost(
 def test_a_party_that_stood_still_comes_back_by_itself(tmp_path: Path) -> None:
     """The others close the session when it is silent; what it reads then, it takes as the end."""
     path = federation(tmp_path, silence_timeout_s=3.0)
-    watcher = Watcher({2: kill("bank-1", signal.SIGSTOP)})
-    watcher.on_loss = kill("bank-1", signal.SIGCONT)
+    watcher = Watcher({2: kill(tmp_path / "run", "bank-1", signal.SIGSTOP)})
+    watcher.on_loss = kill(tmp_path / "run", "bank-1", signal.SIGCONT)
     found = sv.train(path, out=tmp_path / "run", observe=watcher)
     assert found.metrics["epochs"] == EPOCHS
     assert watcher.losses
@@ -107,6 +93,6 @@ def test_a_party_that_stood_still_comes_back_by_itself(tmp_path: Path) -> None:
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     """A party that stands still past ``wait_s`` is named, and the run ends for everybody."""
     path = federation(tmp_path, silence_timeout_s=3.0, wait_s=5.0)
-    watcher = Watcher({2: kill("bank-1", signal.SIGSTOP)})
+    watcher = Watcher({2: kill(tmp_path / "run", "bank-1", signal.SIGSTOP)})
     with pytest.raises(PartyFailedError, match=r"^bank-1: did not join within 5 s"):
         sv.train(path, out=tmp_path / "run", observe=watcher)

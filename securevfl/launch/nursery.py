@@ -1,0 +1,176 @@
+"""Parties start fast: one process loads what all of them need, and forks each of them.
+
+Loading torch and what stands on it takes two CPU-seconds and 250 MiB. A party that is forked from a
+process which has loaded it starts in milliseconds and shares that memory. What is private is not
+there yet: the nursery reads no file of a federation, and gets an identity only to hand it on to the
+one child that it is for.
+
+The children belong to the nursery, so it tells the launcher how each ended. Signals go by a handle
+of the process (``pidfd``), which cannot hit another that has got its number since. Linux only.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+MESSAGE_BYTES: Final = 1 << 16
+"""No message between launcher and nursery is longer."""
+
+
+def is_offered() -> bool:
+    """Whether this system has what a nursery needs."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildFiles:
+    """Open files that a child gets, by number."""
+
+    lifeline: int
+    """Its standard input, which ends with the launcher."""
+
+    log: int
+    """What it prints."""
+
+    events: int
+    """Its reports."""
+
+    handed: Mapping[str, int]
+    """Others, by the argument in whose place their path stands."""
+
+    @property
+    def handles(self) -> list[int]:
+        """All of them, in the order of the fields."""
+        return [self.lifeline, self.log, self.events, *self.handed.values()]
+
+
+class Forked:
+    """A child of the nursery, as the launcher sees it."""
+
+    def __init__(self, nursery: "Nursery", pid: int, handle: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._handle = handle
+
+    def poll(self) -> tuple[int, int] | None:
+        """Return exit code and largest resident memory in bytes, or None while it runs."""
+        return self._nursery.end_of(self.pid, wait=False)
+
+    def wait(self) -> tuple[int, int]:
+        """Wait for its end; see :meth:`poll`."""
+        ended = self._nursery.end_of(self.pid, wait=True)
+        assert ended is not None, "waited for"
+        return ended
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; to one that has ended, nothing."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._handle)
+
+
+class Nursery:
+    """The launcher's side: starts the process, and asks it for children.
+
+    Args:
+        module: A program that loads what children need and calls
+            :func:`securevfl.launch.forks.fork_children`.
+        environment: Variables on top of the launcher's own.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self.is_lost = False
+        """Whether it has ended by itself; it forks nothing any more."""
+        self._ended: dict[int, tuple[int, int]] = {}
+        self._running: dict[int, Forked] = {}
+        self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # What fails while it loads fails again in the program itself, whose log has it.
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+
+    def fork(self, arguments: Sequence[str], files: "ChildFiles", *, name: str) -> Forked:
+        """Start a child.
+
+        Args:
+            arguments: Of the program that it is to be.
+            files: What is open in it.
+            name: What the system's list of processes shows, up to 15 characters of it.
+
+        Raises:
+            ConnectionError: If the nursery is gone.
+            OSError: If it cannot fork.
+        """
+        asked = {"name": name, "arguments": list(arguments), "handed": list(files.handed)}
+        socket.send_fds(self._wire, [json.dumps(asked).encode()], files.handles)
+        while True:
+            told, given = self._receive()
+            if "refused" in told:
+                raise OSError(told["refused"], os.strerror(told["refused"]))
+            if "started" in told:
+                child = Forked(self, told["started"], given[0])
+                self._running[child.pid] = child
+                return child
+
+    def end_of(self, pid: int, *, wait: bool) -> tuple[int, int] | None:
+        """Return a child's exit code and largest memory in bytes; None if it runs."""
+        while pid not in self._ended:
+            try:
+                self._wire.setblocking(wait)
+                self._receive()
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                pass  # all have ended
+            finally:
+                self._wire.setblocking(True)
+        return self._ended.get(pid)
+
+    def close(self) -> None:
+        """End the process. Children that still run follow their launcher, not it."""
+        self._wire.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        try:
+            content, given, _, _ = socket.recv_fds(self._wire, MESSAGE_BYTES, 1)
+        except ConnectionError:
+            content, given = b"", []
+        if not content:
+            self._end_all()
+            raise ConnectionResetError("the process that starts parties has ended")
+        told = json.loads(content)
+        if "ended" in told:
+            pid = told["ended"]
+            self._ended[pid] = (told["code"], told["peak_memory_bytes"])
+            self._running.pop(pid)
+        return told, given
+
+    def _end_all(self) -> None:
+        # Whoever ended the nursery: without it nobody hears how its children end.
+        self.is_lost = True
+        for pid, child in self._running.items():
+            child.signal(signal.SIGKILL)
+            self._ended[pid] = (-signal.SIGKILL, 0)
+        self._running.clear()
