@@ -38,6 +38,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation import network_primary, primary, secondary
 from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.messages import RoundKind, Share
+from securevfl.federation.rounds import ROUNDS_AHEAD
 from securevfl.federation.run_plan import RunFacts
 from securevfl.linking import in_process
 from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
@@ -620,7 +621,7 @@ def project(c: Constants, size: Size) -> dict[str, dict[str, float]]:
             "wire": both(stages["evaluation"]),
             "secondary": looks * forward,
             "primary": looks * at_primary / 3,
-            "trips": looks * TRIP,
+            "trips": looks / ROUNDS_AHEAD * TRIP,
         },
         "ledger lines": {"disk": lines * c.writing["line_s"]},
         "ends of epochs": {

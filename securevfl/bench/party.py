@@ -4,14 +4,21 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from securevfl.bench.measured import Measured
+from securevfl.bench.spu import SpuPeer
 from securevfl.bench.traffic import own_traffic
-from securevfl.bench.variants import CLIP_NORM, DEADLINE_S, Bench, crypten
+from securevfl.bench.variants import CLIP_NORM, DEADLINE_S, Bench, Variant, crypten
 from securevfl.core.files import write_json
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.ranks import PRIMARY_RANK
@@ -47,7 +54,7 @@ def run_party(folder: Path, rank: int) -> None:
     crypten.init()
     names = dict(enumerate(job["names"]))
     transport = _connect(folder, job, rank)
-    with transport:
+    with transport, ExitStack() as stack:
         shape = {"rows": job["rows"], "width": job["width"]}
         held = torch.zeros(job["rows"], job["width"])
         bench = Bench(
@@ -64,9 +71,33 @@ def run_party(folder: Path, rank: int) -> None:
         if rank == PRIMARY_RANK:
             others = [bounded_rows(r, **shape).double() for r in bench.secondaries]
             exact = sum(others, start=torch.zeros(1)).reshape(-1) / len(others)
-        write_json(folder / f"result-{rank}.json", _measure(bench, job["repeats"], exact))
+        rounds: dict[str, Callable[[int], Measured]] = {
+            name: partial(_measured, variant, exact) for name, variant in bench.variants.items()
+        }
+        if job["spu"] is not None:
+            rounds |= _spu_rounds(folder, job["spu"], bench, exact, stack)
+        write_json(folder / f"result-{rank}.json", _measure(rounds, job["repeats"]))
         # Nobody leaves while another party still measures.
         dist.barrier()
+
+
+def _spu_rounds(
+    folder: Path,
+    job: Mapping[str, Any],
+    bench: Bench,
+    exact: torch.Tensor | None,
+    stack: ExitStack,
+) -> dict[str, Callable[[int], Measured]]:
+    """Start this party's processes of SPU with its numbers, and return their rounds by name."""
+    own, name = (bench.x, f"x-{bench.rank}") if exact is None else (exact, "mean")
+    np.save(folder / f"{name}.npy", own.reshape(-1).numpy())
+    dist.barrier()
+    peer = stack.enter_context(closing(SpuPeer(folder, job, bench.rank)))
+    peer.wait_until_ready()
+    return {
+        "spu_one_process": lambda _: peer.in_one_process(),
+        "spu_processes": lambda _: peer.between_processes(),
+    }
 
 
 def _connect(folder: Path, job: dict[str, Any], rank: int) -> PrimaryTransport | SecondaryTransport:
@@ -87,35 +118,42 @@ def _connect(folder: Path, job: dict[str, Any], rank: int) -> PrimaryTransport |
     return secondary
 
 
-def _measure(bench: Bench, repeats: int, exact: torch.Tensor | None) -> dict[str, Any]:
-    results: dict[str, Any] = {
-        name: {"wall_s": [], "cpu_s": [], "sent": [], "received": [], "max_error": 0.0}
-        for name in bench.variants
-    }
+def _measure(
+    rounds: Mapping[str, Callable[[int], Measured]], repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """Run all in turns; return each one's figures, a list over repeats for every field."""
+    results: dict[str, list[Measured]] = {name: [] for name in rounds}
     round_number = 0
     # The first repeat warms up and is not kept.
     for repeat in range(repeats + 1):
-        for name, variant in bench.variants.items():
+        for name, run in rounds.items():
             round_number += 1
-            before = own_traffic()
             dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            mean = variant(round_number)
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            # The kernel may still be sending when a sender is done.
-            dist.barrier()
-            traffic = own_traffic().since(before)
-            if repeat == 0:
-                continue
-            figures = results[name]
-            figures["wall_s"].append(wall)
-            figures["cpu_s"].append(cpu)
-            figures["sent"].append(traffic.sent)
-            figures["received"].append(traffic.received)
-            if mean is not None and exact is not None:
-                error = float((mean.reshape(-1).double() - exact).abs().max())
-                figures["max_error"] = max(figures["max_error"], error)
-    return results
+            measured = run(round_number)
+            if repeat:
+                results[name].append(measured)
+    return {
+        name: {field: [asdict(one)[field] for one in all_of] for field in asdict(all_of[0])}
+        for name, all_of in results.items()
+    }
+
+
+def _measured(variant: Variant, exact: torch.Tensor | None, round_number: int) -> Measured:
+    before = own_traffic()
+    # All parties have looked by now.
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    mean = variant(round_number)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    # The kernel may still be sending when a sender is done.
+    dist.barrier()
+    traffic = own_traffic().since(before)
+    error = 0.0
+    if mean is not None and exact is not None:
+        error = float((mean.reshape(-1).double() - exact).abs().max())
+    return Measured(
+        wall_s=wall, cpu_s=cpu, sent=traffic.sent, received=traffic.received, max_error=error
+    )
 
 
 if __name__ == "__main__":

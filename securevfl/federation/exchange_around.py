@@ -1,7 +1,7 @@
 """An exchange around another one: what it does not change, it passes on."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,6 +29,16 @@ class ExchangeAround(ABC):
     @abstractmethod
     def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
         """Return the average of the active secondaries' representations.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+
+    @abstractmethod
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the averages of rounds of which none depends on another.
 
         Reveals:
             What the inner exchange reveals.

@@ -1,12 +1,13 @@
 """Averages in blocks where secondaries are absent: their coordinates are zero."""
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterator
 
 from jaxtyping import Float
 from torch import Tensor
 
 from securevfl.federation.exchange_around import ExchangeAround
-from securevfl.federation.rounds import Exchange, RoundPlan
+from securevfl.federation.rounds import Exchange, RoundPlan, noting
 
 
 class PresentBlocks(ExchangeAround):
@@ -32,7 +33,22 @@ class PresentBlocks(ExchangeAround):
         Reveals:
             What the inner exchange reveals.
         """
-        average = self.inner.release(plan) * (len(plan.active) / self.blocks)
+        return self._present(self.inner.release(plan), plan)
+
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the same of rounds of which none depends on another.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        under_way: deque[RoundPlan] = deque()
+        for average in self.inner.release_each(noting(plans, under_way)):
+            yield self._present(average, under_way.popleft())
+
+    def _present(self, average: Tensor, plan: RoundPlan) -> Tensor:
+        average = average * (len(plan.active) / self.blocks)
         absent = set(range(1, self.blocks + 1)) - set(plan.active)
         return without_blocks(average, [rank - 1 for rank in absent], blocks=self.blocks)
 

@@ -1,6 +1,6 @@
 """Each row released once, then reused, as a frozen encoder allows; docs/privacy.md, section 4."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from jaxtyping import Float
@@ -51,6 +51,16 @@ class ReleasedRows:
         rows = torch.as_tensor(plan.rows, device=self._aggregates.device)
         return self._aggregates[rows].to(self._device)
 
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the stored aggregates of each round's rows.
+
+        Reveals:
+            Nothing: these values were released before.
+        """
+        return map(self.release, plans)
+
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
     ) -> None:
@@ -89,7 +99,8 @@ def release_once(
 ) -> Float[Tensor, "rows positions width"]:
     """Release every row that is not kept yet, and return all aggregates, in the order of row ids.
 
-    A round is announced when the one before it is kept, so that a crash loses one round at most.
+    A round is announced when the one :data:`securevfl.federation.rounds.ROUNDS_AHEAD` before it is
+    kept, so that a crash loses none but those under way, which every secondary can answer again.
 
     Args:
         exchange: Where the secondaries are.
@@ -102,13 +113,17 @@ def release_once(
     """
     if not kept.parts:
         raise ProtocolError("there are no rows to release")
-    for number in kept.missing():
-        plan = RoundPlan(
+    missing = kept.missing()
+    plans = (
+        RoundPlan(
             round_number=exchange.rounds.next(),
             rows=kept.parts[number],
             active=exchange.ranks,
             purpose="release",
         )
-        kept.keep(number, exchange.release(plan).cpu())
+        for number in missing
+    )
+    for number, aggregate in zip(missing, exchange.release_each(plans), strict=True):
+        kept.keep(number, aggregate.cpu())
         observe(RowsReleased(done=number + 1, of=len(kept.parts)))
     return kept.all()

@@ -1,6 +1,7 @@
 """The primary's end of a federation between processes."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from securevfl.federation.messages import (
     RoundKind,
     Share,
 )
-from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan
+from securevfl.federation.rounds import ROUNDS_AHEAD, EpochMark, RoundCounter, RoundPlan
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.secure_mean import decode_mean, encode_weighted
 from securevfl.mpc.sum_to import CrypTenSumTo, SumTo
@@ -123,7 +124,34 @@ class FederatedExchange:
         Reveals:
             What :meth:`securevfl.federation.rounds.Exchange.release` reveals.
         """
+        self._announce(plan)
+        return self._collect(plan)
+
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Announce rounds ahead, and yield each one's average in turn.
+
+        Reveals:
+            What :meth:`securevfl.federation.rounds.Exchange.release_each` reveals.
+        """
+        under_way: deque[RoundPlan] = deque()
+        more = True
+        while more or under_way:
+            while more and len(under_way) < ROUNDS_AHEAD:
+                plan = next(plans, None)
+                if plan is None:
+                    more = False
+                    break
+                self._announce(plan)
+                under_way.append(plan)
+            if under_way:
+                yield self._collect(under_way.popleft())
+
+    def _announce(self, plan: RoundPlan) -> None:
         self._tell(plan.active, Announcement(plan=plan))
+
+    def _collect(self, plan: RoundPlan) -> Tensor:
         total = self.sum_to(
             self.cut.zeros(len(plan.rows)), round_number=plan.round_number, active=plan.active
         )

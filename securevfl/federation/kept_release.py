@@ -1,14 +1,16 @@
 """What a secondary of a frozen run keeps, so that a run that was cut makes one release and not two.
 
-Two files lie in its folder. ``release.pt`` holds what all its rows are a function of: the encoder,
-fitted or not, and the links within the secret sample; it is there before the first row is charged.
-``answer.pt`` holds the rows of the last round that was asked for, from before they are charged, and
-the noised words that answered it, from before they are sent. So whenever a crash comes:
+In its folder ``release.pt`` holds what all its rows are a function of: the encoder, fitted or not,
+and the links within the secret sample; it is there before the first row is charged. The files in
+``answers`` are for the last rounds that were asked for, in turns, as many as the primary may have
+announced and not kept (:data:`securevfl.federation.rounds.ROUNDS_AHEAD`). Each holds the rows, from
+before they are charged, and the noised words that answered them, from before they are sent. So
+whenever a crash comes:
 
 - rows that are not booked were never released: they are charged and released;
-- the last round's rows, booked and without words, were charged and never sent: they are released
+- a round's rows, booked and kept without words, were charged and never sent: they are released
   now, and paid for already;
-- the last round's rows with their words may have been sent: the same words are sent once more. The
+- a round's rows with their words may have been sent: the same words are sent once more. The
   sum that the primary gets is the one that it may have already, under fresh masks: nothing is
   released by it that was not released before;
 - any other row that is booked is refused, and so is everything once one of the files is lost.
@@ -25,17 +27,18 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.rounds import ROUNDS_AHEAD
 from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks, LinkSource, PickedLinks
 
 _RELEASE: Final = "release.pt"
-_ANSWER: Final = "answer.pt"
+_ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))
 
 
 class KeptRelease:
-    """One secondary's release in parts: its links, its charges, and its last answer."""
+    """One secondary's release in parts: its links, its charges, and its last answers."""
 
     def __init__(
         self,
@@ -66,7 +69,14 @@ class KeptRelease:
         self._fit = fit
         self._booked = set(ledger.released_rows.tolist())
         """Rows of this run that were charged, in earlier sessions and in this one."""
-        self._last = self._read(_ANSWER)
+        kept = [state for state in map(self._read, _ANSWERS) if state is not None]
+        self._answers = {_rows_of(state).tobytes(): state for state in kept}
+        """Answers of earlier sessions, until rows are asked for that are new."""
+        # Rows that were noted and not booked come next, and are noted in the same place.
+        done = [one["place"] for one in kept if self._booked.issuperset(_rows_of(one).tolist())]
+        self._next = max(done, default=-1) + 1
+        """How many rounds were answered or paid for, so far; which file comes next."""
+        self._place = self._next
         self._paid: Int64[np.ndarray, " batch"] | None = None
 
     @property
@@ -81,20 +91,21 @@ class KeptRelease:
     def again(self, rows: Int64[np.ndarray, " batch"]) -> Int64[Tensor, " words"] | None:
         """Return what these rows were answered with before; None if they still have to be released.
 
-        Only a resumed session's first round can be one that was asked for before.
+        Only a resumed session's first rounds can be some that were asked for before.
 
         Raises:
-            PrivacyError: If a row of them was released, and not with the last answer.
+            PrivacyError: If a row of them was released, and not with one of the last answers.
         """
-        last, self._last = self._last, None
         known = self._booked.intersection(rows.tolist())
         if not known:
+            self._answers.clear()
             return None
-        if last is None or not np.array_equal(last["rows"].numpy(), rows) or len(known) < len(rows):
+        kept = self._answers.pop(rows.tobytes(), None)
+        if kept is None or len(known) < len(rows):
             raise _released_before(len(known))
-        words: Tensor | None = last["words"]
+        words: Tensor | None = kept["words"]
         if words is None:
-            self._paid = rows
+            self._paid, self._place = rows, kept["place"]
         return words
 
     def settle(self) -> None:
@@ -148,7 +159,7 @@ class KeptRelease:
         Rows that were booked when a crash came, and never answered, are not booked again.
 
         Raises:
-            PrivacyError: If a row of them was released; the last answer stays as it is then.
+            PrivacyError: If a row of them was released; all answers stay as they are then.
         """
         if self._paid is not None and np.array_equal(self._paid, rows):
             self._paid = None
@@ -156,14 +167,19 @@ class KeptRelease:
         asked = set(rows.tolist())
         if not self._booked.isdisjoint(asked):
             raise _released_before(len(self._booked & asked))
-        self._write(_ANSWER, {"rows": torch.from_numpy(rows), "words": None})
+        self._place, self._next = self._next, self._next + 1
+        self._write_answer(rows, None)
         epsilon = self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
         self._booked |= asked
         return epsilon
 
     def answered(self, rows: Int64[np.ndarray, " batch"], words: Int64[Tensor, " words"]) -> None:
         """Keep an answer; it is on the disk when this returns, and may be sent then."""
-        self._write(_ANSWER, {"rows": torch.from_numpy(rows), "words": words.cpu()})
+        self._write_answer(rows, words.cpu())
+
+    def _write_answer(self, rows: Int64[np.ndarray, " batch"], words: Tensor | None) -> None:
+        state = {"place": self._place, "rows": torch.from_numpy(rows), "words": words}
+        self._write(_ANSWERS[self._place % ROUNDS_AHEAD], state)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         if self._files is None:
@@ -172,7 +188,8 @@ class KeptRelease:
             state = self._files.read(name)
         except (FileNotFoundError, DamagedError):
             return None
-        return state if _IS_WHOLE[name](state) else None
+        whole = _is_release if name == _RELEASE else _is_answer
+        return state if whole(state) else None
 
     def _write(self, name: str, state: Mapping[str, Any]) -> None:
         if self._files is not None:
@@ -202,16 +219,22 @@ def _is_release(state: Mapping[str, Any]) -> bool:
 
 
 def _is_answer(state: Mapping[str, Any]) -> bool:
-    words = state.get("words", "")
-    return isinstance(state.get("rows"), Tensor) and isinstance(words, Tensor | None)
+    rows, words, place = state.get("rows"), state.get("words", ""), state.get("place")
+    return (
+        isinstance(rows, Tensor)
+        and rows.dtype == torch.int64
+        and isinstance(words, Tensor | None)
+        and type(place) is int
+        and place >= 0
+    )
+
+
+def _rows_of(state: Mapping[str, Any]) -> Int64[np.ndarray, " batch"]:
+    return state["rows"].contiguous().numpy()
 
 
 _FIXED: Final = {"indices", "distances"}
 _PICKED: Final = {"starts", "records", "distances", "sample"}
-_IS_WHOLE: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
-    _RELEASE: _is_release,
-    _ANSWER: _is_answer,
-}
 
 _ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
 _NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"

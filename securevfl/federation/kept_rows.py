@@ -1,9 +1,9 @@
 """What the primary of a frozen run keeps: every round's rows, from the moment it has them.
 
-A row is released once. So a run that was cut goes on behind the last round that lies here, and no
-round is announced before the one before it is on the disk. One round may have been announced and
-not kept: its rows are asked for again, and every secondary answers with what it answered before
-(:mod:`federation.kept_answers`).
+A row is released once. So a run that was cut goes on behind the last round that lies here. The next
+few (:data:`securevfl.federation.rounds.ROUNDS_AHEAD`) may have been announced and not kept: their
+rows are asked for again, and every secondary answers with what it answered before
+(:mod:`federation.kept_release`).
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.federation.rounds import ROUNDS_AHEAD
 from securevfl.federation.state_files import DamagedError, StateFolder
 
 
@@ -63,27 +64,28 @@ class KeptRows:
         self._files.write(_name(number), {"rows": rows, "aggregate": aggregate})
         self._kept[number] = aggregate
 
-    def asked_again(self, booked: Int64[np.ndarray, " rows"]) -> Int64[np.ndarray, " batch"] | None:
-        """Return the rows that were released and never kept, None if there are none.
+    def asked_again(self, booked: Int64[np.ndarray, " rows"]) -> list[Int64[np.ndarray, " batch"]]:
+        """Return the rows of each round that was released and never kept, in order.
 
         Args:
             booked: Rows that the primary's ledger has booked in this run.
 
         Raises:
-            PrivacyError: If they are more than the last round that was announced: no secondary
-                releases those again.
+            PrivacyError: If others are among them than the last rounds that were announced: no
+                secondary releases those again.
         """
         missing = self.missing()
         lost = [number for number in missing if np.isin(self.parts[number], booked).any()]
         if not lost:
-            return None
-        if lost != missing[:1] or lost[0] < max(self._kept, default=-1):
+            return []
+        last = lost == missing[: len(lost)] and lost[0] > max(self._kept, default=-1)
+        if not last or len(lost) > ROUNDS_AHEAD:
             raise PrivacyError(
                 f"{self._files.path / _name(lost[0])}: is missing or damaged, and the rows that it "
                 f"held cannot be released again; restore it from a copy, or start another run with "
                 f"another --out, which is charged to the table's total"
             )
-        return self.parts[lost[0]]
+        return [self.parts[number] for number in lost]
 
     def require_all(self) -> None:
         """Refuse a pass that is not whole; nothing is asked for.

@@ -1,8 +1,9 @@
 """What one round is: which rows, which secondaries, what for; and how all parties hear of it."""
 
-from collections.abc import Mapping, Sized
+from collections import deque
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,13 @@ from securevfl.core.errors import ProtocolError
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
+
+ROUNDS_AHEAD: Final = 8
+"""Most rounds that are announced and not yet answered, where none depends on another.
+
+Over a line with a round trip of 50 ms one round at a time waits 50 ms for each; eight wait once. A
+secondary of a frozen run keeps as many answers, so more would cost it disk.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +93,20 @@ class Exchange(Protocol):
         """
         ...
 
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the averages of rounds of which none depends on another, in their order.
+
+        Up to :data:`ROUNDS_AHEAD` rounds may be under way at once. A plan is taken from ``plans``
+        when its round is about to be announced, and no round is announced before the caller is
+        done with the average of that many rounds before it.
+
+        Reveals:
+            What :meth:`release` reveals, for each.
+        """
+        ...
+
     def return_gradient(
         self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
     ) -> None:
@@ -122,6 +144,13 @@ class Exchange(Protocol):
             To the secondaries: the epoch number and whether it was the best so far.
         """
         ...
+
+
+def noting(plans: Iterator[RoundPlan], taken: deque[RoundPlan]) -> Iterator[RoundPlan]:
+    """Yield plans, each put into ``taken`` as it is taken."""
+    for plan in plans:
+        taken.append(plan)
+        yield plan
 
 
 def active_parties(secondaries: Sized, party_dropout: float) -> int:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from securevfl.config.losses import goes_on
+from securevfl.core.errors import ProtocolError
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
 from securevfl.federation.rejoining import Rejoin
-from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.rounds import ROUNDS_AHEAD, EpochMark, RoundPlan
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.mpc.crypten_bridge import CrypTenBridge
@@ -116,7 +117,8 @@ class SecondaryServer:
             Whether the run is done; if not, this party joins the next session.
 
         Raises:
-            ProtocolError: If the primary leaves the protocol, fails or falls silent.
+            ProtocolError: If the primary leaves the protocol, announces more rounds ahead than it
+                may, fails or falls silent.
             PrivacyError: If a release that it asks for is forbidden; the ledger has decided.
 
         Reveals:
@@ -183,6 +185,13 @@ class SecondaryServer:
         return True
 
     def _round(self, plan: RoundPlan) -> None:
+        # Whoever has not had this round's answer may have announced so many and no more.
+        if (waiting := self.transport.waiting) >= ROUNDS_AHEAD:
+            raise ProtocolError(
+                f"round {plan.round_number}: the primary has sent {waiting} messages behind it; "
+                f"it may announce {ROUNDS_AHEAD} rounds ahead"
+            )
+
         def prepare() -> None:
             count = self.plan.cut.words(len(plan.rows))
             self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)

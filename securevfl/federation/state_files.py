@@ -17,16 +17,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_KINDS: Final = (
-    "run",
-    "presence",
-    "epoch-*",
-    "best-*",
-    "pretraining-*",
-    "release",
-    "answer",
-    "labels",
-)
+_KINDS: Final = ("run", "presence", "epoch-*", "best-*", "pretraining-*", "release", "labels")
 
 
 class DamagedError(ConfigError):
@@ -141,7 +132,7 @@ class StateFolder:
 
     def names(self) -> list[str]:
         """Return the names of all state files, damaged and foreign ones too, in order."""
-        patterns = [f"{kind}.pt" for kind in _KINDS] + ["released/*.pt"]
+        patterns = [f"{kind}.pt" for kind in _KINDS] + ["released/*.pt", "answers/*.pt"]
         found = [path for pattern in patterns for path in self.path.glob(pattern)]
         return sorted(path.relative_to(self.path).as_posix() for path in found)
 

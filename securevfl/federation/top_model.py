@@ -1,5 +1,6 @@
 """The primary's half of the network at work on rows, over any exchange."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.rounds import Exchange, Purpose, RoundPlan
-from securevfl.federation.splitavg import split_average
+from securevfl.federation.rounds import Exchange, Purpose, RoundPlan, noting
 from securevfl.models.alone.rule import scaled
 
 
@@ -67,12 +67,14 @@ class TopModel:
             To the primary: one average a row. To the secondaries: the rows' ids.
         """
         self.top.eval()
-        outputs = []
+        under_way: deque[RoundPlan] = deque()
+        plans = (
+            self._plan(batch, purpose, self.exchange.ranks)
+            for batch in consecutive_batches(rows, batch_size=self.batch_size)
+        )
         with torch.no_grad():
-            for batch in consecutive_batches(rows, batch_size=self.batch_size):
-                plan = self._plan(batch, purpose, self.exchange.ranks)
-                outputs.append(self._forward(plan, split_average(self.exchange, plan)))
-        return torch.cat(outputs)
+            aggregates = self.exchange.release_each(noting(plans, under_way))
+            return torch.cat([self._forward(under_way.popleft(), one) for one in aggregates])
 
     def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
         inputs, base = self._read(plan, aggregate)

@@ -314,6 +314,11 @@ class SecondaryTransport(Transport):
         self._loop.add(connection)
         self._loop.start()
 
+    @property
+    def waiting(self) -> int:
+        """Messages of the primary that have come and were not received yet."""
+        return len(self._connection(self.primary).incoming)
+
     def send(self, message: Message, *, owned: bool = False) -> None:
         """Send one message to the primary; see :meth:`PrimaryTransport.send`.
 

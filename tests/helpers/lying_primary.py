@@ -153,6 +153,11 @@ class Line(SecondaryTransport):
     def __init__(self) -> None:  # no socket is opened
         self.inbox: deque[Message] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """Messages that are on the wire."""
+        return len(self.inbox)
+
     def receive(self, kind: Any, *, round_number: int | None, deadline_s: float) -> Message:
         """Return the next message; refuse it as the star does if it is not due."""
         del deadline_s

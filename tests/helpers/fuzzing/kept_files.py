@@ -37,7 +37,7 @@ from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.network import NetworkModel
 from securevfl.models.mlp import MLP
 
-_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answer.pt", PRESENCE)
+_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)
 
 
 def _layer() -> torch.nn.Linear:
@@ -66,7 +66,7 @@ def _state_seeds() -> list[bytes]:
             },
             "digest": "d" * 64,
         },
-        {"rows": rows, "words": torch.arange(5)},
+        {"place": 0, "rows": rows, "words": torch.arange(5)},
         {"spans": [[0, [1, 2]], [3, [2]]]},
     )
     return [
@@ -154,7 +154,7 @@ _STATE_READERS: Final[Mapping[str, Callable[[StateFolder], None]]] = {
     "epoch-1.pt": _read_epoch,
     "released/1.pt": _read_rows,
     "release.pt": _read_release,
-    "answer.pt": _read_answer,
+    "answers/1.pt": _read_answer,
     PRESENCE: _read_presence,
 }
 

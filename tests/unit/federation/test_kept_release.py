@@ -11,6 +11,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.ledger import Ledger
+from securevfl.federation.rounds import ROUNDS_AHEAD
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.state_files import StateFolder
 from securevfl.linkage.links import LinkTable
@@ -24,9 +25,15 @@ WORDS = torch.arange(7)
 class Session:
     """One session of a secondary, on the same two files and the same ledger."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, batch_size: int = 32) -> None:
         config = read_federation(
-            write_federation(folder, rows=60, privacy=FROZEN, model={"release": "pooled"})
+            write_federation(
+                folder,
+                rows=60,
+                privacy=FROZEN,
+                model={"release": "pooled"},
+                training={"batch_size": batch_size},
+            )
         )
         facts = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12, run=RUN)
         plan = plan_run(config, facts)
@@ -98,16 +105,77 @@ def test_within_a_session_no_row_comes_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [FIRST, SECOND[:5], SECOND[::-1], np.r_[SECOND, 0], np.r_[SECOND[:-1], 0]]
+    "rows", [SECOND[:5], SECOND[::-1], np.r_[SECOND, 0], np.r_[SECOND[:-1], 0]]
 )
 def test_no_other_rows_come_again(rows: np.ndarray, tmp_path: Path) -> None:
-    """Neither earlier rounds, nor parts, other orders or mixtures of the last one."""
+    """Neither parts, other orders nor mixtures of the last ones."""
     with Session(tmp_path) as kept:
         answer(kept, FIRST, 1)
         answer(kept, SECOND, 2)
     with Session(tmp_path) as kept, pytest.raises(PrivacyError, match="released before"):
         kept.again(rows)
     assert charges(tmp_path) == 2
+
+
+PARTS = np.split(np.arange(60), 12)
+
+
+def answered_all(folder: Path) -> None:
+    with Session(folder, batch_size=5) as kept:
+        for number, part in enumerate(PARTS, 1):
+            answer(kept, part, number)
+
+
+@pytest.mark.parametrize("lost", [1, 3, ROUNDS_AHEAD])
+def test_answers_of_all_rounds_that_may_be_under_way_come_again(lost: int, tmp_path: Path) -> None:
+    """In their order, however many of them the primary has lost; none is charged again."""
+    answered_all(tmp_path)
+    for _ in range(2):
+        with Session(tmp_path, batch_size=5) as kept:
+            for number in range(len(PARTS) - lost + 1, len(PARTS) + 1):
+                again = kept.again(PARTS[number - 1])
+                assert again is not None
+                assert torch.equal(again, WORDS + number)
+    assert charges(tmp_path) == len(PARTS)
+
+
+def test_an_answer_of_before_comes_never_again(tmp_path: Path) -> None:
+    """Whoever asks for it has lost what it had kept, or lies."""
+    answered_all(tmp_path)
+    with (
+        Session(tmp_path, batch_size=5) as kept,
+        pytest.raises(PrivacyError, match="released before"),
+    ):
+        kept.again(PARTS[-ROUNDS_AHEAD - 1])
+    assert charges(tmp_path) == len(PARTS)
+
+
+@pytest.mark.parametrize("cut", ["noted", "booked"])
+def test_a_crash_within_a_round_takes_no_answer_of_those_before(cut: str, tmp_path: Path) -> None:
+    """Cut over and over in the same round: the seven before it are still there, in their words."""
+    before = PARTS[: ROUNDS_AHEAD - 1]
+    with Session(tmp_path, batch_size=5) as kept:
+        for number, part in enumerate(before, 1):
+            answer(kept, part, number)
+    for _ in range(3):
+        with Session(tmp_path, batch_size=5) as kept, pytest.MonkeyPatch.context() as patch:
+            for number, part in enumerate(before, 1):
+                again = kept.again(part)
+                assert again is not None
+                assert torch.equal(again, WORDS + number)
+            assert kept.again(PARTS[len(before)]) is None
+            kept.settle()
+            if cut == "noted":
+                patch.setattr(Ledger, "charge", lambda *_, **__: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    kept.charge(round_number=8, rows=PARTS[len(before)], purpose="release")
+            else:
+                kept.charge(round_number=8, rows=PARTS[len(before)], purpose="release")
+    with Session(tmp_path, batch_size=5) as kept:
+        for part in before:
+            assert kept.again(part) is not None
+        answer(kept, PARTS[len(before)], 8)
+    assert charges(tmp_path) == ROUNDS_AHEAD
 
 
 def test_the_last_answer_comes_first_or_not_at_all(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """SplitAvg as autograd sees it: a plain average, and for each secondary one term of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -33,6 +33,9 @@ class PlainExchange:
         with torch.enable_grad():
             self.terms = {r: self.bottoms[r](self.inputs[r][rows]) for r in plan.active}
         return torch.stack([term.detach() for term in self.terms.values()]).mean(0)
+
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[Tensor]:
+        return map(self.release, plans)
 
     def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
         self.returned.append(gradient)

@@ -17,6 +17,7 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.kept_release import KeptRelease
 from securevfl.federation.kept_rows import KeptRows
+from securevfl.federation.rounds import ROUNDS_AHEAD
 from securevfl.federation.state_files import read_state
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -214,7 +215,7 @@ def cut_within(path: Path, out: Path, *, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("harm", ["deleted", "flipped"])
-@pytest.mark.parametrize("name", ["release.pt", "answer.pt"])
+@pytest.mark.parametrize("name", ["release.pt", "answers/2.pt"])
 def test_lost_state_of_a_secondary_is_refused(
     harm: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,17 +230,18 @@ def test_lost_state_of_a_secondary_is_refused(
     damage(out / "parties" / "bank-2" / name, harm)
     if name == "release.pt":
         # The last answer does not need it; what comes behind it does.
-        damage(out / "parties" / "bank-2" / "answer.pt", harm)
+        damage(out / "parties" / "bank-2" / "answers/2.pt", harm)
     with pytest.raises(PrivacyError, match=r"released.*another --out, which is charged"):
         run(path, out, resume=True)
     assert {party: rows_charged(out, party) for party in PARTIES} == before
 
 
-def test_a_primary_that_lost_its_rows_asks_for_none(tmp_path: Path) -> None:
+def test_a_primary_that_lost_more_than_was_under_way_asks_for_none(tmp_path: Path) -> None:
     """Deleted releases are not released once more, not even by a plan without an epsilon."""
     privacy = {**NOISY, "noise_multiplier": 1.0}
     del privacy["epsilon"]
-    path = federation(tmp_path, noise=True, privacy=privacy)
+    training = {"epochs": 1, "batch_size": ROWS // (ROUNDS_AHEAD + 1)}
+    path = federation(tmp_path, noise=True, privacy=privacy, training=training)
     out = tmp_path / "run"
     run(path, out)
     (out / "metrics.json").unlink()

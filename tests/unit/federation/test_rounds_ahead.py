@@ -1,0 +1,154 @@
+"""Rounds that depend on nothing are announced ahead: so many, in order, and never more."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.lying_primary import PARTIES, RUN, Played, Promise, world
+from torch import Tensor
+
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.cut import Cut
+from securevfl.federation.exchange_of_released_rows import release_once
+from securevfl.federation.exchange_over_star import FederatedExchange
+from securevfl.federation.kept_rows import KeptRows
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.messages import Announcement, Share
+from securevfl.federation.rounds import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.state_files import StateFolder
+from securevfl.mpc.ring_format import RingFormat
+from securevfl.runtime.charged_exchange import ChargedExchange
+from securevfl.transport.message import Message
+from securevfl.transport.star import PrimaryTransport
+
+CUT = Cut(
+    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
+)
+ROUNDS = 3 * ROUNDS_AHEAD
+
+
+class Star(PrimaryTransport):
+    """The primary's end, before two secondaries that say at once what a row's number makes."""
+
+    def __init__(self) -> None:  # no socket is opened
+        self.plans: dict[int, RoundPlan] = {}
+        self.events: list[tuple[str, int]] = []
+
+    def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
+        """Note an announced round."""
+        del names, owned
+        plan = Announcement.from_message(message).plan
+        self.plans[plan.round_number] = plan
+        self.events.append(("announced", plan.round_number))
+
+    def receive_each(
+        self, names: Sequence[str], kind: Any, *, round_number: int | None, deadline_s: float
+    ) -> Iterator[Message]:
+        """Yield every secondary's words of a round."""
+        del kind, deadline_s
+        assert round_number is not None
+        rows = torch.from_numpy(self.plans[round_number].rows).int()
+        for _ in names:
+            units = torch.stack([rows, -rows], dim=1)[:, None]
+            words = CUT.encode(units).numpy()
+            yield Share(round_number=round_number, words=words).to_message()
+
+
+class Book(Ledger):
+    """A ledger that notes when it is charged."""
+
+    def __init__(self, events: list[tuple[str, int]]) -> None:  # no file is opened
+        self.events = events
+
+    def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
+        """Note it."""
+        del rows, purpose
+        self.events.append(("charged", round_number))
+        return 0.0
+
+
+def exchange(star: Star) -> FederatedExchange:
+    return FederatedExchange(
+        star, {1: "a", 2: "b"}, CUT, deadline_s=1.0, device=torch.device("cpu")
+    )
+
+
+def one_by_one(parts: Sequence[np.ndarray]) -> Tensor:
+    over = exchange(Star())
+    plans = (
+        RoundPlan(round_number=number, rows=rows, active=(1, 2), purpose="release")
+        for number, rows in enumerate(parts, 1)
+    )
+    return torch.cat([over.release(plan) for plan in plans])
+
+
+def test_rounds_are_announced_ahead_and_no_further(tmp_path: Path) -> None:
+    """Each is charged before it is announced, and the eighth before it is on the disk by then.
+
+    What comes back is what one round at a time brings.
+    """
+    star = Star()
+    files = StateFolder(tmp_path, settings_digest="abc")
+    files.run = RUN
+    parts = np.split(np.arange(2 * ROUNDS), ROUNDS)
+    kept = KeptRows(files, parts, shape=CUT.shape)
+    keep = kept.keep
+
+    def noted(number: int, aggregate: Tensor) -> None:
+        keep(number, aggregate)
+        star.events.append(("kept", number + 1))
+
+    kept.keep = noted  # type: ignore[method-assign]
+    charged = ChargedExchange(exchange(star), Book(star.events), lambda _: None)
+    found = release_once(charged, kept, observe=lambda _: None)
+
+    assert torch.equal(found, one_by_one(parts))
+    at = {event: place for place, event in enumerate(star.events)}
+    assert len(at) == 3 * ROUNDS
+    for number in range(1, ROUNDS + 1):
+        assert at["charged", number] < at["announced", number] < at["kept", number]
+        if number > ROUNDS_AHEAD:
+            assert at["kept", number - ROUNDS_AHEAD] < at["charged", number]
+    # The first is waited for when all that may be are under way.
+    assert at["announced", ROUNDS_AHEAD] < at["kept", 1]
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Iterator[Played]:
+    played = Played(Promise(encoder="frozen", links=1), tmp_path)
+    facts = world(played.promise).facts
+    played.join(facts, resume=False)
+    yield played
+    played.leave()
+
+
+def announced(count: int) -> list[Message]:
+    active = tuple(range(1, PARTIES + 1))
+    return [
+        Announcement(
+            plan=RoundPlan(
+                round_number=row + 1, rows=np.array([row]), active=active, purpose="release"
+            )
+        ).to_message()
+        for row in range(count)
+    ]
+
+
+def test_a_primary_that_announces_further_ahead_is_refused(game: Played) -> None:
+    """Before anything of it is used: nothing is charged, and nothing leaves."""
+    refused = game.say(*announced(ROUNDS_AHEAD + 1))
+    assert isinstance(refused, ProtocolError)
+    assert f"it may announce {ROUNDS_AHEAD} rounds ahead" in str(refused)
+    assert game.left == []
+    assert game.ledger.row_releases == 0
+
+
+def test_as_many_rounds_as_may_be_under_way_are_heard(game: Played) -> None:
+    """They are answered in their order, up to what one pass allows."""
+    passes = game.plan.releases.rounds
+    assert passes <= ROUNDS_AHEAD
+    assert game.say(*announced(passes)) is None
+    assert game.ledger.row_releases == passes
