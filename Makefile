@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz ci clean docs docs-pages
+.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -70,6 +70,11 @@ TARGETS ?=
 fuzz: install      ## INPUTS=100000 inputs that nobody would write to each decoder, ENGINE=random or atheris
 	@test $(ENGINE) != atheris || $(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	nice -n 10 $(BIN)/python tools/fuzz.py $(TARGETS) --inputs $(INPUTS) --engine $(ENGINE) --seed $(SEED)
+
+CYCLES ?= 200
+
+chaos: install     ## kill parties of CYCLES=200 small runs at random, SEED=1, and see that nothing is lost
+	nice -n 10 $(BIN)/python tools/chaos.py --cycles $(CYCLES) --seed $(SEED)
 
 ci:         ## exactly what CI runs
 	bash .ci/run

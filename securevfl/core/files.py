@@ -7,6 +7,7 @@ the mode that the user's umask gives new files.
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ _PRIVATE: Final = 0o600
 _FOR_OTHERS: Final = 0o666  # less the user's umask
 _FOLDER: Final = 0o700
 _SUFFIX_BYTES: Final = 8
+_BESIDE: Final = re.compile(rf"\..+\.[0-9a-f]{{{2 * _SUFFIX_BYTES}}}")
 
 BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 """For ``os.open``: Windows alters line ends without it."""
@@ -146,6 +148,22 @@ def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
         raise ConfigError(
             f"{what} {path}: cannot be written ({error.strerror}); choose another with --out"
         ) from None
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left, in and below a folder.
+
+    Nobody may be writing there.
+
+    Raises:
+        StorageError: If one cannot be removed.
+    """
+    for path in folder.rglob(".*"):
+        if _BESIDE.fullmatch(path.name):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise StorageError.of(path, error) from None
 
 
 def _beside(path: Path) -> Path:

@@ -117,6 +117,8 @@ class PartyFiles:
             federation=self._config.federation.name,
             settings=self._config.settings_digest,
         )
+        # Who holds the ledger is this party's only process.
+        files.remove_unfinished(self.folder)
         if not self.resume:
             # A run that failed before its first release has used nothing but its folder's name.
             if self._simulated and ledger.has_spent:

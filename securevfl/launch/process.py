@@ -226,6 +226,11 @@ class PartyProcess:
         """Whether a signal has ended the process: it said nothing of its own accord."""
         return self.exit is not None and self.exit.exit_code < 0
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether the process has ended with exit code 0."""
+        return self.exit is not None and self.exit.exit_code == 0
+
     def own_failure(self) -> PartyFailure | None:
         """Return the failure that this process's end stands for, or None if it ended well."""
         if self.exit is None or self.exit.exit_code == 0:

@@ -13,8 +13,9 @@ from securevfl.launch.outcome import PartyExit, PartyFailure
 from securevfl.launch.process import PartyCommand, PartyProcess
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
-Again = Callable[[PartyCommand, PartyFailure], PartyCommand | None]
-"""Returns how a party that was killed is started again; None: it is not."""
+Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
+"""Returns how a party that was killed is started again, or, without a failure, one that ended well
+and may be needed once more; None: it is not."""
 MayBeMissing = Callable[[str], bool]
 """Says, by a party's name, whether the run goes on, or has ended well, without it."""
 
@@ -46,7 +47,8 @@ def run_party_processes(
         commands: One a party.
         deadline_s: Seconds for all of it.
         on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
-        again: Asked about each party that a signal has ended.
+        again: Asked about each party that a signal has ended, and after these about each that has
+            ended well, until the last has.
         may_be_missing: Asked about each party that has failed, and about each that still runs: a
             run does not fail with such a party, and does not wait for it.
         grace_s: Seconds between a failure and the end of the others.
@@ -195,10 +197,9 @@ class Launch:
                 self._on_event(party.name, event)
 
     def _start_again(self, again: Again) -> None:
-        for party in [party for party in self.parties if party.was_killed]:
-            failure = party.own_failure()
-            assert failure is not None, "it was killed"
-            command = again(party.command, failure)
+        well = [party for party in self.parties if party.ended_well]
+        for party in [*(party for party in self.parties if party.was_killed), *well]:
+            command = again(party.command, party.own_failure())
             if command is not None:
                 self.forget(party)
                 self.start(command)

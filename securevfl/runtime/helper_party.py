@@ -3,6 +3,7 @@
 from typing import Final
 
 from securevfl.config.link_spec import link_spec
+from securevfl.core.progress import Stage
 from securevfl.federation.handshake import joined
 from securevfl.federation.messages import Ready
 from securevfl.linking.kept_links import LinkCache
@@ -43,6 +44,7 @@ def run_helper(life: PartyLife) -> None:
     ) as star:
         files.log("connected")
         star.transport.send(Ready().to_message())
+        life.observe(Stage(text="helping"))
         spec, role = link_spec(config), config.party(name).role
         assert role == "coordinator" or role == "dealer", "others have a table"
         if role in spec.roles.helpers:

@@ -454,6 +454,8 @@ def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(
                 os.kill(event["loaded_by"], signal.SIGKILL)
 
     def start_again(command, failure):
+        if failure is None:
+            return None
         again.append(failure.reason)
         return forked(tmp_path, module, command.name, "end")
 
@@ -466,6 +468,33 @@ def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(
     assert len(loaded_by) == 2
     assert len(again) == 1
     assert again[0].startswith("was ended by SIGKILL")
+
+
+def test_who_is_through_is_started_again_for_one_that_was_killed(tmp_path):
+    """The one that was killed could not end alone; nobody is asked for when all are through."""
+    runs = {
+        "agency": "open('second' if os.path.exists('ready') else 'ready', 'w').close()\n",
+        "bank": "while not os.path.exists('ready'): time.sleep(0.01)\n"
+        "if not os.path.exists('killed'):\n"
+        "    open('killed', 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while not os.path.exists('second'): time.sleep(0.01)\n",
+    }
+    again = []
+
+    def start_again(command, failure):
+        if failure is None and again != ["bank"]:
+            return None
+        again.append(command.name)
+        return command
+
+    exits = run_party_processes(
+        [command(tmp_path, name, script) for name, script in runs.items()],
+        deadline_s=DEADLINE_S,
+        again=start_again,
+    )
+    assert {name: end.exit_code for name, end in exits.items()} == {"agency": 0, "bank": 0}
+    assert again == ["bank", "agency"]
 
 
 def test_what_cannot_be_loaded_is_said_by_the_party(tmp_path, module):

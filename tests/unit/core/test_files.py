@@ -136,3 +136,22 @@ def test_damaged_figures_are_one_line(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"metrics\.json: (is not JSON|holds no figures)"):
         files.read_json(path)
+
+
+def test_what_a_killed_process_has_not_finished_is_removed(tmp_path):
+    """Its temporary files at any depth, and nothing that has a name of its own."""
+    kept = [tmp_path / ".hidden", tmp_path / "parties" / "model.0123456789abcdef"]
+    for path in kept:
+        files.write_text(path, "kept")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.os, "fsync", killed)
+        patch.setattr(files.Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            files.write_text(tmp_path / "parties" / "epoch-1.pt", "half")
+    assert len(list(tmp_path.rglob("*epoch-1*"))) == 1
+    files.remove_unfinished(tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
