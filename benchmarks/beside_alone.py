@@ -10,8 +10,10 @@ sklearn need no ``SECUREVFL_DATA``.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -195,17 +197,19 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]
         if not methods:
             continue
         out = folder / path.stem
-        run_compare(
-            path,
-            methods=",".join(methods),
-            seeds=options.seeds,
-            engines=Engines(jobs=options.jobs),
-            out=out,
-            metric=None,
-            device="cpu",
-            data_root=None,
-            as_json=False,
-        )
+        # With --json nothing but JSON stands on stdout.
+        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+            run_compare(
+                path,
+                methods=",".join(methods),
+                seeds=options.seeds,
+                engines=Engines(jobs=options.jobs),
+                out=out,
+                metric=None,
+                device="cpu",
+                data_root=None,
+                as_json=False,
+            )
         comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
         for method, figures in comparison["methods"].items():
             sign = 1 if comparison["higher_is_better"] else -1

@@ -16,6 +16,8 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
 """Returns how a party that was killed is started again, or, without a failure, one that ended well
 and may be needed once more; None: it is not."""
+MayBeMissing = Callable[[str], bool]
+"""Says, by a party's name, whether the run goes on, or has ended well, without it."""
 
 # How long the other parties may take to hear of a failure and to end by themselves.
 GRACE_S: Final = 5.0
@@ -32,6 +34,7 @@ def run_party_processes(
     deadline_s: float,
     on_event: OnEvent | None = None,
     again: Again | None = None,
+    may_be_missing: MayBeMissing = lambda _name: False,
     grace_s: float = GRACE_S,
 ) -> dict[str, PartyExit]:
     """Run every party to its end, together.
@@ -46,10 +49,12 @@ def run_party_processes(
         on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
         again: Asked about each party that a signal has ended, and after these about each that has
             ended well, until the last has.
+        may_be_missing: Asked about each party that has failed, and about each that still runs: a
+            run does not fail with such a party, and does not wait for it.
         grace_s: Seconds between a failure and the end of the others.
 
     Returns:
-        How each ended, by name; all with exit code 0.
+        How each ended, by name; all with exit code 0, but for those that may be missing.
 
     Raises:
         SecureVflError: The kind that fits the exit code of the party where the failure began,
@@ -67,7 +72,10 @@ def run_party_processes(
         for command in commands:
             launch.start(command)
         failure = launch.watch(
-            deadline=time.monotonic() + deadline_s, deadline_s=deadline_s, again=again
+            deadline=time.monotonic() + deadline_s,
+            deadline_s=deadline_s,
+            again=again,
+            may_be_missing=may_be_missing,
         )
         if failure is not None:
             failure = launch.wind_up(failure, grace_s=grace_s)
@@ -100,21 +108,29 @@ class Launch:
         party.close()
 
     def watch(
-        self, *, deadline: float, deadline_s: float, again: Again | None = None
+        self,
+        *,
+        deadline: float,
+        deadline_s: float,
+        again: Again | None,
+        may_be_missing: MayBeMissing,
     ) -> PartyFailure | None:
-        """Wait until all have ended well, one has failed, or time is over."""
-        while any(party.exit is None for party in self.parties):
+        """Wait until all that must have ended well, one of them has failed, or time is over."""
+        while late := [
+            party.name
+            for party in self.parties
+            if party.exit is None and not may_be_missing(party.name)
+        ]:
             self.turn()
             if again is not None:
                 self._start_again(again)
-            failure = self._first_failure()
+            failure = self._first_failure(may_be_missing)
             if failure is not None:
                 return failure
             if time.monotonic() > deadline:
-                late = ", ".join(party.name for party in self.parties if party.exit is None)
                 reason = f"did not end within {deadline_s:g} s"
-                return PartyFailure(party=late, reason=reason, exit_code=_LOST)
-        return None
+                return PartyFailure(party=", ".join(late), reason=reason, exit_code=_LOST)
+        return self._first_failure(may_be_missing)
 
     def wind_up(self, failure: PartyFailure, *, grace_s: float) -> PartyFailure:
         """Let the others end by themselves, and return where the failure really began.
@@ -188,9 +204,9 @@ class Launch:
                 self.forget(party)
                 self.start(command)
 
-    def _first_failure(self) -> PartyFailure | None:
+    def _first_failure(self, may_be_missing: MayBeMissing) -> PartyFailure | None:
         for party in self.parties:
             failure = party.own_failure()
-            if failure is not None:
+            if failure is not None and not may_be_missing(party.name):
                 return failure
         return None

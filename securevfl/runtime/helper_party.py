@@ -9,7 +9,10 @@ from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.parties import help_to_link
 from securevfl.linking.protections.table import reveals_of
 from securevfl.runtime.party_job import PartyLife
+from securevfl.transport.message import StarKind
 from securevfl.voting.processes import deal_over
+
+_LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
 
 # What a helper's log calls its part.
 _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
@@ -17,6 +20,8 @@ _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 def run_helper(life: PartyLife) -> None:
     """Take part in linkage as the coordinator or the dealer, and deal masks where votes need them.
+
+    Where a session that is lost is followed by another one, stay until the run is over.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party.
@@ -52,3 +57,8 @@ def run_helper(life: PartyLife) -> None:
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_votes:
             files.log("dealt for votes", secondaries=deal_over(star, config))
+        if config.runtime.on_loss == "wait":
+            # A session that is lost is followed by another, which links with this party's help.
+            star.transport.receive(
+                StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
+            )

@@ -11,6 +11,7 @@ from typing import Any, Final
 import tomli_w
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
 from securevfl.config.parties import parse_address
 from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
@@ -319,6 +320,14 @@ def _run_parties(
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             observe(event)
 
+    def may_be_missing(name: str) -> bool:
+        if name == primary or not goes_on(config):
+            return False
+        # Until it has ended, the primary goes on without them or fails itself.
+        absences = outcome.get("absences") or ()
+        gone = {one["party"] for one in absences if one["to_epoch"] is None}
+        return not outcome or name in gone
+
     with _parties_here(config) as here:
         commands = [
             command
@@ -340,6 +349,7 @@ def _run_parties(
                 deadline_s=_LAUNCH_DEADLINE_S,
                 on_event=on_event,
                 again=again if config.runtime.on_loss != "stop" else None,
+                may_be_missing=may_be_missing,
             )
         finally:
             if not of_all:  # others may be serving this model, and write

@@ -137,7 +137,9 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | Rejoin:
         if voting is not None:
             voting.end()
         countersigning.request("end")
-        transport.broadcast(secondaries, Done().to_message())
+        staying = [party.name for party in config.callers if party.is_helper]
+        staying = staying if config.runtime.on_loss == "wait" else []
+        transport.broadcast([*secondaries, *staying], Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
         return write_pretraining(job.run_folder, run.pretraining, traffic, alignment=run.alignment)

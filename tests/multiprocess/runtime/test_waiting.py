@@ -2,12 +2,13 @@
 
 import os
 import signal
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
+from helpers.federations import save, write_federation
 from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
@@ -77,6 +78,40 @@ def test_killed_parties_are_started_again_and_nothing_but_time_is_lost(
     assert {name: found.metrics[name] for name in FIGURES} == {
         name: whole.metrics[name] for name in FIGURES
     }
+
+
+def test_helpers_stay_as_long_as_they_may_be_needed_again(tmp_path: Path) -> None:
+    """The session after a loss links with them, whoever was lost, and however long after."""
+    path = federation(tmp_path)
+    source = tomllib.loads(path.read_text())
+    source["party"] += [{"name": role, "role": role} for role in ("coordinator", "dealer")]
+    source["linkage"] = {"protection": "shares", "ranges": [[-1.0, 11.0]] * 2}
+    out = tmp_path / "run"
+    watcher = Watcher({2: kill(out, "bank-1"), 3: kill(out, "dealer")})
+    found = sv.train(save(tmp_path, source), out=out, observe=watcher)
+    assert found.metrics["epochs"] == EPOCHS
+    for name in ("bank-1", "dealer"):
+        assert any(text.startswith(f"{name}: was ended by SIGKILL") for text in watcher.told)
+    assert processes_of(out) == {}
+
+
+def test_a_run_that_goes_on_without_a_hung_party_does_not_wait_for_it_in_the_end(
+    tmp_path: Path,
+) -> None:
+    """Nor does it fail with it: the launcher ends the process, and the figures say who was gone."""
+    out = tmp_path / "run"
+    path = write_federation(
+        tmp_path,
+        secondaries=3,
+        rows=60,
+        training={"epochs": EPOCHS, "batch_size": 16},
+        runtime={"on_loss": "continue", "continue_after_s": 0.2, "silence_timeout_s": 3.0},
+    )
+    watcher = Watcher({2: kill(out, "bank-3", signal.SIGSTOP)})
+    found = sv.train(path, out=out, observe=watcher)
+    assert found.metrics["epochs"] == EPOCHS
+    assert found.metrics["absences"] == [{"party": "bank-3", "from_epoch": 2, "to_epoch": None}]
+    assert processes_of(out) == {}
 
 
 def test_a_party_that_stood_still_comes_back_by_itself(tmp_path: Path) -> None:
