@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,22 +20,20 @@ from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import (
     CiphertextsMade,
     Observer,
-    ProgressEvent,
     SpendingPlanned,
-    Stage,
     Warned,
     event_of,
 )
 from securevfl.federation.absence import idle_helpers
-from securevfl.federation.checkpoint import has_begun
 from securevfl.launch.keeping import KeptProcesses, keeping
-from securevfl.launch.outcome import PartyExit, PartyFailure
+from securevfl.launch.outcome import PartyExit
 from securevfl.launch.ports import reserved_port
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import NewRows
 from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.starting_again import StartAgain, going_on
 from securevfl.transport.identity import Identity
 from securevfl.transport.provision import fleeting
 
@@ -312,7 +309,7 @@ def _run_parties(
     files.require_writable_folder(run_folder)
     primary = config.primary.name
     outcome: dict[str, Any] = {}
-    again = _StartAgain(config, run_folder, observe)
+    again = StartAgain(config, run_folder, observe)
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report.items() if key != "event"}
@@ -338,12 +335,14 @@ def _run_parties(
                 run_folder,
                 data_root,
                 device=device,
-                of_all=[*(["--resume"] if resume else []), *of_all],
+                of_all=of_all,
                 of_primary=more,
                 log_name=log_name,
             )
             if command.name not in without
         ]
+        if resume:
+            commands = [going_on(command, run_folder) for command in commands]
         try:
             exits = run_party_processes(
                 commands,
@@ -356,46 +355,6 @@ def _run_parties(
             if not of_all:  # others may be serving this model, and write
                 files.remove_unfinished(run_folder)
     return outcome, exits
-
-
-class _StartAgain:
-    """Says how parties that were killed are started again, as often as a run may be lost."""
-
-    def __init__(self, config: FederationConfig, run_folder: Path, observe: Observer) -> None:
-        self._config, self._run_folder, self._observe = config, run_folder, observe
-        self._killed = 0
-        self._away: set[str] = set()
-        # Once for each that was killed, at most: no mistake of ours may go round for ever.
-        self._called_back: Counter[str] = Counter()
-
-    def heard(self, name: str, event: ProgressEvent | None) -> None:
-        """Note what a party tells as soon as it is in a session: its spending, or its helping."""
-        helps = self._config.party(name).is_helper
-        if isinstance(event, Stage if helps else SpendingPlanned):
-            self._away.discard(name)
-
-    def __call__(self, command: PartyCommand, failure: PartyFailure | None) -> PartyCommand | None:
-        if failure is None:
-            # It ended with a session that one of those who are still away was killed in: that one
-            # has the end of the run before it, and for that needs those who are through.
-            if not self._is_needed() or self._called_back[command.name] >= self._killed:
-                return None
-            self._called_back[command.name] += 1
-        else:
-            self._killed += 1
-            if self._killed >= self._config.runtime.most_losses:
-                return None
-            self._observe(Warned(text=f"{failure.party}: {failure.reason}; it is started again"))
-            self._away.add(command.name)
-        begun = has_begun(self._run_folder / "parties" / command.name)
-        resume = ["--resume"] if begun and "--resume" not in command.arguments else []
-        return replace(command, arguments=[*command.arguments, *resume])
-
-    def _is_needed(self) -> bool:
-        """Whether somebody is away without whom no run ends."""
-        if goes_on(self._config):
-            return self._config.primary.name in self._away
-        return bool(self._away)
 
 
 def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -> FederationConfig:

@@ -74,6 +74,9 @@ def ledger_faults(
         findings = []
     yield from (f"verify: {one.party}: {one.text}" for one in findings if one.good is False)
     for party, path in tables.items():
+        if not path.exists():
+            yield f"{party}: has no ledger"
+            continue
         entries = [json.loads(line) for line in path.read_text().splitlines()]
         for fault in uncharged(notes.get(party, ()), entries, once=once):
             yield f"{party}: {fault}"

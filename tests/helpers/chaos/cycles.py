@@ -192,14 +192,15 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
         faults += _faults_of(ended, drawn, drawn.strikes[before:fallen])
         if faults:
             break
-    equal, ledgers = None, list[str]()
+    budget, notes = budget_of(drawn.kind), notes_of(watch.notes)
+    if drawn.kind == "pretraining":
+        notes = {}  # its sums are not in the ledger, as they are of no record's features
+    once = drawn.kind.startswith("frozen")
+    ledgers = list(ledger_faults(watch.out, ledgers_of(folder), notes, once=once, budget=budget))
+    faults += ledgers
+    equal = False if drawn.kind in WITHOUT_NOISE else None
     if not launches[-1].code:
-        budget, notes = budget_of(drawn.kind), notes_of(watch.notes)
-        if drawn.kind == "pretraining":
-            notes = {}  # its sums are not in the ledger, as they are of no record's features
-        once = drawn.kind.startswith("frozen")
-        ledgers += ledger_faults(watch.out, ledgers_of(folder), notes, once=once, budget=budget)
-        faults += [*ledgers, *left_behind(folder, whole.folder)]
+        faults += left_behind(folder, whole.folder)
         if drawn.kind in WITHOUT_NOISE:
             unlike = list(differences(watch.out, whole.folder / "run"))
             equal = not unlike
