@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.launch import nursery
 from securevfl.launch.nursery import Nursery
 from securevfl.launch.outcome import PartyExit, PartyFailure
@@ -26,6 +26,7 @@ _TERMINATE_S: Final = 2.0
 # Process ends are noticed within this time, reports at once.
 _POLL_S: Final = 0.05
 _LOST: Final = 3
+_OF_ITS_OWN: Final = (SecureVflError.exit_code, ConfigError.exit_code, PrivacyError.exit_code)
 
 
 def run_party_processes(
@@ -49,8 +50,9 @@ def run_party_processes(
         on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
         again: Asked about each party that a signal has ended, and after these about each that has
             ended well, until the last has.
-        may_be_missing: Asked about each party that has failed, and about each that still runs: a
-            run does not fail with such a party, and does not wait for it.
+        may_be_missing: Asked about each party that was lost, and about each that still runs: a run
+            does not fail with such a party, and does not wait for it. One that fails by an error
+            of its own (exit code 1, 2 or 4) ends the run all the same.
         grace_s: Seconds between a failure and the end of the others.
 
     Returns:
@@ -207,6 +209,9 @@ class Launch:
     def _first_failure(self, may_be_missing: MayBeMissing) -> PartyFailure | None:
         for party in self.parties:
             failure = party.own_failure()
-            if failure is not None and not may_be_missing(party.name):
+            if failure is None:
+                continue
+            # An error of its own is nothing that others can go on without hearing of.
+            if failure.exit_code in _OF_ITS_OWN or not may_be_missing(party.name):
                 return failure
         return None
