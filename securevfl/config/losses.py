@@ -9,6 +9,11 @@ def goes_on(config: FederationConfig) -> bool:
     return config.runtime.on_loss == "continue"
 
 
+def helpers_stay(config: FederationConfig) -> bool:
+    """Whether a coordinator or dealer stays to the run's end: who is lost is linked once more."""
+    return config.runtime.on_loss == "wait"
+
+
 def least_in_training(config: FederationConfig) -> int:
     """Return how few secondaries a session of training may have; noise is made for so few.
 

@@ -136,17 +136,13 @@ class FederatedExchange:
             What :meth:`securevfl.federation.rounds.Exchange.release_each` reveals.
         """
         under_way: deque[RoundPlan] = deque()
-        more = True
-        while more or under_way:
-            while more and len(under_way) < ROUNDS_AHEAD:
-                plan = next(plans, None)
-                if plan is None:
-                    more = False
-                    break
-                self._announce(plan)
-                under_way.append(plan)
-            if under_way:
+        for plan in plans:
+            self._announce(plan)
+            under_way.append(plan)
+            if len(under_way) == ROUNDS_AHEAD:
                 yield self._collect(under_way.popleft())
+        while under_way:
+            yield self._collect(under_way.popleft())
 
     def _announce(self, plan: RoundPlan) -> None:
         self._tell(plan.active, Announcement(plan=plan))

@@ -3,6 +3,7 @@
 from typing import Final
 
 from securevfl.config.link_spec import link_spec
+from securevfl.config.losses import helpers_stay
 from securevfl.core.progress import Stage
 from securevfl.federation.handshake import joined
 from securevfl.federation.messages import Ready
@@ -59,7 +60,7 @@ def run_helper(life: PartyLife) -> None:
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_votes:
             files.log("dealt for votes", secondaries=deal_over(star, config))
-        if config.runtime.on_loss == "wait":
+        if helpers_stay(config):
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on, least_in_training
+from securevfl.config.losses import goes_on, helpers_stay, least_in_training
 from securevfl.config.parties import parse_address
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError
@@ -137,8 +137,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | Rejoin:
         if voting is not None:
             voting.end()
         countersigning.request("end")
-        staying = [party.name for party in config.callers if party.is_helper]
-        staying = staying if config.runtime.on_loss == "wait" else []
+        staying = [p.name for p in config.callers if p.is_helper and helpers_stay(config)]
         transport.broadcast([*secondaries, *staying], Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
