@@ -94,8 +94,9 @@ def check_validity(
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
         raise ConfigError(
-            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC; "
-            f"make a new one with securevfl provision"
+            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
+            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl provision, or set "
+            f"the clock"
         )
     if now < first:
         raise ConfigError(
