@@ -81,6 +81,19 @@ def _cells(asked: argparse.Namespace, left_out: dict[str, str]) -> list[_Cell]:
     ]
 
 
+def _name(one: dict[str, Any]) -> _Cell:
+    return one["fault"], one["role"], one["phase"], one["on_loss"]
+
+
+def _recorded(record: Path, cells: Sequence[_Cell]) -> list[dict[str, Any]]:
+    """Return the last figures that a record has of each cell."""
+    if not record.exists():
+        return []
+    lines = record.read_text(encoding="utf-8").splitlines()
+    last = {_name(one): one for one in map(json.loads, lines)}
+    return [last[cell] for cell in cells if cell in last]
+
+
 def _run_all(asked: argparse.Namespace, cells: Sequence[_Cell]) -> Iterator[dict[str, Any]]:
     """Run cells in several processes, and yield the figures of each as it ends."""
     kinds = sorted({kind_of(phase) for _, _, phase, _ in cells})
@@ -142,6 +155,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, default=Path("faults.jsonl"), help="file of figures")
     parser.add_argument("--page", type=Path, help="the page whose table is written anew")
     parser.add_argument("--json", action="store_true", help="figures on stdout in place of tables")
+    parser.add_argument("--resume", action="store_true", help="run what the record lacks")
     parser.add_argument("--list", action="store_true", help="name the faults, and run none")
     asked = parser.parse_args()
     if asked.jobs < 1:
@@ -162,7 +176,9 @@ def main() -> int:
     cells = _cells(asked, left_out)
     if not cells:
         raise SystemExit("nothing is asked for that makes sense and can be run here")
-    found = []
+    found = _recorded(asked.record, cells) if asked.resume else []
+    done = {_name(one) for one in found}
+    cells = [cell for cell in cells if cell not in done]
     for one in _run_all(asked, cells):
         found.append(one)
         with asked.record.open("a", encoding="utf-8") as record:

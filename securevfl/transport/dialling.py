@@ -162,12 +162,7 @@ def _call(
             session=None,
             max_body_bytes=limits.max_message_bytes,
         )
-        try:
-            _greet(secured, reader, rank=rank, place=place)
-        except ProtocolError as error:
-            if error.party is None:  # else it is the primary that says it
-                _say_why(secured, reader, own_name=own_name, rank=rank, error=error)
-            raise
+        _greet(secured, reader, own_name=own_name, rank=rank, place=place)
         secured.setblocking(False)
     except BaseException as error:
         _hang_up(secured or raw)
@@ -209,14 +204,21 @@ def _as_failed_call(error: BaseException) -> _CallFailedError | None:
     return error if isinstance(error, _CallFailedError) else None
 
 
-def _greet(connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, place: str) -> None:
-    greeting = _next_message(connection, reader)
-    found = greeting.figure("rank", int)
-    if found != rank:
-        raise ProtocolError(
-            f"{place}: takes this party for rank {found}, but the federation file here says "
-            f"{rank}; compare the two files"
-        )
+def _greet(
+    connection: ssl.SSLSocket, reader: FrameReader, *, own_name: str, rank: int, place: str
+) -> None:
+    found = rank
+    try:
+        found = _next_message(connection, reader).figure("rank", int)
+        if found != rank:
+            raise ProtocolError(
+                f"{place}: takes this party for rank {found}, but the federation file here says "
+                f"{rank}; compare the two files"
+            )
+    except ProtocolError as error:
+        if error.party is None:  # else it is the primary that says it
+            _say_why(connection, reader, own_name=own_name, rank=found, error=error)
+        raise
 
 
 def _say_why(
@@ -230,6 +232,13 @@ def _say_why(
     """Tell the primary why this party hangs up, so that it need not take it for lost.
 
     A primary of another version does not read it, and says itself that it is another one.
+
+    Args:
+        connection: What is hung up then.
+        reader: What has come on it.
+        own_name: This party's name.
+        rank: The rank by which the primary knows it.
+        error: What ends the call.
     """
     failure = Failure(party=own_name, reason=public_reason(error), kind=kind_of(error))
     session = reader.session or bytes(SESSION_BYTES)

@@ -261,6 +261,7 @@ def _expired(stage: Stage, victim: str) -> None:
 
 
 _LOST_STOP: Final = ("handshake", "linkage", "round")
+_LOST_WAIT: Final = ("handshake", "linkage", "pretraining", "round", "test", "report")
 _WORK: Final = ("linkage", "round")
 _HARMED: Final[Mapping[str, tuple[str, Alteration]]] = {
     "truncated": ("bytes are lost on the line", lines.truncated),
@@ -291,6 +292,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
             name="hung",
             what="its process stands still (SIGSTOP)",
             stop=_LOST_STOP,
+            wait=_LOST_WAIT,
             befall=_signal(signal.SIGSTOP),
             mend=_signal(signal.SIGCONT),
         ),
@@ -298,6 +300,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
             name="half-open",
             what="its machine is gone without a word: the line swallows all",
             stop=_LOST_STOP,
+            wait=_LOST_WAIT,
             befall=_swallow,
             mend=_mend_lines,
             on_wire=True,
@@ -383,7 +386,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
             name="second",
             what="a second one of its name and key is started elsewhere",
             phases=("handshake", "round"),
-            stop=_WORK,
+            stop=("round",),
             effect="harmless",
             befall=_second,
         ),
@@ -391,7 +394,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
             name="second-in-folder",
             what="it is started once more in the same folder",
             phases=("handshake", "round"),
-            stop=_WORK,
+            stop=("round",),
             effect="harmless",
             befall=_second_in_folder,
         ),
