@@ -2,7 +2,7 @@
 
     python tools/faults.py                                      # all; half an hour on two cores
     python tools/faults.py --only hung disk-full --role dealer
-    python tools/faults.py --only killed --role secondary --phase round --on-loss wait --json
+    python tools/faults.py --cell killed/secondary/round/wait --json
     python tools/faults.py --page docs/faults.md                # and write that page's table
 
 A run is a federation of three or five processes over TLS, each in a folder of its own and started
@@ -34,30 +34,42 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # Parties compute in one thread, and this process, which forks them all, has no other.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+_CLOCK: Final = ROOT / "tests" / "helpers" / "faults" / "clock.c"
+_COMPILED: Final = "SECUREVFL_FAULTS_CLOCK"
+
+
+def _with_a_clock() -> None:
+    """Begin again with a clock that parties can set, if there is a compiler."""
+    compiled = os.environ.pop(_COMPILED, None)
+    if compiled is not None:
+        # It is loaded, and stays so in all that are forked.
+        del os.environ["LD_PRELOAD"]
+        Path(compiled).unlink()
+        return
+    compiler = shutil.which("cc")
+    if compiler is None or "LD_PRELOAD" in os.environ:
+        return
+    handle, library = tempfile.mkstemp(suffix=".so")
+    os.close(handle)
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, str(_CLOCK)]
+    if subprocess.run(command, capture_output=True).returncode:
+        Path(library).unlink()
+        return
+    preloaded = {**os.environ, "LD_PRELOAD": library, _COMPILED: library}
+    os.execve(sys.executable, [sys.executable, *sys.argv], preloaded)  # noqa: S606
+
+
+if __name__ == "__main__":
+    _with_a_clock()  # before all that takes seconds to load
+
 from helpers.faults.cells import Outcome, kind_of, run_cell, undisturbed  # noqa: E402
 from helpers.faults.kinds import FAULTS, PHASES, ROLES  # noqa: E402
 from helpers.faults.party import clock_can_be_set  # noqa: E402
 from helpers.faults.stage import can_mount  # noqa: E402
 from helpers.faults.table import findings_of, table_of, write_page  # noqa: E402
 
-_CLOCK: Final = ROOT / "tests" / "helpers" / "faults" / "clock.c"
 _ON_LOSS: Final = ("stop", "wait")
 _Cell = tuple[str, str, str, str]
-
-
-def _with_a_clock() -> None:
-    """Begin again with a clock that parties can set, if it can be had."""
-    if "LD_PRELOAD" in os.environ:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "clock.so"
-        compiler = shutil.which("cc")
-        command = [compiler or "", "-shared", "-fPIC", "-O1", "-o", str(library), str(_CLOCK)]
-        if compiler and not subprocess.run(command, capture_output=True).returncode:
-            # It stays until that process has ended, which leaves with its folder.
-            again = [sys.executable, *sys.argv]
-            preloaded = {**os.environ, "LD_PRELOAD": str(library)}
-            sys.exit(subprocess.run(again, env=preloaded).returncode)
 
 
 def _left_out() -> dict[str, str]:
@@ -71,6 +83,8 @@ def _left_out() -> dict[str, str]:
 
 
 def _cells(asked: argparse.Namespace, left_out: dict[str, str]) -> list[_Cell]:
+    if asked.cell:
+        return [cell for cell in asked.cell if cell[0] not in left_out]
     return [
         (name, role, phase, on_loss)
         for name in asked.only
@@ -144,6 +158,17 @@ def _line(one: dict[str, Any]) -> str:
     )
 
 
+def _cell(text: str) -> _Cell:
+    name, role, phase, on_loss = [*text.split("/"), "", "", ""][:4]
+    if (
+        text.count("/") != 3
+        or name not in FAULTS
+        or (role, phase) not in FAULTS[name].cells(on_loss=on_loss)
+    ):
+        raise argparse.ArgumentTypeError(f"there is no {text}")
+    return name, role, phase, on_loss
+
+
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
@@ -155,6 +180,9 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, default=Path("faults.jsonl"), help="file of figures")
     parser.add_argument("--page", type=Path, help="the page whose table is written anew")
     parser.add_argument("--json", action="store_true", help="figures on stdout in place of tables")
+    parser.add_argument(
+        "--cell", nargs="+", type=_cell, metavar="FAULT/ROLE/PHASE/ON_LOSS", help="these alone"
+    )
     parser.add_argument("--resume", action="store_true", help="run what the record lacks")
     parser.add_argument("--list", action="store_true", help="name the faults, and run none")
     asked = parser.parse_args()
@@ -170,9 +198,9 @@ def main() -> int:
     if asked.list:
         sys.stdout.writelines(f"{name}: {fault.what}\n" for name, fault in FAULTS.items())
         return 0
-    _with_a_clock()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    left_out = {name: why for name, why in _left_out().items() if name in asked.only}
+    wanted = [cell[0] for cell in asked.cell] if asked.cell else asked.only
+    left_out = {name: why for name, why in _left_out().items() if name in wanted}
     cells = _cells(asked, left_out)
     if not cells:
         raise SystemExit("nothing is asked for that makes sense and can be run here")
@@ -185,6 +213,8 @@ def main() -> int:
             record.write(f"{json.dumps(one)}\n")
         sys.stderr.write(_line(one))
         sys.stderr.writelines(f"  {finding}\n" for finding in one["findings"])
+        if one["findings"]:
+            sys.stderr.write(f"  again: python tools/faults.py --cell {'/'.join(_name(one))}\n")
     missing = [f"{name}: {why}" for name, why in left_out.items()]
     findings = list(findings_of(found))
     if asked.page is not None:

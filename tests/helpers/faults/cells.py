@@ -6,12 +6,12 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from helpers.chaos.checks import differences, ledger_faults
 from helpers.faults.kinds import POINTS, Fault
@@ -21,6 +21,7 @@ from helpers.faults.stage import JOIN_S, NAMES, SILENCE_S, Party, Stage, write_s
 _LATE_S: Final = 3.0
 """How much later than its deadline a thing may be noticed on a busy machine."""
 _NEVER_S: Final = JOIN_S + 2 * _LATE_S
+_LAST: Final = ("test", "report")
 _MOST_RESUMED: Final = 2
 # What a party says of a run in which nothing is wrong.
 _USUAL: Final = ("; its log and ledger: ", "this run may spend epsilon", "what its model learned")
@@ -109,6 +110,8 @@ class _Cell:
         self.victim = NAMES[outcome.role]
         self.fallen: float | None = None
         self.mended = self.again = False
+        self.joined: frozenset[str] = frozenset()
+        """Who was in a session before all were started again."""
         self.earlier: list[Party] = []
         """Processes that others have taken the place of."""
         self.alive: list[str] = []
@@ -133,11 +136,9 @@ class _Cell:
 
     def befall(self, _party: Party) -> None:
         """Let it happen."""
-        notes = self.stage.notes()
+        joined = _joined(self.stage)
         self.alive = [
-            name
-            for name, one in self.stage.parties.items()
-            if one.code is None and (name == self.stage.primary or _has_joined(notes.get(name, ())))
+            name for name, one in self.stage.parties.items() if one.code is None and name in joined
         ]
         self.fallen = time.monotonic()
         self.fault.befall(self.stage, self.victim)
@@ -190,8 +191,11 @@ class _Cell:
                 self._hear(name)
 
 
-def _has_joined(notes: Sequence[Mapping[str, Any]]) -> bool:
-    return any(note["what"] == "HELLO" for note in notes)
+def _joined(stage: Stage) -> frozenset[str]:
+    """Return who is, or was, in a session."""
+    notes = stage.notes()
+    said = {name for name in notes if any(one["what"] == "HELLO" for one in notes[name])}
+    return frozenset({stage.primary} | said)
 
 
 def _tells(text: str) -> bool:
@@ -231,6 +235,7 @@ def run_cell(
         cell.begin()
         in_time = stage.run()
         cell.listen()
+        cell.joined = _joined(stage)
         outcome.seconds = time.monotonic() - began
         everybody = [*cell.earlier, *stage.everybody()]
         said = [(one.name, text) for one in everybody for _, text in one.said]
@@ -243,17 +248,15 @@ def run_cell(
         outcome.findings += _found(cell, in_time=in_time)
         if cell.fallen is not None and not cell.mended:
             fault.mend(stage, cell.victim)
-        last = {name: party.code for name, party in stage.parties.items()}
-        while any(last.values()) and outcome.resumed < _MOST_RESUMED:
+        while stage.is_unfinished() and outcome.resumed < _MOST_RESUMED:
             outcome.resumed += 1
             stage.on_point, stage.on_turn = lambda _party: None, lambda _now: None
             for name in stage.names:
                 stage.start(name)
-            in_time = stage.run()
-            last = {name: party.code for name, party in stage.parties.items()}
+            stage.run()
             said += [(one.name, text) for one in stage.parties.values() for _, text in one.said]
         outcome.findings += [f"{name}: {text}" for name, text in said if _RAW.search(text)]
-        outcome.findings += _judged(stage, outcome, whole, last=last)
+        outcome.findings += _judged(stage, outcome, whole)
     finally:
         stage.close()
     if not outcome.findings:
@@ -278,9 +281,12 @@ def _found(cell: _Cell, *, in_time: bool) -> Iterator[str]:
         )
         yield from (f"{name} ended well" for name, code in _seconds(outcome) if not code)
         return
-    if fault.may_pass and not any(outcome.codes.values()):
-        return
     others = [name for name in cell.alive if name != cell.victim]
+    ended_well = not any(outcome.codes[name] for name in cell.stage.names if name != cell.victim)
+    if fault.may_pass and ended_well and not outcome.codes[cell.victim]:
+        return
+    if outcome.phase in _LAST and ended_well:
+        return  # they were through with it before they could notice
     limit = JOIN_S if fault.effect == "refused" else SILENCE_S
     for name in others:
         after = outcome.noticed.get(name)
@@ -323,17 +329,18 @@ def _misnamed(cell: _Cell) -> Iterator[str]:
             continue
         if _UNKNOWABLE in line and cell.fault.effect == "ends":
             continue
-        if not any(re.search(rf"\b{re.escape(one)}\b", line) for one in true):
+        # Who has not joined yet knows the primary alone.
+        known = true if name in cell.joined else true | {stage.primary}
+        if not any(re.search(rf"\b{re.escape(one)}\b", line) for one in known):
             yield f"{name} was told of another one: {line or 'nothing'}"
 
 
-def _judged(
-    stage: Stage, outcome: Outcome, whole: Path, *, last: dict[str, int | None]
-) -> Iterator[str]:
+def _judged(stage: Stage, outcome: Outcome, whole: Path) -> Iterator[str]:
     """Yield what is wrong in the end."""
-    if any(last.values()):
-        yield f"did not go on: {last}: " + "; ".join(
-            f"{name}: {party.lines[-1][1] if party.lines else ''}"
+    unfinished = stage.is_unfinished()
+    if unfinished:
+        yield from (
+            f"did not go on: {name}, {party.code}: {party.lines[-1][1] if party.lines else ''}"
             for name, party in stage.parties.items()
             if party.code
         )
@@ -342,7 +349,7 @@ def _judged(
     ledgers = list(ledger_faults(run, stage.ledgers(), notes, once=False, budget=None))
     outcome.ledger = not ledgers
     yield from ledgers
-    if not any(last.values()):
+    if not unfinished:
         unlike = list(differences(run, whole))
         outcome.right = not unlike
         yield from unlike

@@ -271,6 +271,14 @@ class Stage:
                 shutil.copytree(run, folder, dirs_exist_ok=True)
         return folder
 
+    def has_table(self, name: str) -> bool:
+        """Whether a party is more than a helper."""
+        return self.roles[name] in ("primary", "secondary")
+
+    def is_unfinished(self) -> bool:
+        """Whether a party that keeps something of the run has not ended well."""
+        return any(self.parties[name].code != 0 for name in self.names if self.has_table(name))
+
     def ledgers(self) -> dict[str, Path]:
         """Return the ledgers of the tables, by party."""
         return {
