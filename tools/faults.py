@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -110,15 +111,20 @@ def _recorded(record: Path, cells: Sequence[_Cell]) -> list[dict[str, Any]]:
 
 def _run_all(asked: argparse.Namespace, cells: Sequence[_Cell]) -> Iterator[dict[str, Any]]:
     """Run cells in several processes, and yield the figures of each as it ends."""
+    if not cells or asked.minutes <= 0:
+        return
     kinds = sorted({kind_of(phase) for _, _, phase, _ in cells})
     whole = {kind: undisturbed(kind, asked.folder / f"undisturbed-{kind}") for kind in kinds}
     heard, told = os.pipe()
+    until = time.monotonic() + 60 * asked.minutes
     for number in range(asked.jobs):
         if not os.fork():
             code = 1
             try:
                 os.close(heard)
                 for name, role, phase, on_loss in cells[number :: asked.jobs]:
+                    if time.monotonic() > until:
+                        break
                     outcome = run_cell(
                         FAULTS[name],
                         role,
@@ -183,6 +189,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--cell", nargs="+", type=_cell, metavar="FAULT/ROLE/PHASE/ON_LOSS", help="these alone"
     )
+    parser.add_argument("--minutes", type=float, default=600.0, help="no run begins later")
     parser.add_argument("--resume", action="store_true", help="run what the record lacks")
     parser.add_argument("--list", action="store_true", help="name the faults, and run none")
     asked = parser.parse_args()
@@ -206,8 +213,7 @@ def main() -> int:
         raise SystemExit("nothing is asked for that makes sense and can be run here")
     found = _recorded(asked.record, cells) if asked.resume else []
     done = {_name(one) for one in found}
-    cells = [cell for cell in cells if cell not in done]
-    for one in _run_all(asked, cells):
+    for one in _run_all(asked, [cell for cell in cells if cell not in done]):
         found.append(one)
         with asked.record.open("a", encoding="utf-8") as record:
             record.write(f"{json.dumps(one)}\n")
@@ -216,6 +222,10 @@ def main() -> int:
         if one["findings"]:
             sys.stderr.write(f"  again: python tools/faults.py --cell {'/'.join(_name(one))}\n")
     missing = [f"{name}: {why}" for name, why in left_out.items()]
+    if len(found) < len(cells):
+        missing.append(f"{len(cells) - len(found)} of {len(cells)} runs: time was over")
+    order = {cell: number for number, cell in enumerate(cells)}
+    found.sort(key=lambda one: order[_name(one)])
     findings = list(findings_of(found))
     if asked.page is not None:
         write_page(asked.page, found, left_out=missing)

@@ -42,7 +42,9 @@ def write_page(path: Path, cells: Sequence[Cell], *, left_out: Sequence[str]) ->
     """
     text = path.read_text(encoding="utf-8").partition(_START)[0]
     today = datetime.datetime.now(datetime.UTC).date()
-    machine = f"{os.cpu_count()} cores, no GPU, {today.day} {today:%B %Y}"
+    # As at the end: a machine that is shared takes longer than its deadlines say.
+    machine = f"{os.cpu_count()} cores, no GPU, load {os.getloadavg()[2]:.0f}"
+    machine = f"{machine}, {today.day} {today:%B %Y}"
     told = (
         f"{_START}\n\n`python tools/faults.py --page {path.name}`: {len(cells)} runs; {machine}; "
         f"`silence_timeout_s = {SILENCE_S:g}`, `join_timeout_s = {JOIN_S:g}`.\n\n"
