@@ -138,6 +138,8 @@ class OutOfMemoryError(SecureVflError):
     @staticmethod
     def stands_behind(error: BaseException) -> bool:
         """Return whether an error of Python, torch or the system says that memory is used up."""
+        if isinstance(error, SecureVflError):
+            return False  # which may tell of another party's memory
         if isinstance(error, MemoryError):
             return True
         if isinstance(error, OSError):

@@ -14,6 +14,7 @@ from securevfl.core.errors import (
     BudgetExceededError,
     ConfigError,
     OutOfMemoryError,
+    PartyLostError,
     PrivacyError,
     ProtocolError,
     SecureVflError,
@@ -142,6 +143,13 @@ def test_used_up_memory_is_no_mistake_of_the_program(error: BaseException) -> No
     assert "Make room" in str(known)
     assert public_reason(error) == "OutOfMemoryError: it has run out of memory"
     assert kind_of(error) == "lost"
+
+
+def test_anothers_used_up_memory_is_not_this_partys() -> None:
+    """Who hears of it says that it was the other one."""
+    heard = PartyLostError("bank-1: OutOfMemoryError: it has run out of memory")
+    assert of_this_machine(heard) is None
+    assert public_reason(heard) == f"PartyLostError: {heard}"
 
 
 def test_a_full_disk_is_known_by_what_the_system_says() -> None:
