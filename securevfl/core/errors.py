@@ -136,16 +136,22 @@ class OutOfMemoryError(SecureVflError):
     TOLD: ClassVar[str | None] = "it has run out of memory"
 
     @staticmethod
-    def stands_behind(error: BaseException) -> bool:
-        """Return whether an error of Python, torch or the system says that memory is used up."""
-        if isinstance(error, SecureVflError):
-            return False  # which may tell of another party's memory
-        if isinstance(error, MemoryError):
-            return True
-        if isinstance(error, OSError):
-            return error.errno == errno.ENOMEM
-        # torch, its kernels and Python's threads say it in words.
-        return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    def stands_behind(error: BaseException | None) -> bool:
+        """Return whether an error of Python, torch or the system says that memory is used up.
+
+        Or the one that it came of: torch, out of memory in a write, says that the file is too
+        short.
+        """
+        while error is not None and not isinstance(error, SecureVflError):
+            if isinstance(error, MemoryError):
+                return True
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                return True
+            # torch, its kernels and Python's threads say it in words.
+            if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+                return True
+            error = error.__cause__ or error.__context__
+        return False  # or it tells of another party's memory
 
 
 def of_this_machine(

@@ -8,6 +8,7 @@ holds the most goes when there is no room, and who says nothing goes before who 
 import errno
 import ipaddress
 import math
+import os
 import selectors
 import socket
 import ssl
@@ -51,8 +52,11 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
+        # Python adds the address to what the system says, which is named here already.
+        named = isinstance(error, socket.gaierror) or not error.errno
+        why = (error.strerror or error) if named else os.strerror(error.errno or 0)
         raise ConfigError(
-            f"address {host}:{port}: cannot be listened on ({error.strerror or error}); "
+            f"address {host}:{port}: cannot be listened on ({why}); "
             f"choose another one for the primary"
         ) from None
     listener.setblocking(False)

@@ -285,8 +285,9 @@ def _found(cell: _Cell, *, in_time: bool) -> Iterator[str]:
     ended_well = not any(outcome.codes[name] for name in cell.stage.names if name != cell.victim)
     if fault.may_pass and ended_well and not outcome.codes[cell.victim]:
         return
-    if outcome.phase in _LAST and ended_well:
-        return  # they were through with it before they could notice
+    through = outcome.phase in _LAST or not cell.stage.has_table(cell.victim)
+    if through and ended_well:
+        return  # the run was over before they could notice
     limit = JOIN_S if fault.effect == "refused" else SILENCE_S
     for name in others:
         after = outcome.noticed.get(name)

@@ -22,6 +22,7 @@ _COLUMNS: Final = (
 )
 _START: Final = "<!-- The table is made by tools/faults.py -->"
 _LONGEST: Final = 150
+_FOLDER: Final = re.compile(r"/\S*?/(?=[^/\s]+/run\b)")
 _WAITING: Final = re.compile(r"^warning: |; waiting (up to )?\d+ s.*$")
 
 Cell = Mapping[str, Any]
@@ -46,7 +47,7 @@ def write_page(path: Path, cells: Sequence[Cell], *, left_out: Sequence[str]) ->
     machine = f"{os.cpu_count()} cores, no GPU, load {os.getloadavg()[2]:.0f}"
     machine = f"{machine}, {today.day} {today:%B %Y}"
     told = (
-        f"{_START}\n\n`python tools/faults.py --page {path.name}`: {len(cells)} runs; {machine}; "
+        f"{_START}\n\n`python tools/faults.py --page {path}`: {len(cells)} runs; {machine}; "
         f"`silence_timeout_s = {SILENCE_S:g}`, `join_timeout_s = {JOIN_S:g}`.\n\n"
     )
     said = "".join(f"Not run: {one}.\n\n" for one in left_out)
@@ -67,20 +68,31 @@ def _part(name: str, cells: Sequence[Cell]) -> str:
 
 def _row(cells: Sequence[Cell]) -> list[str]:
     victim = NAMES[cells[0]["role"]]
-    times = [(max(one["noticed"].values()), one) for one in cells if one["noticed"]]
-    worst = max(times, key=lambda pair: pair[0], default=None)
+    times = [(*_noticed(victim, one), one) for one in cells if one["noticed"]]
+    # By others, where any notice.
+    worst = max(times, key=lambda time: time[:2], default=None)
     phases = [phase for phase in PHASES if any(one["phase"] == phase for one in cells)]
     waited = [one for one in cells if one["on_loss"] == "wait"]
     return [
         cells[0]["role"],
         ", ".join(phases),
-        "nobody need" if worst is None else f"{worst[0]:.1f} s ({worst[1]['phase']})",
-        _read(victim, worst[1] if worst else cells[0]),
+        "nobody need" if worst is None else _time(worst[0], worst[1], worst[2]["phase"]),
+        _read(victim, worst[2] if worst else cells[0]),
         "; ".join(dict.fromkeys(_codes(victim, one) for one in cells if one["on_loss"] == "stop")),
         _went_on(waited),
         str(max(one["repeated"] for one in cells)),
         "right" if all(one["ledger"] for one in cells) else "WRONG",
     ]
+
+
+def _noticed(victim: str, cell: Cell) -> tuple[bool, float]:
+    """Return whether others noticed, and after how long the last of them."""
+    others = [after for name, after in cell["noticed"].items() if name != victim]
+    return bool(others), max(others or cell["noticed"].values())
+
+
+def _time(by_others: bool, seconds: float, phase: str) -> str:
+    return f"{seconds:.1f} s ({phase}{'' if by_others else ', itself alone'})"
 
 
 def _read(victim: str, cell: Cell) -> str:
@@ -89,7 +101,7 @@ def _read(victim: str, cell: Cell) -> str:
     if not others:
         return ""
     # Of those who were told, the one that knows least: it has only heard.
-    line = _WAITING.sub("", lines[others[-1]])
+    line = _FOLDER.sub("", _WAITING.sub("", lines[others[-1]]))
     line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}\u2026"
     return f"`{line.replace('|', '/')}`"
 

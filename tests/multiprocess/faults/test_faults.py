@@ -17,7 +17,7 @@ TOOL = Path(__file__).resolve().parents[3] / "tools" / "faults.py"
 CELLS = (
     "memory/secondary/round/wait",
     "read-only/primary/checkpoint/wait",
-    "half-open/dealer/round/wait",
+    "half-open/dealer/linkage/wait",
     "line-truncated/secondary/round/wait",
     "second/secondary/round/wait",
     "version/secondary/handshake/stop",

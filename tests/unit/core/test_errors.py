@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import io
 import re
 from pathlib import Path
 
@@ -125,16 +126,27 @@ def _of_torch() -> BaseException:
     return raised.value
 
 
+def _while_writing() -> BaseException:
+    class Full(io.BytesIO):
+        def write(self, _content: object) -> int:
+            raise MemoryError
+
+    with pytest.raises(RuntimeError, match="unexpected pos") as raised:
+        torch.save(torch.zeros(1000), Full())
+    return raised.value
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
+        _while_writing(),
         _of_torch(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("can't start new thread"),
         RuntimeError("could not create a primitive"),
     ],
-    ids=["python", "torch", "system", "thread", "kernel"],
+    ids=["python", "write", "torch", "system", "thread", "kernel"],
 )
 def test_used_up_memory_is_no_mistake_of_the_program(error: BaseException) -> None:
     """Whoever says it: the others read that this party lacks memory, and wait for it."""
