@@ -77,6 +77,7 @@ def undisturbed(kind: str, folder: Path) -> Path:
     Raises:
         RuntimeError: If even that does not end well.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     write_stage(folder, kind, on_loss="stop")
     stage = Stage(folder)
     try:
