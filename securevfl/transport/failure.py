@@ -66,17 +66,20 @@ class Failure(TypedMessage):
         return Message(kind=self.KIND, meta=meta)
 
     @classmethod
-    def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
+    def from_message(
+        cls, message: Message, *, relayed: bool, receiver: str | None = None
+    ) -> "Failure":
         """Read an ABORT.
 
         Args:
             message: As it was received.
-            relayed: Whether the sender may speak for others, which only the primary may. A
-                secondary that ends the run because of another party is named with what it says.
+            relayed: Whether the sender may speak for others, which only the primary may; what a
+                secondary says is about itself, or about the primary, whom alone it talks to.
+            receiver: Who reads it.
         """
         party, reason = message.figure("party", str), message.figure("reason", str)
         if not relayed:
-            reason = reason if party == message.sender else f"it reports of {party}: {reason}"
+            reason = f"it reports of {party}: {reason}" if party == receiver else reason
             party = message.sender
         reason = shown(reason, _MAX_REASON)
         kind = message.figure("kind", str)

@@ -200,7 +200,10 @@ class StarLoop:
         if message.kind is StarKind.PING:
             return
         if message.kind is StarKind.ABORT:
-            self.fail(Failure.from_message(message, relayed=not self._relays), heard=True)
+            failure = Failure.from_message(
+                message, relayed=not self._relays, receiver=self._own_name
+            )
+            self.fail(failure, heard=True)
         elif message.kind is StarKind.LEAVE:
             connection.peer_left = True
         elif message.kind is StarKind.SESSION:
