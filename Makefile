@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos ci clean docs docs-pages
+.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -75,6 +75,9 @@ CYCLES ?= 200
 
 chaos: install     ## kill parties of CYCLES=200 small runs at random, SEED=1, and see that nothing is lost
 	nice -n 10 $(BIN)/python tools/chaos.py --cycles $(CYCLES) --seed $(SEED)
+
+faults: install    ## every fault on every party in every phase of small runs; writes the table of docs/faults.md
+	nice -n 10 $(BIN)/python tools/faults.py --page docs/faults.md
 
 ci:         ## exactly what CI runs
 	bash .ci/run

@@ -20,7 +20,7 @@ from securevfl.cli.serve import serve
 from securevfl.cli.starting import app as starting_app
 from securevfl.cli.studies import app as studies_app
 from securevfl.cli.using import app as using_app
-from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core.errors import SecureVflError, of_this_machine
 from securevfl.core.memory import loading
 from securevfl.launch.torchrun import require_one_process
 from securevfl.version import __version__
@@ -315,13 +315,14 @@ def main() -> None:
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does.
         _silence(sys.stdout)
-    except OSError as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         # A table of figures that was written by another library, or what we print itself.
-        if not StorageError.stands_behind(error):
+        known = of_this_machine(error, place="standard output")
+        if known is None:
             raise
-        _say(str(StorageError.of(error.filename or "standard output", error)))
+        _say(str(known))
         _silence(sys.stdout)
-        sys.exit(StorageError.exit_code)
+        sys.exit(known.exit_code)
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ SecureVflError                            exit code 1
 +-- DataError (ValueError)                2   a table is not what it should be: fix the table
 +-- EncodingRangeError (ValueError)       2   a value does not fit the fixed-point ring
 +-- StorageError                          2   a file cannot be written: make room, and go on
++-- OutOfMemoryError                      2   this machine has no memory left: make room, and go on
 +-- PrivacyError                          4   the guarantee asked for does not hold
 |   +-- BudgetExceededError               4   a release would spend more than was granted
 +-- ProtocolError (RuntimeError)          3   the parties disagree: the run must stop
@@ -26,6 +27,9 @@ from typing import ClassVar, Final
 _LONGEST: Final = 2000
 _SEE_LOG: Final = "its own log says more"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_NO_MEMORY: Final = re.compile(
+    r"allocate memory|out of memory|start new thread|could not create a (primitive|memory)"
+)
 # A text that names a file or a folder of this machine: a path of any system, a file by its ending,
 # or what our own messages call a file's name by. Public keys may hold a slash and are no paths.
 _PUBLIC_KEY: Final = re.compile(r"ed25519:[A-Za-z0-9+/=]+")
@@ -125,6 +129,50 @@ class StorageError(SecureVflError):
         )
 
 
+class OutOfMemoryError(SecureVflError):
+    """This party's machine gives it no more memory; what is on its disk is whole."""
+
+    exit_code: ClassVar[int] = 2
+    TOLD: ClassVar[str | None] = "it has run out of memory"
+
+    @staticmethod
+    def stands_behind(error: BaseException | None) -> bool:
+        """Return whether an error of Python, torch or the system says that memory is used up.
+
+        Or the one that it came of: torch, out of memory in a write, says that the file is too
+        short.
+        """
+        while error is not None and not isinstance(error, SecureVflError):
+            if isinstance(error, MemoryError):
+                return True
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                return True
+            # torch, its kernels and Python's threads say it in words.
+            if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+                return True
+            error = error.__cause__ or error.__context__
+        return False  # or it tells of another party's memory
+
+
+def of_this_machine(
+    error: BaseException, *, place: str | os.PathLike[str] = "a file"
+) -> SecureVflError | None:
+    """Return the error that says what this machine lacks, or None if that is not what is wrong.
+
+    Args:
+        error: What was raised.
+        place: What could not be written, where the system does not say.
+    """
+    if isinstance(error, OSError) and StorageError.stands_behind(error):
+        return StorageError.of(error.filename or place, error)
+    if OutOfMemoryError.stands_behind(error):
+        return OutOfMemoryError(
+            "this machine has no memory left for it; nothing on its disk is lost. Make room, and "
+            "go on with --resume"
+        )
+    return None
+
+
 class PrivacyError(SecureVflError):
     """The guarantee that was asked for does not hold for what would run."""
 
@@ -158,6 +206,10 @@ class PartyFailedError(ProtocolError):
 
 class PartyLostError(PartyFailedError):
     """Another party is gone for a reason of its machine or its line, and may come back."""
+
+
+class PartyTwiceError(PartyLostError):
+    """A party of this name is in the session: another one, or what is left of this very one."""
 
 
 class PartyTimeoutError(ProtocolError):

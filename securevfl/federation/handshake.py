@@ -303,7 +303,9 @@ def joined(
                 config, identity=identity, key=key, epochs=epochs, pretrained=pretrained, run=run
             ).to_message()
         )
-        message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=patience_s)
+        message = transport.receive(
+            RoundKind.WELCOME, round_number=0, deadline_s=_until_welcome_s(config, patience_s)
+        )
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
         _require_same_purpose(config, facts, predicts=predicts)
         if not config.party(identity.name).is_helper:
@@ -322,6 +324,18 @@ def joined(
         yield Joined(
             transport=transport, facts=facts, pair_keys=pair_keys, sealed=sealed, rank=rank
         )
+
+
+def _until_welcome_s(config: FederationConfig, patience_s: float) -> float:
+    """Return how long a caller waits for the primary to have heard all others.
+
+    Longer than the primary itself waits for them, so that it is the primary that says who is
+    missing. It may be waiting for one that was lost, and then has more patience than a caller that
+    comes for the first time.
+    """
+    runtime = config.runtime
+    others_s = patience_s if runtime.on_loss == "stop" else max(patience_s, runtime.wait_s)
+    return others_s + runtime.round_timeout_s
 
 
 def transport_limits(config: FederationConfig) -> TransportLimits:

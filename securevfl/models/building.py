@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError, in_one_line
+from securevfl.core.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    PrivacyError,
+    SecureVflError,
+    in_one_line,
+)
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.row_by_row import row_by_row
 from securevfl.models.split import Bottom, Top
@@ -277,6 +283,8 @@ def _require_vectorised(
             if encoder == "dp-trained":
                 vmap(grad(taught), in_dims=(None, 0, 0, 0), randomness="different")(weights, *rows)
     except Exception as error:
+        if OutOfMemoryError.stands_behind(error):
+            raise
         raise PrivacyError(
             f"{_model_of(family, 'bottom')} can't be computed for each row by itself, which the "
             f"promise of encoder = {encoder!r} rests on; use no `if`, .item() or shape that "
@@ -357,6 +365,8 @@ def _blamed(family: AnyFamily, half: str, what: str) -> Iterator[None]:
     except SecureVflError:
         raise
     except Exception as error:
+        if OutOfMemoryError.stands_behind(error):
+            raise  # no model is to blame for that
         raise ConfigError(f"{_model_of(family, half)} {what}: {in_one_line(error)}") from error
 
 

@@ -115,7 +115,8 @@ def decode_sum(
         if low < -bound or high > bound:
             raise ProtocolError(
                 f"the sum decodes to {max(-low, high)} units, over the {bound} that "
-                f"{parties_active} contributions can make: masks did not cancel"
+                f"{parties_active} contributions can make: masks did not cancel, "
+                f"and which party sent other words than its own no sum tells"
             )
     return units
 

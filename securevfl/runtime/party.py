@@ -16,9 +16,11 @@ from securevfl.core.errors import (
     PartyFailedError,
     PartyLostError,
     PartyTimeoutError,
+    PartyTwiceError,
     ProtocolError,
     SecureVflError,
     StorageError,
+    of_this_machine,
 )
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, SessionLost
@@ -105,8 +107,13 @@ def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
         )
         ended.party = error.party
         raise ended from None
+    # One that was never in a session is another one's second, or has been killed and started again
+    # before the primary has noticed: that is soon known.
+    second = isinstance(error, PartyTwiceError) and not job.returning
     begun = has_begun(job.folder)
-    return replace(job, after_loss=True, awaited=(), resume=job.resume or begun)
+    return replace(
+        job, after_loss=True, awaited=(), resume=job.resume or begun, may_be_second=second
+    )
 
 
 def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
@@ -178,10 +185,10 @@ def living(
 
 def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> SecureVflError:
     """Return one line for an error that nobody foresaw; its traceback goes to the party's log."""
-    if StorageError.stands_behind(error):
-        assert isinstance(error, OSError)
-        _log_failure(own, error)
-        return StorageError.of(error.filename or job.folder, error)
+    known = of_this_machine(error, place=job.folder)
+    if known is not None:
+        _log_failure(own, known)
+        return known
     _log_failure(own, error, trace=traceback.format_tb(error.__traceback__)[-_FRAMES:])
     return SecureVflError(
         f"stopped by an unexpected {type(error).__name__}, which is a mistake of this program; "

@@ -68,6 +68,8 @@ class PartyJob:
     """What the primary asks for, where it serves."""
     after_loss: bool = False
     """Whether this party was in a session of the run before, which was lost or broken off."""
+    may_be_second: bool = False
+    """Whether the primary had one of this name in its session when this party first called."""
     awaited: tuple[str, ...] = ()
     """Secondaries for whom the session before was broken off, so that they can come back."""
     group: WorkerGroup | None = None
@@ -82,9 +84,12 @@ class PartyJob:
     def join_timeout_s(self) -> float:
         """Seconds that all parties may take to join, or to come back after a loss.
 
-        Whoever comes back to a run that has gone on without it waits for an epoch to end.
+        Whoever comes back to a run that has gone on without it waits for an epoch to end. Whoever
+        calls while one of its name is there waits until the primary would know that one for lost.
         """
         runtime = self.config.runtime
+        if self.may_be_second:
+            return 2 * runtime.silence_timeout_s
         back = self.after_loss or (self.resume and goes_on(self.config))
         return runtime.wait_s if back else runtime.join_timeout_s
 

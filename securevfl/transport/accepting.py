@@ -8,6 +8,7 @@ holds the most goes when there is no room, and who says nothing goes before who 
 import errno
 import ipaddress
 import math
+import os
 import selectors
 import socket
 import ssl
@@ -18,7 +19,7 @@ from typing import Final
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing
-from securevfl.transport.failure import Failure
+from securevfl.transport.failure import Failure, FailureKind
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import SessionStart
 from securevfl.transport.socket_loop import StarLoop
@@ -51,8 +52,11 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
+        # Python adds the address to what the system says, which is named here already.
+        named = isinstance(error, socket.gaierror) or not error.errno
+        why = (error.strerror or error) if named else os.strerror(error.errno or 0)
         raise ConfigError(
-            f"address {host}:{port}: cannot be listened on ({error.strerror or error}); "
+            f"address {host}:{port}: cannot be listened on ({why}); "
             f"choose another one for the primary"
         ) from None
     listener.setblocking(False)
@@ -250,10 +254,13 @@ class Doorkeeper:
             if name in self._outside:
                 self._outside[name] = time.monotonic()
                 said = "is lost to the others, who go on without it; it may join when an epoch ends"
-                self._turn_away(caller, connection, name, said, note=f"{name} came too late")
+                self._turn_away(
+                    caller, connection, name, said, "lost", note=f"{name} came too late"
+                )
             elif name in self._loop.connections:
                 said = f"a party of this name has joined already, so this second {name} was refused"
-                self._turn_away(caller, connection, name, said, note=f"{name} had joined already")
+                note = f"{name} had joined already"
+                self._turn_away(caller, connection, name, said, "twice", note=note)
             else:
                 self._let_in(caller, connection, name)
 
@@ -279,10 +286,17 @@ class Doorkeeper:
         self._loop.add(admitted)
 
     def _turn_away(
-        self, caller: _Caller, connection: ssl.SSLSocket, name: str, reason: str, *, note: str
+        self,
+        caller: _Caller,
+        connection: ssl.SSLSocket,
+        name: str,
+        reason: str,
+        kind: FailureKind,
+        *,
+        note: str,
     ) -> None:
         # A party that has lost its connection may know it before the primary does: it calls again.
-        abort = encode(Failure(party=name, reason=reason, kind="lost").to_message())
+        abort = encode(Failure(party=name, reason=reason, kind=kind).to_message())
         for buffer in abort.frame(session=self._session, sender_rank=PRIMARY_RANK, sequence=0):
             connection.send(buffer)  # a few hundred bytes always fit into a new connection
         self._refuse(caller, note)

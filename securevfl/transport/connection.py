@@ -15,7 +15,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ProtocolError
 from securevfl.transport.framing import EncodedMessage, FrameReader
 from securevfl.transport.message import Message
-from securevfl.transport.tls import in_plain_words
+from securevfl.transport.tls import broken_in_words
 
 # One peer's turn: enough for a whole share of usual size, so that peers are served in turn.
 _TURN_BYTES: Final = 4 << 20
@@ -174,7 +174,7 @@ class Connection:
             except OSError as error:
                 self.unread = False
                 self.ended = True
-                self.end_reason = f"its connection broke: {in_plain_words(error)}"
+                self.end_reason = f"its connection broke: {broken_in_words(error)}"
                 break
             if count == 0:
                 self.unread = False

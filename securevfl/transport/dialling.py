@@ -14,8 +14,8 @@ from securevfl.core.errors import (
 )
 from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, TransportLimits
-from securevfl.transport.failure import Failure
-from securevfl.transport.framing import SESSION_BYTES, FrameReader
+from securevfl.transport.failure import Failure, kind_of, public_reason
+from securevfl.transport.framing import SESSION_BYTES, FrameReader, encode
 from securevfl.transport.message import Message, StarKind
 from securevfl.transport.tls import in_plain_words, own_certificate_refused, peer_public_text
 
@@ -23,6 +23,9 @@ from securevfl.transport.tls import in_plain_words, own_certificate_refused, pee
 # and come to nothing: these cost the other end a handshake each.
 _REDIAL_S: Final = 0.1
 _LONGEST_REDIAL_S: Final = 1.0
+# How long the primary may take to hang up, once it was told why this party does.
+_LAST_WORD_S: Final = 1.0
+_READ_BYTES: Final = 1 << 14
 
 
 class _CallFailedError(Exception):
@@ -46,6 +49,7 @@ def dial(
     context: ssl.SSLContext,
     peer: str,
     pinned: str,
+    own_name: str,
     rank: int,
     deadline_s: float,
     limits: TransportLimits,
@@ -62,7 +66,8 @@ def dial(
         context: TLS 1.3 with this party's certificate.
         peer: The primary's name.
         pinned: The primary's pinned public text.
-        rank: This party's rank, which the primary must agree to.
+        own_name: This party's name.
+        rank: Its rank, which the primary must agree to.
         deadline_s: Seconds until the primary must have answered.
         limits: Deadlines and sizes.
         returning: Whether a primary that holds an earlier connection of this party is called again
@@ -89,6 +94,7 @@ def dial(
                 context=context,
                 peer=peer,
                 pinned=pinned,
+                own_name=own_name,
                 rank=rank,
                 patience_s=max(_REDIAL_S, deadline - time.monotonic()),
                 limits=limits,
@@ -129,6 +135,7 @@ def _call(
     context: ssl.SSLContext,
     peer: str,
     pinned: str,
+    own_name: str,
     rank: int,
     patience_s: float,
     limits: TransportLimits,
@@ -155,7 +162,7 @@ def _call(
             session=None,
             max_body_bytes=limits.max_message_bytes,
         )
-        _greet(secured, reader, rank=rank, place=place)
+        _greet(secured, reader, own_name=own_name, rank=rank, place=place)
         secured.setblocking(False)
     except BaseException as error:
         _hang_up(secured or raw)
@@ -197,14 +204,54 @@ def _as_failed_call(error: BaseException) -> _CallFailedError | None:
     return error if isinstance(error, _CallFailedError) else None
 
 
-def _greet(connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, place: str) -> None:
-    greeting = _next_message(connection, reader)
-    found = greeting.figure("rank", int)
-    if found != rank:
-        raise ProtocolError(
-            f"{place}: takes this party for rank {found}, but the federation file here says "
-            f"{rank}; compare the two files"
-        )
+def _greet(
+    connection: ssl.SSLSocket, reader: FrameReader, *, own_name: str, rank: int, place: str
+) -> None:
+    found = rank
+    try:
+        found = _next_message(connection, reader).figure("rank", int)
+        if found != rank:
+            raise ProtocolError(
+                f"{place}: takes this party for rank {found}, but the federation file here says "
+                f"{rank}; compare the two files"
+            )
+    except ProtocolError as error:
+        if error.party is None:  # else it is the primary that says it
+            _say_why(connection, reader, own_name=own_name, rank=found, error=error)
+        raise
+
+
+def _say_why(
+    connection: ssl.SSLSocket,
+    reader: FrameReader,
+    *,
+    own_name: str,
+    rank: int,
+    error: ProtocolError,
+) -> None:
+    """Tell the primary why this party hangs up, so that it need not take it for lost.
+
+    A primary of another version does not read it, and says itself that it is another one.
+
+    Args:
+        connection: What is hung up then.
+        reader: What has come on it.
+        own_name: This party's name.
+        rank: The rank by which the primary knows it.
+        error: What ends the call.
+    """
+    failure = Failure(party=own_name, reason=public_reason(error), kind=kind_of(error))
+    session = reader.session or bytes(SESSION_BYTES)
+    with contextlib.suppress(OSError):
+        for buffer in encode(failure.to_message()).frame(
+            session=session, sender_rank=rank, sequence=0
+        ):
+            connection.sendall(buffer)
+        # Bytes that nobody has read would let the system drop what was sent.
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(_LAST_WORD_S)
+        while connection.recv(_READ_BYTES):
+            pass
 
 
 def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:

@@ -5,22 +5,26 @@ from typing import ClassVar, Final, Literal, get_args
 
 from securevfl.core.errors import (
     AuthenticationError,
+    OutOfMemoryError,
     PartyAbsentError,
     PartyFailedError,
     PartyLostError,
     PartyTimeoutError,
+    PartyTwiceError,
     ProtocolError,
     SecureVflError,
     StorageError,
+    of_this_machine,
     shown,
 )
 from securevfl.transport.message import Message, StarKind, TypedMessage
 
-FailureKind = Literal["failed", "lost", "timeout", "absent", "protocol", "authentication"]
+FailureKind = Literal["failed", "lost", "twice", "timeout", "absent", "protocol", "authentication"]
 
 _ERRORS: Final[dict[FailureKind, type[ProtocolError]]] = {
     "failed": PartyFailedError,
     "lost": PartyLostError,
+    "twice": PartyTwiceError,
     "timeout": PartyTimeoutError,
     "absent": PartyAbsentError,
     "protocol": ProtocolError,
@@ -62,16 +66,22 @@ class Failure(TypedMessage):
         return Message(kind=self.KIND, meta=meta)
 
     @classmethod
-    def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
+    def from_message(
+        cls, message: Message, *, relayed: bool, receiver: str | None = None
+    ) -> "Failure":
         """Read an ABORT.
 
         Args:
             message: As it was received.
             relayed: Whether the sender may speak for others, which only the primary may; what a
-                secondary says is about itself.
+                secondary says is about itself, or about the primary, whom alone it talks to.
+            receiver: Who reads it.
         """
-        party = message.figure("party", str) if relayed else message.sender
-        reason = shown(message.figure("reason", str), _MAX_REASON)
+        party, reason = message.figure("party", str), message.figure("reason", str)
+        if not relayed:
+            reason = f"it reports of {party}: {reason}" if party == receiver else reason
+            party = message.sender
+        reason = shown(reason, _MAX_REASON)
         kind = message.figure("kind", str)
         return cls(
             party=shown(party, _MAX_REASON),
@@ -83,9 +93,11 @@ class Failure(TypedMessage):
 def kind_of(error: BaseException) -> FailureKind:
     """Return what an error of this party is to the others.
 
-    An operator who interrupts a party, or makes room on its disk, can start it again.
+    An operator who interrupts a party, or makes room on its machine, can start it again.
     """
-    return "lost" if isinstance(error, KeyboardInterrupt | StorageError) else "failed"
+    known = of_this_machine(error) or error
+    mendable = isinstance(known, KeyboardInterrupt | StorageError | OutOfMemoryError)
+    return "lost" if mendable else "failed"
 
 
 def public_reason(error: BaseException) -> str:
@@ -95,6 +107,7 @@ def public_reason(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "was interrupted by its operator"
-    if isinstance(error, SecureVflError):
-        return error.for_others()
+    known = error if isinstance(error, SecureVflError) else of_this_machine(error)
+    if known is not None:
+        return known.for_others()
     return f"stopped by an unexpected {type(error).__name__} (its own log says more)"

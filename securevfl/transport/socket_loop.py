@@ -17,7 +17,7 @@ from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
 from securevfl.transport.message import Leave, Message, Ping, StarKind
-from securevfl.transport.tls import in_plain_words
+from securevfl.transport.tls import broken_in_words
 
 # A heartbeat is sent four times within the silence that is tolerated: three may be late.
 _HEARTBEATS_PER_SILENCE: Final = 4
@@ -200,7 +200,10 @@ class StarLoop:
         if message.kind is StarKind.PING:
             return
         if message.kind is StarKind.ABORT:
-            self.fail(Failure.from_message(message, relayed=not self._relays), heard=True)
+            failure = Failure.from_message(
+                message, relayed=not self._relays, receiver=self._own_name
+            )
+            self.fail(failure, heard=True)
         elif message.kind is StarKind.LEAVE:
             connection.peer_left = True
         elif message.kind is StarKind.SESSION:
@@ -234,7 +237,7 @@ class StarLoop:
             if self._farewell_deadline is None:
                 self._read(connection)
             if not connection.ended:
-                self._lost(connection, f"its connection broke: {in_plain_words(error)}")
+                self._lost(connection, f"its connection broke: {broken_in_words(error)}")
             return
         if connection.blocked != was_blocked:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)

@@ -305,6 +305,7 @@ class SecondaryTransport(Transport):
             context=tls_context(self._identity, self._peers, server=False),
             peer=self.primary,
             pinned=self._pinned[self.primary],
+            own_name=self.name,
             rank=self.ranks[self.name],
             deadline_s=deadline_s,
             limits=self._limits,

@@ -13,6 +13,8 @@ from cryptography import x509
 from securevfl.core.errors import AuthenticationError, ConfigError
 from securevfl.transport.identity import Identity, certificate_pem, public_text
 
+_ALTERED: Final = "bytes were altered on the way"
+_NO_TLS: Final = "the other end does not speak TLS"
 # What OpenSSL says of a broken handshake or connection, in our words: the first that fits.
 _IN_WORDS: Final = (
     ("CERTIFICATE_EXPIRED", "the certificate has expired"),
@@ -23,12 +25,12 @@ _IN_WORDS: Final = (
     ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "no certificate was shown"),
     ("PROTOCOL_VERSION", "TLS 1.3 is required"),
     ("UNSUPPORTED_PROTOCOL", "TLS 1.3 is required"),
-    ("HTTP_REQUEST", "the other end does not speak TLS"),
-    ("WRONG_VERSION_NUMBER", "the other end does not speak TLS"),
+    ("HTTP_REQUEST", _NO_TLS),
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
     ("EOF", "the other end hung up"),
     ("ZERORETURN", "the other end hung up"),
-    ("BAD_RECORD_MAC", "bytes were altered on the way"),
-    ("DECRYPTION_FAILED", "bytes were altered on the way"),
+    ("BAD_RECORD_MAC", _ALTERED),
+    ("DECRYPTION_FAILED", _ALTERED),
 )
 _REFUSED: Final = (
     "CERTIFICATE_EXPIRED",
@@ -94,8 +96,9 @@ def check_validity(
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
         raise ConfigError(
-            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC; "
-            f"make a new one with securevfl provision"
+            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
+            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl provision, or set "
+            f"the clock"
         )
     if now < first:
         raise ConfigError(
@@ -143,6 +146,15 @@ def in_plain_words(error: OSError) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
         return "the other end cut the connection"
     return error.strerror or type(error).__name__
+
+
+def broken_in_words(error: OSError) -> str:
+    """Say why a connection broke whose two ends had proved who they are.
+
+    Such an end does speak TLS: bytes that do not look like it were altered, lost or swapped.
+    """
+    words = in_plain_words(error)
+    return _ALTERED if words == _NO_TLS else words
 
 
 def own_certificate_refused(error: OSError) -> bool:

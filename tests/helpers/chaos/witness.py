@@ -68,8 +68,8 @@ class Watch:
             line = {"what": what, "count": point[2], **more}
             os.write(handle, f"{json.dumps(line)}\n".encode())
 
-        _watch_frames(note)
-        _watch_files(note, [self.out, self.out.parent])
+        watch_frames(note)
+        watch_files(note, self.out, self.out.parent)
 
     def _strike_at(self, point: tuple[str, str, int]) -> None:
         for number, strike in enumerate(self.strikes):
@@ -122,7 +122,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
 
 
-def _watch_frames(note: Callable[..., None]) -> None:
+def watch_frames(note: Callable[..., None]) -> None:
+    """Call ``note`` in this process before each message but heartbeats is made for the wire."""
     frame = EncodedMessage.frame
 
     def noted(self: EncodedMessage, *, session: bytes, sender_rank: int, sequence: int) -> Any:
@@ -133,9 +134,9 @@ def _watch_frames(note: Callable[..., None]) -> None:
     setattr(EncodedMessage, "frame", noted)  # noqa: B010 - mypy would not have it otherwise
 
 
-def _watch_files(note: Callable[..., None], below: list[Path]) -> None:
+def watch_files(note: Callable[..., None], run: Path, tables: Path) -> None:
+    """Call ``note`` in this process before a file of a run, or a table's ledger, is written."""
     sync, replace = os.fsync, Path.replace
-    run, tables = below
 
     def named(path: Path) -> str | None:
         if path.is_relative_to(run):

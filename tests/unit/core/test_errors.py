@@ -1,22 +1,27 @@
 """What other organisations are told of an error: never a path, a record or what was spent."""
 
 import ast
+import errno
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import securevfl
 from securevfl.core import errors
 from securevfl.core.errors import (
     BudgetExceededError,
     ConfigError,
+    OutOfMemoryError,
+    PartyLostError,
     PrivacyError,
     ProtocolError,
     SecureVflError,
     StorageError,
+    of_this_machine,
 )
-from securevfl.transport.failure import public_reason
+from securevfl.transport.failure import kind_of, public_reason
 
 PACKAGE = Path(securevfl.__file__).parent
 CLASSES = [
@@ -112,6 +117,58 @@ def test_what_nobody_foresaw_tells_its_kind_alone():
     assert "1234" not in public_reason(KeyError("income 1234"))
     told = public_reason(StorageError.of("/home/jane/secret", OSError(28, "No space left")))
     assert told == "StorageError: it cannot write to its own disk"
+
+
+def _of_torch() -> BaseException:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return raised.value
+
+
+def _while_writing() -> BaseException:
+    """As of torch's writer, which closes a file that could not grow."""
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 28")
+    error.__context__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        _while_writing(),
+        _of_torch(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
+    ],
+    ids=["python", "write", "torch", "system", "thread", "kernel"],
+)
+def test_used_up_memory_is_no_mistake_of_the_program(error: BaseException) -> None:
+    """Whoever says it: the others read that this party lacks memory, and wait for it."""
+    known = of_this_machine(error)
+    assert isinstance(known, OutOfMemoryError)
+    assert "Make room" in str(known)
+    assert public_reason(error) == "OutOfMemoryError: it has run out of memory"
+    assert kind_of(error) == "lost"
+
+
+def test_anothers_used_up_memory_is_not_this_partys() -> None:
+    """Who hears of it says that it was the other one."""
+    heard = PartyLostError("bank-1: OutOfMemoryError: it has run out of memory")
+    assert of_this_machine(heard) is None
+    assert public_reason(heard) == f"PartyLostError: {heard}"
+
+
+def test_a_full_disk_is_known_by_what_the_system_says() -> None:
+    """With the file that it names; other errors are not this machine's."""
+    full = OSError(errno.ENOSPC, "No space left on device", "/home/jane/log.jsonl")
+    assert str(of_this_machine(full)).startswith("/home/jane/log.jsonl: cannot be written")
+    assert public_reason(full) == "StorageError: it cannot write to its own disk"
+    assert kind_of(full) == "lost"
+    for other in (OSError(errno.ENOENT, "No such file"), RuntimeError("shape mismatch")):
+        assert of_this_machine(other) is None
+        assert kind_of(other) == "failed"
 
 
 def test_a_text_is_one_line_that_a_terminal_may_show() -> None:

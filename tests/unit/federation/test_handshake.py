@@ -9,12 +9,18 @@ from helpers.federations import write_federation
 from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
+from securevfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    PartyTimeoutError,
+    ProtocolError,
+)
 from securevfl.federation import handshake
 from securevfl.federation.messages import Hello
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
 from securevfl.transport.identity import Identity
+from securevfl.transport.message import Message
 
 SESSION = bytes(range(16))
 FACTS = RunFacts(rows=10, train_rows=6, validation_rows=2, test_rows=2)
@@ -265,3 +271,46 @@ def test_predictions_are_welcome_without_a_dealer_of_votes(tmp_path: Path) -> No
         else:
             with pytest.raises(ProtocolError, match="dealer"):
                 handshake.open_welcome(config, message, **own)
+
+
+class Quiet:
+    """A primary that has let a caller in and says nothing more."""
+
+    session = SESSION
+
+    def __init__(self, *_given: object, **_more: object) -> None:
+        """Whatever a caller is told."""
+
+    def __enter__(self) -> "Quiet":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Nothing is held."""
+
+    def connect(self, _patience_s: float, *, returning: bool) -> None:
+        assert not returning
+
+    def send(self, _message: Message) -> None:
+        """Nobody hears it."""
+
+    def receive(self, _kind: object, *, round_number: int, deadline_s: float) -> Message:
+        assert round_number == 0
+        raise PartyTimeoutError(f"{deadline_s:g}")
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "seconds"), [("stop", "12"), ("wait", "907"), ("continue", "907")]
+)
+def test_the_primary_gives_up_first_and_says_who_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_loss: str, seconds: str
+) -> None:
+    """A caller that comes for the first time waits as long as those that wait for a lost party."""
+    runtime = {"on_loss": on_loss, "join_timeout_s": 5.0, "wait_s": 900.0, "round_timeout_s": 7.0}
+    config = read_federation(write_federation(tmp_path, secondaries=3, runtime=runtime))
+    people = {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
+    monkeypatch.setattr(handshake, "SecondaryTransport", Quiet)
+    joining = handshake.joined(
+        config, people["bank-1"], pinned(people), epochs=[], pretrained=[], patience_s=5.0
+    )
+    with pytest.raises(PartyTimeoutError, match=f"^{seconds}$"), joining:
+        pass

@@ -124,6 +124,17 @@ def test_builders_that_fail_are_named() -> None:
         top_of(Broken(), SETTINGS, outputs=1, classes=False, **sizes)
 
 
+def test_used_up_memory_is_no_fault_of_a_model() -> None:
+    """What the machine lacks is not blamed on whoever wrote the family."""
+
+    def needs_all(*_given: Tensor) -> Tensor:
+        return torch.empty(1 << 60, dtype=torch.uint8)
+
+    with pytest.raises(RuntimeError, match="allocate memory") as raised:
+        check(Whole(needs_all))
+    assert not isinstance(raised.value, ConfigError)
+
+
 def test_checks_leave_no_trace() -> None:
     """Modes, weights and random streams are as they were."""
     family = FAMILIES["fedsim"]

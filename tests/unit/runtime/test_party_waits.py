@@ -12,6 +12,7 @@ from securevfl.core.errors import (
     PartyFailedError,
     PartyLostError,
     PartyTimeoutError,
+    PartyTwiceError,
     SecureVflError,
 )
 from securevfl.core.progress import ProgressEvent, SessionLost
@@ -59,6 +60,17 @@ def test_it_joins_again_and_goes_on_with_what_has_begun(
         SessionLost(why="bank-2: its connection broke", wait_s=900.0),
         SessionLost(why="agency: gave no sign of life for 10 s", wait_s=900.0),
     ]
+
+
+def test_a_second_one_of_a_name_does_not_wait_for_the_first_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls until the primary would know the first one for lost; one that was there waits on."""
+    twice = PartyTwiceError("bank-1: a party of this name has joined already")
+    sessions = Sessions(twice, twice, None)
+    run(secondary_job(tmp_path, **WAITS, silence_timeout_s=2.0), sessions, monkeypatch)
+    assert [one.returning for one in sessions.jobs] == [False, True, True]
+    assert [one.join_timeout_s for one in sessions.jobs] == [5.0, 4.0, 900.0]
 
 
 def test_a_session_that_ends_for_one_who_is_back_is_followed_by_the_next(

@@ -114,7 +114,7 @@ def test_certificates_hold_for_their_time_only(rental):
     check_validity("rental", rental.certificate, now=last - second)
     with pytest.raises(ConfigError, match="set the clock"):
         check_validity("rental", rental.certificate, now=first - second)
-    with pytest.raises(ConfigError, match="rental: its certificate expired"):
+    with pytest.raises(ConfigError, match=r"rental: its certificate expired .*, or set the clock"):
         check_validity("rental", rental.certificate, now=last + second)
 
 
@@ -161,7 +161,7 @@ def test_pins_are_checked_before_anything_is_sent(tmp_path):
         check_pins(agency, {**pins, "rental": pins["agency"]}, ["rental"])
     # Made to last a tenth of a millisecond, it ended within the second in which it was made.
     old = Identity.create("rental", valid_days=1e-9)
-    with pytest.raises(ConfigError, match="rental: its certificate expired"):
+    with pytest.raises(ConfigError, match=r"rental: its certificate expired .*, or set the clock"):
         check_pins(
             agency.trusting({"rental": old.certificate}),
             {**pins, "rental": old.public_text},

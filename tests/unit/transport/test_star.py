@@ -23,7 +23,7 @@ from securevfl.core.errors import (
 from securevfl.federation.messages import RoundKind
 from securevfl.transport.connection import Outgoing, TransportLimits
 from securevfl.transport.failure import Failure
-from securevfl.transport.framing import EncodedMessage, encode
+from securevfl.transport.framing import EncodedMessage, FrameReader, encode
 from securevfl.transport.identity import Identity, certificate_pem
 from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport
@@ -149,6 +149,26 @@ def test_an_abort_reaches_everybody_with_its_origin(joined):
     primary, ends = joined
     ends["rental"].abort("ran out of memory")
     assert_all_know(primary, ends, PartyFailedError, "rental: ran out of memory")
+
+
+def test_who_reports_another_party_is_not_taken_for_it(joined):
+    """A secondary that finds fault with the primary is named, and so is the primary."""
+    primary, ends = joined
+    failure = Failure(party="agency", reason="sent bytes that are no message", kind="protocol")
+    ends["rental"]._loop.fail(failure)
+    found = together(
+        [
+            lambda: primary.receive("bank", SHARE, round_number=9, deadline_s=PATIENCE_S),
+            lambda: ends["bank"].receive(PLAN, round_number=9, deadline_s=PATIENCE_S),
+            lambda: ends["rental"].receive(PLAN, round_number=9, deadline_s=PATIENCE_S),
+        ]
+    )
+    assert [str(error) for error in found] == [
+        "rental: it reports of agency: sent bytes that are no message",
+        "rental: it reports of agency: sent bytes that are no message",
+        "agency: sent bytes that are no message",
+    ]
+    assert {type(error) for error in found} == {ProtocolError}
 
 
 def test_the_first_failure_stays(joined):
@@ -454,12 +474,36 @@ def test_a_party_that_comes_back_calls_until_its_first_connection_is_gone(star, 
 
 
 def test_files_that_rank_parties_differently_are_noticed(star):
-    """A party that counts itself second where the primary counts it first joins nothing."""
+    """A party that counts itself second where the primary counts it first joins nothing.
+
+    The primary reads why, and not that a line broke.
+    """
     primary = star.primary()
     address = primary.listen()
     rental = star.secondary("rental", address, ranks={"agency": 0, "bank": 1, "rental": 2})
-    with pytest.raises(ProtocolError, match=r"takes this party for rank 1, .* here says 2"):
+    text = r"takes this party for rank 1, .* here says 2"
+    with pytest.raises(ProtocolError, match=text):
         rental.connect(WAIT_S)
+    with pytest.raises(ProtocolError, match=f"^rental: .*{text}"):
+        primary.wait_for_parties(WAIT_S)
+    together([primary.close, rental.close])
+
+
+def test_another_version_is_said_at_both_ends(star, monkeypatch):
+    """A caller that cannot read the primary's greeting says so before it hangs up."""
+    primary = star.primary()
+    rental = star.secondary("rental", primary.listen())
+    whole = FrameReader._check_header
+
+    def of_one_more(reader, raw):
+        """Read as a party would whose own version is one more than the sender's."""
+        return whole(reader, raw[:4] + bytes([raw[4] - 1]) + raw[5:])
+
+    monkeypatch.setattr(FrameReader, "_check_header", of_one_more)
+    with pytest.raises(ProtocolError, match=r"^agency: speaks protocol 0, this party 1; install"):
+        rental.connect(WAIT_S)
+    with pytest.raises(ProtocolError, match=r"^rental: speaks protocol 0, this party 1; install"):
+        primary.wait_for_parties(WAIT_S)
     together([primary.close, rental.close])
 
 

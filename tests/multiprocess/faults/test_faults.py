@@ -1,0 +1,74 @@
+"""A short form of ``make faults``: one fault of each sort, where no other test has it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.patience import PATIENCE_S
+
+pytestmark = pytest.mark.multiprocess
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "faults.py"
+# Of these a user would read something else, or wait for nothing, if it broke.
+CELLS = (
+    "memory/secondary/round/wait",
+    "read-only/primary/checkpoint/wait",
+    "half-open/dealer/linkage/wait",
+    "line-truncated/secondary/round/wait",
+    "second/secondary/round/wait",
+    "version/secondary/handshake/stop",
+    "sends-oversized/primary/round/stop",
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Let them fall, two at a time."""
+    folder = tmp_path_factory.mktemp("faults")
+    ended = subprocess.run(
+        [
+            *(sys.executable, TOOL, "--cell", *CELLS, "--json"),
+            *("--folder", folder / "runs", "--record", folder / "faults.jsonl"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode in (0, 1), ended.stderr
+    found: Mapping[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_whoever_meets_a_fault_is_named_and_nothing_is_lost(told: Mapping[str, Any]) -> None:
+    """All notice in time and read one line that names who it is; ledgers and models are right."""
+    assert told["findings"] == []
+    assert {"/".join(_place(cell)) for cell in told["cells"]} == set(CELLS)
+    assert all(cell["ledger"] and cell["right"] for cell in told["cells"])
+    waited = [cell for cell in told["cells"] if cell["on_loss"] == "wait"]
+    assert [cell["resumed"] for cell in waited] == [0] * len(waited)
+
+
+@pytest.mark.parametrize(
+    ("fault", "party", "text"),
+    [
+        ("memory", "bank-2", "bank-1: OutOfMemoryError: it has run out of memory; waiting"),
+        ("read-only", "bank-1", "agency: StorageError: it cannot write to its own disk; waiting"),
+        ("half-open", "bank-1", "dealer: gave no sign of life for 3 s; waiting"),
+        ("line-truncated", "agency", "bank-1: its connection broke: bytes were altered on the way"),
+        ("second", "second bank-1", "a party of this name has joined already"),
+        ("version", "agency", "bank-1: speaks protocol 2, this party 1; install the same version"),
+        ("sends-oversized", "bank-2", "it reports of agency: sent PLAN of 1099511627776 bytes"),
+    ],
+)
+def test_what_they_read(told: Mapping[str, Any], fault: str, party: str, text: str) -> None:
+    """The cause, too, is the true one."""
+    cell = next(cell for cell in told["cells"] if cell["fault"] == fault)
+    assert text in cell["lines"][party]
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    return cell["fault"], cell["role"], cell["phase"], cell["on_loss"]
