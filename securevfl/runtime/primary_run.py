@@ -112,7 +112,7 @@ class PrimaryRun:
         self._vote = vote
         self._presence = presence
         self.base = fitted
-        """What the joint model is averaged with; None until it is fitted, or where there is none."""
+        """What the joint model is averaged with; None until it is fitted, or if there is none."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
