@@ -73,7 +73,7 @@ in place of its top network, fitted once to the primary's own columns, numeric k
 estimator `securevfl.simulate(top=...)` was handed.""",
     "training": "How every family is trained.",
     "base": """\
-What corrections by the secondaries are added to, and what they must beat to be used
+What the joint model is averaged with, and what it must beat to be used
 ([base](base.md)).""",
     "privacy": """\
 What is promised, and about what. Read [privacy](privacy.md) before you choose. With

@@ -1,4 +1,4 @@
-"""The ``[base]`` table: what corrections by the secondaries are added to."""
+"""The ``[base]`` table: the model of the primary alone, which the joint model is weighed with."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ OWN = "python"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseSettings:
-    """The ``[base]`` table: the model of the primary alone that corrections are added to."""
+    """The ``[base]`` table: the model of the primary alone beside which the joint model answers."""
 
     estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
     """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
@@ -34,13 +34,13 @@ class BaseSettings:
             )
 
     @property
-    def corrects(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is a base."""
         return self.estimator != "none"
 
     def in_words(self) -> str:
         """Return what it does, for people."""
-        if not self.corrects:
+        if not self.exists:
             return "none: the joint model answers, whether it beats the primary alone or not"
         return (
             f"{self.estimator} on the primary's own columns and keys; the joint model answers "

@@ -116,6 +116,11 @@ class FederationConfig:
         return self.family.label_epsilon(self.model)
 
     @property
+    def top_corrects(self) -> bool:
+        """Whether the top model says what the base lacks, and is no model by itself."""
+        return self.family.assisted or (self.top is not None and self.top.corrects)
+
+    @property
     def voters_moved(self) -> int:
         """How many rows change their class in votes, at most, if one label is exchanged.
 

@@ -239,7 +239,7 @@ def _require_fitted(config: FederationConfig) -> None:
             f'model.top: "{name}" takes the place of the network that {config.family.name!r} '
             f"pretrains; choose a family without pretraining"
         )
-    if config.top.corrects and not config.base.corrects:
+    if config.top.corrects and not config.base.exists:
         raise ConfigError(
             f'model.top: "{name}" adds evidence to a base, and base.estimator is "none"; leave '
             f"[base] out, or take another top model"

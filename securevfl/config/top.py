@@ -28,7 +28,7 @@ class TopEstimator:
 
     @property
     def corrects(self) -> bool:
-        """Whether it adds to the base, as networks do, and does not take the base's place."""
+        """Whether it says what the base lacks, and is no model by itself."""
         return self.name == "tied"
 
 

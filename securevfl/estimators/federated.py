@@ -42,7 +42,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             :class:`securevfl.LinkageSettings`.
         bounds: Declared ranges, as :func:`securevfl.simulate` takes them.
         privacy: What is promised, ``securevfl.dp.Privacy(...)``; None promises nothing.
-        base: What corrections by the secondaries are added to, as :func:`securevfl.simulate` takes
+        base: What the joint model is averaged with, as :func:`securevfl.simulate` takes
             it; None: the preset's, or ``"boosting"``.
         prediction_epsilon: What all predictions of one fitted model may spend; None: as much as
             training.

@@ -19,6 +19,7 @@ from securevfl.federation.aggregation import Aggregation
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import kept_aggregation
+from securevfl.models.alone.rule import scaled
 
 NOT_PRIVATE = (
     "NOT PRIVATE: this file gives representations of single records before noise and averaging. "
@@ -188,7 +189,7 @@ def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> P
                 shape=("batch", model.head.outputs),
                 dtype="float32",
                 what="margins of the base, which model/base.skops has: a standardised number, log "
-                "odds, or log probabilities; lambda times the top model's outputs is added to them",
+                "odds, or log probabilities, which the joint model's are averaged with",
             )
         )
     if part.classes is None:
@@ -210,6 +211,7 @@ def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> P
             model,
             keys=table.key_dim > 0,
             similarities=reads_similarities,
+            corrects=config.top_corrects,
         ).eval(),
         inputs=tuple(inputs),
         output=output,
@@ -305,6 +307,7 @@ class PrimaryPart(nn.Module):
         *,
         keys: bool,
         similarities: bool,
+        corrects: bool,
     ) -> None:
         super().__init__()
         assert model.primary is not None, "the primary's model has the task"
@@ -316,17 +319,19 @@ class PrimaryPart(nn.Module):
         self.has_similarities = similarities
         self.has_base = model.primary.base is not None
         self.scale = model.primary.scale
+        self.corrects = corrects
 
     def forward(self, features: Tensor, *rest: Tensor) -> Tensor:
         """Return predictions in the label's unit, or the probability of each class."""
         others = list(rest)
-        scaled = self.scaling.features(features)
-        keys = self.scaling.keys(others.pop(0)) if self.has_keys else scaled[..., :0]
+        own = self.scaling.features(features)
+        keys = self.scaling.keys(others.pop(0)) if self.has_keys else own[..., :0]
         aggregate = others.pop(0)
         similarities = others.pop(0) if self.has_similarities else None
-        outputs: Tensor = self.top(scaled, keys, aggregate, similarities)
+        outputs: Tensor = self.top(own, keys, aggregate, similarities)
         if self.has_base:
-            outputs = others.pop(0) + self.scale * outputs
+            base = others.pop(0)
+            outputs = scaled(base, base + outputs if self.corrects else outputs, self.scale)
         outputs = outputs.double()
         if self.label is not None:
             return outputs[:, 0] * self.label.deviation + self.label.mean

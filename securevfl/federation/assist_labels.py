@@ -89,7 +89,7 @@ def tell_labels(
     told = _told(drawn, data.head, epsilon=model.label_epsilon)
     start = _constant(told, data.head)
     margins = start.expand(len(drawn), -1).clone()
-    if config.base.corrects:
+    if config.base.exists:
         name = _NAMED if config.base.estimator == "best" else config.base.estimator
         corrected = _base_of_drawn(
             estimator if name == OWN else name,

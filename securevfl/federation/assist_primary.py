@@ -13,11 +13,12 @@ from securevfl.data.rows import consecutive_batches
 from securevfl.federation.assist_labels import ToldLabels
 from securevfl.federation.assist_messages import AssistKind, Residuals, Step
 from securevfl.federation.primary import Primary
+from securevfl.federation.top_model import CorrectingTopModel
 from securevfl.models.assist.halves import AssistTop
 from securevfl.models.assist.line_search import best_step, constant_margin, residuals_of
 
 
-class AssistPrimary(Primary):
+class AssistPrimary(CorrectingTopModel, Primary):
     """An epoch is a round of boosting; nothing is learned by gradients.
 
     References:
@@ -72,8 +73,8 @@ class AssistPrimary(Primary):
             self.best_metric = None
         return super()._take_if_best(epoch, metric, threshold, outputs)
 
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
-        """Return the mean loss after the step, and every row's margins and targets."""
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
+        """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
         targets, start = self._targets(rows), self._begin(rows)
         told = self._told or ToldLabels(targets=targets, margins=start)
@@ -111,7 +112,7 @@ class AssistPrimary(Primary):
         assert isinstance(top, AssistTop), "the family builds it"
         top.scale.fill_(self._scale * self._total)
         outputs = start + self._scale * self._sum
-        return float(self.head.loss(outputs, targets)), (outputs, targets)
+        return float(self.head.loss(outputs, targets)), rows, outputs
 
     def _begin(self, rows: Int64[np.ndarray, " train"]) -> Tensor:
         """Return margins before the first round: the base's, or what labels say by themselves."""

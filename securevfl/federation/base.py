@@ -1,4 +1,4 @@
-"""The base of a run: margins of the primary alone, which the joint model corrects."""
+"""The base of a run: margins of the primary alone, which the joint model is averaged with."""
 
 import time
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def require_estimator(config: FederationConfig, estimator: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Base:
-    """What corrections are added to."""
+    """What the joint model is averaged with."""
 
     model: Model
     """Fitted to all labelled training rows."""
@@ -136,7 +136,7 @@ class Choice:
     """Who answers: the joint model, or the best model of the primary alone."""
 
     base: Model
-    """What corrections are added to."""
+    """What the joint model is averaged with."""
     alone: Alone
     decision: Decision
     validation: Metrics
@@ -151,7 +151,7 @@ class Choice:
     def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
         """Return the joint model's outputs for the test rows, and measure it on them.
 
-        Where the correction counts for nothing, the joint model is the base, and nobody is asked;
+        Where lambda is 0, the joint model is the base, and nobody is asked;
         but that would tell something of labels, so where these have an epsilon all are asked.
 
         Reveals:
@@ -188,8 +188,8 @@ def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: 
     Args:
         config: The federation file.
         table: The primary's table.
-        primary: At its best epoch; how it counts corrections is set.
-        base: What they are added to.
+        primary: At its best epoch; its lambda is set.
+        base: What it is averaged with.
 
     Reveals:
         Nothing: nobody is asked.

@@ -55,7 +55,6 @@ from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import TaskHead
 from securevfl.models.tied_top import TiedTop
-from securevfl.models.zero_start import Inputs, starting_at_zero, trial_inputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,8 +259,6 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Opti
 def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn.Module:
     """Return the primary's top model with its initial weights, or an estimator to be fitted.
 
-    With a base a network's outputs start at zero.
-
     Args:
         config: The federation file.
         table: The primary's table, or new rows of it.
@@ -275,7 +272,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         return TiedTop(width=positions * width, outputs=head.outputs)
     if config.top is not None:
         return build_fitted_top(config, table, head)
-    top = _initialised(
+    return _initialised(
         config,
         config.primary.name,
         lambda: top_of(
@@ -287,21 +284,6 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
             outputs=head.outputs,
             classes=config.federation.task != "regression",
         ),
-    )
-    if not config.base.corrects:
-        return top
-    # A pretrained top model of another package may bring a head of its own.
-    loaded = bool(config.family.pretraining) and not is_built_in(config.family)
-    return starting_at_zero(top, _trial_rows(config, table), gated=loaded)
-
-
-def _trial_rows(config: FederationConfig, table: PartyTable) -> Inputs:
-    links = (len(config.secondaries), config.model.neighbours)
-    return trial_inputs(
-        num_features=table.num_features,
-        key_dim=table.key_dim,
-        cut_shape=config.family.cut_shape(config.model),
-        similarities=links if config.family.needs_similarities(config.model) else None,
     )
 
 

@@ -14,13 +14,13 @@ from securevfl.federation.one_fit import OneFitPrimary
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.top_model import FittedTopModel, PrimaryInputs
+from securevfl.federation.top_model import PrimaryInputs
 from securevfl.models.alone.keeping import require_keepable
 from securevfl.models.alone.margins import cross_fit
 from securevfl.models.fitted_top import FittedTop
 
 
-class FittedPrimary(FittedTopModel, OneFitPrimary):
+class FittedPrimary(OneFitPrimary):
     """Fits an estimator to own numbers, released ones and similarities."""
 
     top: FittedTop
@@ -68,8 +68,8 @@ class FittedPrimary(FittedTopModel, OneFitPrimary):
             parts.append(self.top.inputs(features, aggregate, similarities))
         return np.concatenate(parts)
 
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:  # noqa: ARG002
-        """Fit, and return the loss of the training rows out of fold, their outputs and labels."""
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
+        """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
         rows = self.data.training_rows
         values = self._values(rows)
         self.top.fill_gaps_by(values)
@@ -89,4 +89,4 @@ class FittedPrimary(FittedTopModel, OneFitPrimary):
         outputs = self.out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
         loss = float(self.head.loss(outputs, targets))
         self.losses.append(loss)
-        return loss, (outputs, targets)
+        return loss, rows, outputs

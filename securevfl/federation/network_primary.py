@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from securevfl.core.progress import Observer, RoundDone
@@ -21,6 +22,7 @@ from securevfl.federation.shared_work import TopRows
 from securevfl.federation.splitavg import split_average
 from securevfl.federation.worker_group import WorkerGroup
 from securevfl.federation.workers import Workers
+from securevfl.models.alone.rule import choose_scale
 from securevfl.models.encodings import PositionsTaken, alignment
 
 
@@ -73,10 +75,10 @@ class NetworkPrimary(Primary):
         read = () if similarities is None else (similarities,)
         return self._workers(features, keys, aggregate, *read)
 
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Train the network over all training rows; see :class:`Primary`."""
         chosen = stream(self.seed, "party-dropout", epoch)
-        total, outputs, targets = 0.0, [], []
+        total, outputs = 0.0, []
         parts = training_batches(
             self.data.training_rows,
             batch_size=self.training.batch_size,
@@ -88,12 +90,11 @@ class NetworkPrimary(Primary):
             self.losses.append(loss)
             total += loss * len(rows)
             outputs.append(output)
-            targets.append(self._targets(rows))
             self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=loss))
         every = self.plan.average_positions_every
         if every and epoch % every == 0:
             self._average_positions()
-        return total / len(self.data.training_rows), (torch.cat(outputs), torch.cat(targets))
+        return total / len(self.data.training_rows), np.concatenate(parts), torch.cat(outputs)
 
     def _train_batch(
         self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
@@ -109,6 +110,14 @@ class NetworkPrimary(Primary):
             loss.backward()
         self.optimizer.step()
         return float(loss.detach()), output.detach()
+
+    def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
+        """Return lambda as it would be chosen if this epoch were the last."""
+        base = self.data.base
+        if base is None:
+            return 1.0
+        known = base[torch.as_tensor(rows, device=base.device)]
+        return choose_scale(self.head, base=known, joint=outputs, targets=self._targets(rows))
 
     def _draw_active(self, chosen: np.random.Generator) -> tuple[int, ...]:
         # [FeT] section 5.1: a portion r_d of the parties is left out of the round, and the average

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit
+from securevfl.federation.epoch_lines import BY_ITSELF, epoch_line, last_gain, metrics_of
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import PrimaryInputs, TopModel
@@ -22,9 +23,6 @@ from securevfl.models.encodings import PositionsTaken
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import HALF
-
-VALIDATION: Final = "validation_"
-"""Stands before a metric's name in an epoch's line of the history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +116,10 @@ class Primary(TopModel, ABC):
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch, with as much correction as counts."""
+        """Metrics of the validation rows at the best epoch, weighed with a base as in the end."""
         if self._validated is not None:
             return self._validated
-        return {
-            name.removeprefix(VALIDATION): value
-            for name, value in self.best_line.items()
-            if name.startswith(VALIDATION)
-        }
+        return metrics_of(self.best_line)
 
     @property
     def best_line(self) -> Mapping[str, Any]:
@@ -147,7 +141,7 @@ class Primary(TopModel, ABC):
             self.best_metric = None
 
     def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
-        """Add outputs to margins of the primary alone from now on.
+        """Weigh outputs with margins of the primary alone from now on.
 
         Args:
             margins: Of all rows; see :attr:`PrimaryInputs.base`.
@@ -155,7 +149,7 @@ class Primary(TopModel, ABC):
         self.inputs = self.data = replace(self.data, base=margins)
 
     def _begin_at(self, base: Tensor) -> None:
-        """Make the base, without a correction, the best epoch so far; nobody is asked."""
+        """Make the base by itself the best epoch so far; nobody is asked."""
         split, start = self.data.split, time.monotonic()
         train, validation = (
             (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
@@ -183,31 +177,25 @@ class Primary(TopModel, ABC):
     @property
     def finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
-        stale = self.epoch - self._last_gain >= self.training.patience
+        gained = last_gain(self.head, self.history, since=self.since)
+        stale = self.epoch - gained >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
-
-    @property
-    def _last_gain(self) -> int:
-        """The epoch that validated best of those that have trained; the base is none of them.
-
-        A network that starts at the base may be below it for some epochs and still be learning.
-        """
-        best, epoch = float("nan"), self.since
-        for line in self.history:
-            if line["epoch"] > self.since and self.head.is_better(line["validation"], best):
-                best, epoch = line["validation"], line["epoch"]
-        return epoch
 
     def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
         start = time.monotonic()
         epoch = self.epoch + 1
-        loss, trained = self._train_epoch(epoch)
-        rows = self.data.split.validation
-        validated = self.predict(rows, "validation"), self._targets(rows)
+        loss, rows, fitted = self._train_epoch(epoch)
+        own = self.data.split.validation
+        outputs = self.predict(own, "validation")
+        scale = self._weight(outputs, own)
+        trained = self._weighed(fitted, rows, scale), self._targets(rows)
+        validated = self._weighed(outputs, own, scale), self._targets(own)
         threshold = self.head.choose_threshold(*validated)
         line = self._remember(epoch, loss, trained, validated, threshold, start)
+        if self.data.base is not None:
+            line[BY_ITSELF] = self.head.metric(outputs, validated[1], threshold=threshold)
         self.epoch = epoch
-        best = self._take_if_best(epoch, line["validation"], threshold, validated[0])
+        best = self._take_if_best(epoch, line["validation"], threshold, outputs)
         mark = EpochMark(epoch=epoch, best=best)
         self.exchange.end_epoch(mark)
         after_epoch(mark)
@@ -222,6 +210,17 @@ class Primary(TopModel, ABC):
             )
         )
 
+    def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:  # noqa: ARG002
+        """Return lambda as an epoch is measured, by outputs for validation rows."""
+        return 1.0
+
+    def _weighed(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"], scale: float) -> Tensor:
+        """Return outputs for rows, weighed with the base where there is one."""
+        base = self.data.base
+        if base is None:
+            return outputs
+        return scaled(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
+
     def _remember(
         self,
         epoch: int,
@@ -231,16 +230,10 @@ class Primary(TopModel, ABC):
         threshold: float,
         start: float,
     ) -> dict[str, Any]:
-        """Write an epoch's line of the history, of outputs and targets, and return it."""
-        metrics = self.head.metrics(*validated, threshold=threshold)
-        line: dict[str, Any] = {
-            "epoch": epoch,
-            "loss": loss,
-            "train": self.head.metric(*trained, threshold=threshold),
-            "validation": self.head.headline(metrics),
-            **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
-            "seconds": round(time.monotonic() - start, 3),
-        }
+        """Write an epoch's line of the history, and return it."""
+        line = epoch_line(
+            self.head, epoch, loss, trained, validated, threshold=threshold, start=start
+        )
         self.history.append(line)
         return line
 
@@ -271,7 +264,7 @@ class Primary(TopModel, ABC):
     def decide(
         self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
     ) -> Decision:
-        """Choose how much of the correction counts, and whether the joint model is used.
+        """Choose how much the joint model counts beside the base, and whether it is used.
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
@@ -296,7 +289,7 @@ class Primary(TopModel, ABC):
             scale = choose_scale(
                 self.head,
                 base=base[more],
-                correction=told - base[more],
+                joint=told,
                 targets=self.data.targets[more],
             )
             if base_is_alone:
@@ -306,7 +299,7 @@ class Primary(TopModel, ABC):
             return decide(
                 self.head,
                 base=base[known],
-                correction=seen - base[known],
+                joint=seen,
                 alone=alone[known],
                 targets=self.data.targets[known],
                 scale=scale,
@@ -320,11 +313,11 @@ class Primary(TopModel, ABC):
             decision = by_validation if by_validation.used == "alone" else decision
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
-            told = scaled(base[known], seen - base[known], decision.scale)
+            told = scaled(base[known], seen, decision.scale)
             if self._measures_better(alone[known], told, known):
                 decision = replace(decision, used="alone")
         self.scale = decision.scale
-        joint = scaled(base[rows], outputs - base[rows], decision.scale)
+        joint = scaled(base[rows], outputs, decision.scale)
         validated = joint, self.data.targets[rows]
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
@@ -337,8 +330,8 @@ class Primary(TopModel, ABC):
         return self.head.is_better(mine, other)
 
     @abstractmethod
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:
-        """Return the mean loss, and every training row's outputs and targets."""
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
+        """Return the mean loss, and every training row with its outputs."""
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
         """Return what the top model makes of the last test batch, empty if it tells nothing.

@@ -8,18 +8,19 @@ from torch import Tensor
 from securevfl.core.seeds import stream
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.one_fit import OneFitPrimary
+from securevfl.federation.top_model import CorrectingTopModel
 from securevfl.models.tied_top import TiedTop, fit_tied
 
 _FOLDS = 5
 
 
-class TiedPrimary(OneFitPrimary):
+class TiedPrimary(CorrectingTopModel, OneFitPrimary):
     """Fits a tied top model to released numbers, over the base."""
 
     top: TiedTop
 
-    def _train_epoch(self, epoch: int) -> tuple[float, tuple[Tensor, Tensor]]:  # noqa: ARG002
-        """Fit, and return the loss of the training rows out of fold, their outputs and labels."""
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
+        """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
         rows = self.data.training_rows
         base, targets = self._base(rows), self._targets(rows)
         drawn = stream(self.seed, "tied-folds").permutation(len(rows)) % _FOLDS
@@ -35,7 +36,7 @@ class TiedPrimary(OneFitPrimary):
         self.out_of_fold = base + added.to(base)
         loss = float(self.head.loss(self.out_of_fold, targets))
         self.losses.append(loss)
-        return loss, (self.out_of_fold, targets)
+        return loss, rows, self.out_of_fold
 
     def _base(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows outputs"]:
         assert self.data.base is not None, "checked with the federation file"

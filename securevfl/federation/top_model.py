@@ -56,8 +56,7 @@ class TopModel:
         self.exchange = exchange
         self.batch_size = batch_size
         self.scale = scale
-        """lambda: what the top model's outputs are multiplied by before they are added to a
-        base."""
+        """lambda: the joint model's weight beside a base's, in [0, 1]."""
         self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
 
     def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
@@ -81,7 +80,7 @@ class TopModel:
         if plan.purpose == "test":
             self._last_test = inputs
         output = self._compute(*inputs)
-        return output if base is None else self._joint(base, output)
+        return output if base is None else scaled(base, self._joint(base, output), self.scale)
 
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
@@ -103,9 +102,9 @@ class TopModel:
         inputs = (data.features[index], data.keys[index], aggregate, similarities)
         return inputs, None if data.base is None else data.base[index]
 
-    def _joint(self, base: Tensor, output: Tensor) -> Tensor:
-        """Return a base with the top model's correction."""
-        return scaled(base, output, self.scale)
+    def _joint(self, base: Tensor, output: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the joint model's margins, of the base's and what the top model says."""
+        return output
 
     def _plan(
         self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
@@ -115,9 +114,9 @@ class TopModel:
         )
 
 
-class FittedTopModel(TopModel):
-    """An estimator at work: its outputs know what the base knows, and take the base's place."""
+class CorrectingTopModel(TopModel):
+    """A top model at work whose outputs are what the base lacks, and are added to it."""
 
     def _joint(self, base: Tensor, output: Tensor) -> Tensor:
-        """Return (1 - lambda) times the base plus lambda times the outputs."""
-        return scaled(base, output - base, self.scale)
+        """Return the sum of both."""
+        return base + output

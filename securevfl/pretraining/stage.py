@@ -10,7 +10,6 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import RowSplit
-from securevfl.models.zero_start import ungated
 from securevfl.pretraining.encoders_file import load_encoders
 from securevfl.pretraining.run import PretrainingRun
 
@@ -30,7 +29,7 @@ def load_checkpoint(config: FederationConfig, party: str, model: nn.Module) -> N
     """
     folder = config.pretraining.checkpoint
     if config.family.pretraining and folder is not None:
-        config.family.load_pretrained(ungated(model), load_encoders(Path(folder), party))
+        config.family.load_pretrained(model, load_encoders(Path(folder), party))
 
 
 def run_pretraining(
@@ -137,6 +136,6 @@ def hand_over(
         ConfigError: Naming the party, if the encoders do not fit.
     """
     try:
-        config.family.load_pretrained(ungated(model), encoders)
+        config.family.load_pretrained(model, encoders)
     except ConfigError as error:
         raise ConfigError(f"{party}: {error}") from None

@@ -106,7 +106,7 @@ def simulate(
         linkage: Who chooses links, and by what; default: each row its K nearest records, with the
             primary's keys shown to every secondary.
         prediction: What predictions of the model may spend beside training.
-        base: What corrections by the secondaries are added to: ``"boosting"``, ``"linear"``,
+        base: What the joint model is averaged with: ``"boosting"``, ``"linear"``,
             ``"best"`` of these and a perceptron (the default), any estimator of scikit-learn (a
             classifier needs ``predict_proba``), or ``"none"``, as in the papers.
         top: With frozen encoders, an estimator in place of the family's top network, fitted to own

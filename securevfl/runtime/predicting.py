@@ -23,7 +23,7 @@ from securevfl.federation.own_numbers import features_of, own_inputs
 from securevfl.federation.predict_messages import PredictRequest
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunFacts, new_run
-from securevfl.federation.top_model import FittedTopModel, PrimaryInputs, TopModel
+from securevfl.federation.top_model import CorrectingTopModel, PrimaryInputs, TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linkage.spec import LinkSpec
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
@@ -141,7 +141,7 @@ def top_model(
         features=torch.from_numpy(features).to(device),
         keys=torch.from_numpy(linked.keys[asked]).to(device),
     )
-    at_work = TopModel if config.top is None or config.top.corrects else FittedTopModel
+    at_work = CorrectingTopModel if config.top_corrects else TopModel
     return at_work(
         top,
         PrimaryInputs(

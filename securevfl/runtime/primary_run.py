@@ -112,7 +112,7 @@ class PrimaryRun:
         self._vote = vote
         self._presence = presence
         self.base = fitted
-        """What corrections are added to; None until it is fitted, or where there is none."""
+        """What the joint model is averaged with; None until it is fitted, or if there is none."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
@@ -170,7 +170,7 @@ class PrimaryRun:
 
     def _fit_base(self) -> Base | None:
         """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
-        if not self.plan.config.base.corrects:
+        if not self.plan.config.base.exists:
             return None
         fitted = self.base
         if fitted is None:

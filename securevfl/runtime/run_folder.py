@@ -11,7 +11,7 @@ import tomli_w
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.federation.primary import VALIDATION
+from securevfl.federation.epoch_lines import BY_ITSELF, VALIDATION
 from securevfl.runtime.figures import RunFigures
 
 _COUNTS = ("epoch", "bytes")
@@ -23,8 +23,14 @@ secondary's in its own, for itself."""
 
 
 def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``history.csv``: a row an epoch, with each of the validation rows' metrics."""
-    metrics = dict.fromkeys(name for row in history for name in row if name.startswith(VALIDATION))
+    """Write ``history.csv``: a row an epoch, with each of the validation rows' metrics.
+
+    ``by_itself`` is the joint model's without its base.
+    """
+    of_validation = (VALIDATION, BY_ITSELF)
+    metrics = dict.fromkeys(
+        name for row in history for name in row if name.startswith(of_validation)
+    )
     names = (*HISTORY_FIELDS, *metrics)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, lineterminator="\n")

@@ -59,7 +59,7 @@ class RunResult:
     """What the primary's ledger holds of the run, one mapping a line."""
 
     base: Base | None = field(default=None, repr=False)
-    """What the joint model corrects; None where there is no base."""
+    """What the joint model is averaged with; None where there is none."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
     """Where the models are; None of a run that has only pretrained."""

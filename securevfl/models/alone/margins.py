@@ -3,7 +3,7 @@
 A margin is what :class:`securevfl.models.tasks.TaskHead` reads of a model: a number in units of the
 standardised label (regression), log odds of the second class (binary), or the logarithm of each
 class's probability. Probabilities are kept within [1e-4, 1 - 1e-4], so that no row starts so far
-out that no correction could reach it.
+out that nothing averaged with it could bring it back.
 """
 
 import warnings

@@ -1,8 +1,8 @@
 """Whether a joint model is used, or the best model of the primary alone answers.
 
-A joint model is a base plus lambda times a correction. Both choices are made on rows that none of
-the models was fitted to, by the task's loss, paired by rows: what makes a row hard for both models
-cancels.
+What answers jointly is a mean of two models' margins: (1 - lambda) of the base, lambda of the joint
+model. Both choices are made on rows that none of the models was fitted to, by the task's loss,
+paired by rows: what makes a row hard for both models cancels.
 
 It is a rule of selection, not a guarantee: on rows of a kind that was not there, or by bad luck,
 the joint model may still be the worse one.
@@ -30,7 +30,7 @@ class Decision:
 
     used: Used
     scale: float
-    """lambda: what corrections are multiplied by, in [0, 1]."""
+    """lambda: the joint model's weight beside the base's, in [0, 1]."""
     gain: float
     """Mean loss of the primary alone less that of the joint model, a row."""
     error: float
@@ -48,7 +48,7 @@ def decide(
     head: TaskHead,
     *,
     base: Float[Tensor, "rows outputs"],
-    correction: Float[Tensor, "rows outputs"],
+    joint: Float[Tensor, "rows outputs"],
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
     scale: float | None = None,
@@ -61,7 +61,7 @@ def decide(
     Args:
         head: The task.
         base: Margins of the base, of rows that it was not fitted to.
-        correction: What the joint model adds to them.
+        joint: Margins of the joint model.
         alone: Margins of the best model of the primary alone.
         targets: The rows' labels, as the head takes them.
         scale: lambda, where more rows than these have chosen it; None: these do.
@@ -70,9 +70,9 @@ def decide(
         A rule of this project's own; docs/base.md has what was measured of it.
     """
     if scale is None:
-        scale = choose_scale(head, base=base, correction=correction, targets=targets)
-    joint = head.row_losses(scaled(base, correction, scale), targets)
-    gain, error = _gain(head.row_losses(alone, targets) - joint)
+        scale = choose_scale(head, base=base, joint=joint, targets=targets)
+    losses = head.row_losses(scaled(base, joint, scale), targets)
+    gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
         used="joint" if scale > 0 and gain > error else "alone",
         scale=scale,
@@ -86,7 +86,7 @@ def choose_scale(
     head: TaskHead,
     *,
     base: Float[Tensor, "rows outputs"],
-    correction: Float[Tensor, "rows outputs"],
+    joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> float:
     """Return lambda, the one of 0, 0.05, ..., 1 with the least mean loss, the least of equals.
@@ -94,14 +94,14 @@ def choose_scale(
     Args:
         head: The task.
         base: As of :func:`decide`.
-        correction: As of :func:`decide`.
+        joint: As of :func:`decide`.
         targets: As of :func:`decide`.
     """
     means = {
-        step: float(head.row_losses(scaled(base, correction, step / _STEPS), targets).mean())
+        step: float(head.row_losses(scaled(base, joint, step / _STEPS), targets).mean())
         for step in range(_STEPS + 1)
     }
-    # A correction that is not finite has no mean, and is none.
+    # A joint model that is not finite has no mean, and counts for nothing.
     finite = {step: mean for step, mean in means.items() if mean < float("inf")}
     return min(finite, key=lambda step: finite[step], default=0) / _STEPS
 
@@ -126,7 +126,9 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
 
 
 def scaled(
-    base: Float[Tensor, "rows outputs"], correction: Float[Tensor, "rows outputs"], scale: float
+    base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
-    """Return base + lambda * correction; a correction that counts for nothing may be anything."""
-    return base + scale * correction if scale else torch.clone(base)
+    """Return (1 - lambda) base + lambda joint; what counts for nothing may be anything."""
+    if scale in (0, 1):
+        return joint if scale else torch.clone(base)
+    return base + scale * (joint - base)

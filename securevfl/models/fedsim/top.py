@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from securevfl.models.fedsim.explain import merge_importance, similarity_curve
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
 from securevfl.models.fedsim.gates import SimilarityModel, SortGate
-from securevfl.models.fedsim.merge import ResidualMerge, build_merge, merged_width
+from securevfl.models.fedsim.merge import build_merge, merged_width
 from securevfl.models.mean_similarities import mean_similarities
 from securevfl.models.pairs import PairModel
 from securevfl.models.tracing import is_traced
-from securevfl.models.zero_start import zero
 
 
 class FedSimTop(nn.Module):
@@ -54,17 +53,6 @@ class FedSimTop(nn.Module):
         """Return the outputs of a batch."""
         out: Tensor = self.merge(self.sorted_pairs(features, keys, aggregate, similarities))
         return out
-
-    def start_at_zero(self) -> None:
-        """Silence what a residual merge adds up; other merges end in one layer.
-
-        Outputs of a pair that are not its prediction keep their weights: all layers that read them
-        begin at zero, and learn from them at once.
-        """
-        if isinstance(self.merge, ResidualMerge):
-            predictions = slice(self.merge.outputs)
-            out = self.pairs.out
-            zero([out.weight[predictions], out.bias[predictions], self.merge.linear.weight])
 
     def sorted_pairs(
         self,

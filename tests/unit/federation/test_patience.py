@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from securevfl.config.sections import TrainingSettings
+from securevfl.federation.epoch_lines import last_gain
 from securevfl.federation.network_primary import NetworkPrimary
 from securevfl.models.tasks import TaskHead
+
+ERROR = TaskHead(task="regression")
 
 
 @pytest.mark.parametrize("base", [0.9, None], ids=["a base above", "no base"])
@@ -24,3 +27,33 @@ def test_patience_counts_from_the_best_epoch_of_the_networks_own(base: float | N
         primary.history.append({"epoch": epoch, "validation": validation})
         ended.append(primary.finished)
     assert ended == [False, False, False, False, False, True]
+
+
+def lines(*epochs: tuple[float, float]) -> list[dict[str, float]]:
+    base = {"epoch": 0, "validation": 5.0}
+    return [base] + [
+        {"epoch": number, "validation": weighed, "by_itself": alone}
+        for number, (weighed, alone) in enumerate(epochs, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "gained"),
+    [
+        # Weight 0 beside the base for as long as it learns: nothing else improves.
+        ([(5.0, 9.0), (5.0, 8.0), (5.0, 7.0)], 3),
+        # It has learned all, and the mean of both is still getting better.
+        ([(4.0, 7.0), (3.9, 7.1), (3.8, 7.2)], 3),
+        ([(4.0, 7.0), (4.1, 7.1), (4.2, 7.2)], 1),
+    ],
+)
+def test_an_epoch_gains_weighed_or_by_itself(
+    epochs: list[tuple[float, float]], gained: int
+) -> None:
+    """Less is better; a network that is below its base may still be learning."""
+    assert last_gain(ERROR, lines(*epochs), since=0) == gained
+
+
+def test_epochs_with_other_secondaries_do_not_count() -> None:
+    """The best of all was with a secondary that is gone."""
+    assert last_gain(ERROR, lines((1.0, 1.0), (4.0, 4.0), (4.1, 4.1)), since=1) == 2

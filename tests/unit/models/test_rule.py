@@ -18,7 +18,7 @@ def test_a_correction_that_helps_every_row_is_used_in_full() -> None:
     """Targets are the correction itself: all of it counts, and the gain is their mean square."""
     targets = drawn()
     base = torch.zeros(ROWS, 1)
-    found = decide(NUMBER, base=base, correction=targets, alone=base, targets=targets[:, 0])
+    found = decide(NUMBER, base=base, joint=targets, alone=base, targets=targets[:, 0])
     assert (found.used, found.scale, found.rows) == ("joint", 1.0, ROWS)
     assert found.gain == pytest.approx(float(targets.square().mean()), rel=1e-6)
 
@@ -27,7 +27,7 @@ def test_a_correction_that_goes_too_far_is_scaled_down() -> None:
     """Four times what is missing: a quarter of it is right."""
     targets = drawn()
     base = torch.zeros(ROWS, 1)
-    found = decide(NUMBER, base=base, correction=4 * targets, alone=base, targets=targets[:, 0])
+    found = decide(NUMBER, base=base, joint=4 * targets, alone=base, targets=targets[:, 0])
     assert (found.used, found.scale) == ("joint", 0.25)
 
 
@@ -35,7 +35,7 @@ def test_a_correction_that_goes_too_far_is_scaled_down() -> None:
 def test_a_correction_that_only_harms_counts_for_nothing(correction: torch.Tensor) -> None:
     """Away from the targets, or not a number: lambda is 0, and the primary answers alone."""
     base = torch.zeros(ROWS, 1)
-    found = decide(NUMBER, base=base, correction=correction, alone=base, targets=drawn()[:, 0])
+    found = decide(NUMBER, base=base, joint=correction, alone=base, targets=drawn()[:, 0])
     assert (found.used, found.scale, found.gain) == ("alone", 0.0, 0.0)
 
 
@@ -53,7 +53,7 @@ def test_the_gain_must_be_more_than_one_standard_error(errors: float, used: str)
     found = decide(
         NUMBER,
         base=base + (lift + 1) ** 0.5,
-        correction=base - (lift + 1) ** 0.5 + lift**0.5,
+        joint=base + lift**0.5,
         alone=(losses + lift).sqrt().unsqueeze(1).to(torch.float64),
         targets=targets,
     )
@@ -65,8 +65,6 @@ def test_the_gain_must_be_more_than_one_standard_error(errors: float, used: str)
 def test_who_is_better_than_the_base_and_not_than_alone_is_not_used() -> None:
     """The base is not what the joint model must beat."""
     targets, base = drawn(), torch.zeros(ROWS, 1)
-    found = decide(
-        NUMBER, base=base, correction=0.5 * targets, alone=targets, targets=targets[:, 0]
-    )
+    found = decide(NUMBER, base=base, joint=0.5 * targets, alone=targets, targets=targets[:, 0])
     assert found.scale == 1.0
     assert found.used == "alone"
