@@ -104,6 +104,7 @@ def undisturbed(kind: str, folder: Path) -> Undisturbed:
     Raises:
         RuntimeError: If even that does not end well.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     path = write_kind(folder, kind, on_loss="stop")
     ended = launch(path, Watch(notes=folder / "notes", out=folder / "run"), resume=False)
     if ended.code or ended.left:
