@@ -175,6 +175,8 @@ class Outcome:
     """Whether the model is the undisturbed run's; None: there is noise."""
     ledger: bool
     """Whether nothing is wrong with the ledgers."""
+    tested: bool
+    """Whether its budget had room for the test rows."""
     faults: tuple[str, ...]
 
 
@@ -200,7 +202,9 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
     ledgers = list(ledger_faults(watch.out, ledgers_of(folder), notes, once=once, budget=budget))
     faults += ledgers
     equal = False if drawn.kind in WITHOUT_NOISE else None
+    tested = False
     if not launches[-1].code:
+        tested = "untested" not in json.loads((watch.out / "metrics.json").read_text())
         faults += left_behind(folder, whole.folder)
         if drawn.kind in WITHOUT_NOISE:
             unlike = list(differences(watch.out, whole.folder / "run"))
@@ -217,6 +221,7 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
         lost_s=seconds - whole.seconds,
         equal=equal,
         ledger=not ledgers,
+        tested=tested,
         faults=tuple(faults),
     )
 
