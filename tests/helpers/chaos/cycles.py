@@ -39,10 +39,8 @@ _FILES: Final = {
 }
 _PURPOSES: Final = {"train": "rounds", "validation": "validation", "release": "releases"}
 _POINTS: Final = {"start": "joining", "end": "end", "released": "releases"}
-# What a launcher ends with that has lost a party, that was killed, or that a user has ended; and
-# one whose party a user has ended, 1.
+# What a launcher ends with that has lost a party, that was killed, or that a user has ended.
 _OF_A_LOSS: Final = frozenset({3, -signal.SIGKILL, -signal.SIGTERM})
-_OF_A_USER: Final = 1
 
 
 @dataclass(frozen=True)
@@ -227,19 +225,15 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
 
 
 def _faults_of(ended: Ended, drawn: Drawn, fell: Sequence[Strike]) -> Iterator[str]:
-    by_user = any(strike.way == "SIGTERM" for strike in fell)
     if ended.left:
         yield f"these outlived their launcher: {', '.join(ended.left)}"
     if "Traceback" in ended.said:
         yield ended.said
     elif ended.code and not fell:
         yield f"ended with {ended.code} though nobody was hit: {ended.said}"
-    elif ended.code not in {0, *_OF_A_LOSS} | ({_OF_A_USER} if by_user else set()):
+    elif ended.code not in {0, *_OF_A_LOSS}:
         yield f"ended with {ended.code}: {ended.said}"
-    elif ended.code and drawn.on_loss == "wait" and not any(map(_ends_all, fell)):
+    elif (
+        ended.code and drawn.on_loss == "wait" and not any(LAUNCHER in one.victims for one in fell)
+    ):
         yield f"did not wait for whom it had lost: {ended.code}, {ended.said}"
-
-
-def _ends_all(strike: Strike) -> bool:
-    """Whether a run that waits ends all the same: without a launcher, or at a user's word."""
-    return LAUNCHER in strike.victims or strike.way == "SIGTERM"
