@@ -525,7 +525,7 @@ def test_who_is_interrupted_alone_is_lost(tmp_path):
         "    sys.exit(130)\n",
     }
     commands = [command(tmp_path, name, script) for name, script in runs.items()]
-    with pytest.raises(PartyFailedError, match="^bank: was interrupted by its operator; its log"):
+    with pytest.raises(PartyFailedError, match=r"^bank: was interrupted by its operator; its log"):
         run_party_processes(commands, deadline_s=DEADLINE_S, grace_s=0.1)
 
     said = []
