@@ -1,6 +1,7 @@
 """Runs with a budget that are lost near their end: what they still do, and what they leave out."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ def test_room_is_planned_where_a_budget_and_a_loss_may_meet(
     assert plan.rounds == EPOCHS * (9 + 2) + 3 * (1 + more)
     assert plan.row_releases == EPOCHS * (42 + 6) + 12 * (1 + more)
     assert plan.releases_per_row == EPOCHS + more
+
+
+@BUDGETS
+def test_room_costs_what_the_documents_say(privacy: dict[str, Any], tmp_path: Path) -> None:
+    """Noise of a trained encoder grows as the root of all rows, of a dp-trained one of passes."""
+    waits, stops = (
+        plan_of(federation(tmp_path, privacy, on_loss=on_loss)).noise_share_std
+        for on_loss in ("wait", "stop")
+    )
+    rows = EPOCHS * 48 + 12
+    more = (rows + 12) / rows if privacy is TRAINED else (EPOCHS + 1) / EPOCHS
+    assert waits / stops == pytest.approx(math.sqrt(more), rel=1e-6)
 
 
 @BUDGETS
