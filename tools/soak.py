@@ -151,9 +151,11 @@ def _figures(soaked: Soaked, asked: argparse.Namespace, epochs: int) -> dict[str
     }
     everyone = [f.noticed_s for f in soaked.faults if f.noticed_s is not None]
     goes_on = [f.going_on_s for f in soaked.faults if f.going_on_s is not None and f.noticed_s]
+    # What comes behind the last epoch, reports for example, is done once.
+    training = [one for one in soaked.samples if one.at < max(soaked.epochs, default=0.0)]
     groups = {
-        "primary": [one for one in soaked.samples if one.party == PRIMARY],
-        "secondaries": [one for one in soaked.samples if one.party != PRIMARY],
+        "primary": [one for one in training if one.party == PRIMARY],
+        "secondaries": [one for one in training if one.party != PRIMARY],
     }
     together: dict[float, float] = defaultdict(float)
     for one in soaked.samples:
@@ -169,7 +171,7 @@ def _figures(soaked: Soaked, asked: argparse.Namespace, epochs: int) -> dict[str
         "together_mib": _quantiles(list(together.values())),
         "slopes": {
             name: {
-                "private_mib": _slope(samples, "private"),
+                "memory_mib": _slope(samples, "own"),
                 "descriptors": _slope(samples, "descriptors"),
             }
             for name, samples in groups.items()
@@ -229,7 +231,7 @@ def _plot(soaked: Soaked, path: Path) -> None:
     for primary, colour, label in ((True, ORANGE, "primary"), (False, BLUE, "secondary")):
         means = []
         for at in times:
-            own = [one.private for one in minutes[at] if (one.party == PRIMARY) == primary]
+            own = [one.own for one in minutes[at] if (one.party == PRIMARY) == primary]
             means.append(float(np.mean(own)) if own else math.nan)
         axes.plot(times, means, color=colour, label=label)
     axes.set_ylim(bottom=0)

@@ -250,7 +250,7 @@ class Countersigner:
             self._check(name, memory.signature, text, what="list of ledger heads")
             texts.append(text)
         self._meeting = hashlib.sha256(b"".join(texts)).hexdigest()
-        lines = len(self._ledger.chain.hashes)
+        lines = self._ledger.chain.lines
         asked = [
             memory.heads[self.name][1] for memory in memories.values() if self.name in memory.heads
         ]
@@ -265,9 +265,9 @@ class Countersigner:
     def state(self, point: str) -> SignedHead:
         """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
         chain = self._ledger.chain
-        lines = len(chain.hashes)
+        lines = chain.lines
         since = min(self._since, lines)
-        fresh = chain.hashes[since:]
+        fresh = chain.hashes_after(since)
         unsigned = SignedHead(
             head=chain.head,
             lines=lines,
@@ -298,7 +298,7 @@ class Countersigner:
             self._require_continued(name, stated[name])
         at = now()
         # What this party has stated is what the others know from here on.
-        self._since = len(self._ledger.chain.hashes)
+        self._since = self._ledger.chain.lines
         self._ledger.append(
             {
                 "kind": COUNTERSIGNED,

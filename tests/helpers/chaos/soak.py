@@ -55,8 +55,9 @@ class Sample:
     pid: int
     pss: float
     """MiB of its share of all memory."""
-    private: float
-    """MiB that nobody else has."""
+    own: float
+    """MiB that it has asked for: of what it shares with the process that it was forked from, all,
+    so that pages which it writes to for the first time are no growth."""
     descriptors: int
 
 
@@ -236,7 +237,7 @@ class Soak:
                 party=party,
                 pid=pid,
                 pss=held["Pss"] / _MIB,
-                private=(held["Private_Clean"] + held["Private_Dirty"]) / _MIB,
+                own=held["Anonymous"] / _MIB,
                 descriptors=descriptors,
             )
 

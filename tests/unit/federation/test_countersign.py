@@ -59,7 +59,7 @@ def test_the_head_is_a_fold_of_line_hashes(tmp_path: Path) -> None:
     for known in range(6):
         head = chain.head_at(known)
         assert head is not None
-        assert head_after(head, chain.hashes[known:]) == chain.head
+        assert head_after(head, chain.hashes_after(known)) == chain.head
     assert (chain.head_at(6), chain.head_at(-1)) == (None, None)
     assert chain.contains(chain.head.hex())
     assert not chain.contains("00")
