@@ -24,6 +24,10 @@ from securevfl.federation.chain import Chain
 _OWNER_ONLY: Final = 0o600
 
 
+Take = Callable[[dict[str, Any], str], None]
+"""Takes in what a line holds; the second argument names the file and the line, for messages."""
+
+
 def now() -> str:
     """Return the time as lines have it: in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -32,13 +36,22 @@ def now() -> str:
 class ChainedFile:
     """One process's exclusive hold on such a file, or a record in memory without one."""
 
-    def __init__(self, path: Path | None, *, durable: bool = True, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        durable: bool = True,
+        read_only: bool = False,
+        take: Take | None = None,
+    ) -> None:
         """Open ``path`` and check the whole chain; one that is not there is made by the first line.
 
         Args:
             path: The file; None keeps the record in memory only.
             durable: Whether a line must outlive a crash of the machine, not only of the process.
             read_only: Whether to look only: a file that is not there is not made.
+            take: Gets what each line of the file holds, one after another, and where it stands. A
+                file of many lines is many times as large in memory; None keeps all of it.
 
         Raises:
             ConfigError: If the file cannot be opened, or another process holds it.
@@ -47,7 +60,9 @@ class ChainedFile:
         self.path = path
         self._durable = durable
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own fields."""
+        """What the file held when it was opened, in order, without the chain's own fields; empty
+        where they were taken."""
+        self._taken = take or (lambda entry, _: self.entries.append(entry))
         self.chain = Chain()
         """The hashes of all its lines."""
         self._handle: int | None = None
@@ -181,16 +196,20 @@ class ChainedFile:
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
         *lines, tail = content.split(b"\n")
-        for number, data in enumerate(lines, 1):
-            self._take(data, where=f"ledger {path}, line {number}")
         self._size = len(content) - len(tail)
-        if not tail or (lines and not _is_whole(tail)):
-            return
-        self._take(tail, where=f"ledger {path}, line {len(lines) + 1}")
-        self._size, self._unended = len(content), True
-
-    def _take(self, data: bytes, *, where: str) -> None:
-        self.entries.append(self.chain.take(data, where=where))
+        if tail and (not lines or _is_whole(tail)):
+            lines.append(tail)
+            self._size, self._unended = len(content), True
+        # A line that was edited shows by the next one: nothing of it is read before that.
+        before: tuple[dict[str, Any], str] | None = None
+        for number, data in enumerate(lines, 1):
+            where = f"ledger {path}, line {number}"
+            entry = self.chain.take(data, where=where)
+            if before is not None:
+                self._taken(*before)
+            before = entry, where
+        assert before is not None, "it is not empty"
+        self._taken(*before)
 
 
 def _is_whole(data: bytes) -> bool:
