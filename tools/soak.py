@@ -340,12 +340,12 @@ def main() -> int:
         faults_s=60 * asked.minutes,
         most_s=4 * 60 * asked.minutes + 600,
     )
-    figures = _figures(soaked, asked, epochs)
-    figures["wrong"] = _wrong(soaked, folder)
-    figures["grew"] = _grew(figures["slopes"])
     (asked.folder / "soaked.json").write_text(json.dumps(asdict(soaked)))
     if asked.plot is not None:
         _plot(soaked, asked.plot)
+    figures = _figures(soaked, asked, epochs)
+    figures["wrong"] = _wrong(soaked, folder)
+    figures["grew"] = _grew(figures["slopes"])
     sys.stdout.write(json.dumps(figures, indent=2) + "\n" if asked.json else _said(figures))
     return 1 if figures["wrong"] or figures["grew"] else 0
 
