@@ -194,6 +194,8 @@ def _wrong(soaked: Soaked, folder: Path) -> list[str]:
     }
     notes = notes_of(folder / "notes")
     found += ledger_faults(run, tables, notes, once=False, budget=None)
+    # Nothing of it need outlive a crash, and so many files are synced that the disk is all it does.
+    setattr(os, "fsync", lambda _handle: None)  # noqa: B010
     whole = undisturbed(folder / "fed.toml", folder / "whole").metrics
     metrics = json.loads((run / "metrics.json").read_text())
     found += [
