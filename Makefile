@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults ci clean docs docs-pages
+.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -78,6 +78,12 @@ chaos: install     ## kill parties of CYCLES=200 small runs at random, SEED=1, a
 
 faults: install    ## every fault on every party in every phase of small runs; writes the table of docs/faults.md
 	nice -n 10 $(BIN)/python tools/faults.py --page docs/faults.md
+
+PARTIES ?= 4
+MINUTES ?= 2
+
+soak: install      ## one run of PARTIES=4 secondaries for MINUTES=2 under random faults; plots soak.svg
+	nice -n 10 $(BIN)/python tools/soak.py --parties $(PARTIES) --minutes $(MINUTES) --seed $(SEED) --plot soak.svg
 
 ci:         ## exactly what CI runs
 	bash .ci/run

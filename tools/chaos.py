@@ -41,7 +41,7 @@ from helpers.chaos.cycles import (  # noqa: E402
 )
 from helpers.chaos.kinds import KINDS  # noqa: E402
 
-_COLUMNS: Final = ("cycles", "hit", "equal", "ledger right", "failed", "p50 s", "p99 s")
+_COLUMNS: Final = ("cycles", "hit", "equal", "ledger right", "tested", "failed", "p50 s", "p99 s")
 
 
 def _outcomes(asked: argparse.Namespace) -> Iterator[Outcome]:
@@ -89,6 +89,7 @@ def _row(outcomes: Sequence[Outcome]) -> list[str]:
         str(sum(bool(outcome.hits) for outcome in outcomes)),
         f"{sum(compared)} of {len(compared)}" if compared else "",
         f"{sum(outcome.ledger for outcome in outcomes)} of {len(outcomes)}",
+        str(sum(outcome.tested for outcome in outcomes)),
         str(sum(bool(outcome.faults) for outcome in outcomes)),
         *at,
     ]

@@ -40,20 +40,24 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     """Print a row a metric: the joint model with its interval, then every other model."""
-    evaluation, (joint, *others) = metrics["evaluation"], models_measured(metrics)
-    measured = models_measured(metrics)
-    title = f"{metrics['federation']}: test rows; best epoch by validation {metrics['metric']}"
+    evaluation, measured = metrics["evaluation"], models_measured(metrics)
+    first, *others = measured
+    rows = "no test rows" if "untested" in metrics else "test rows"
+    title = f"{metrics['federation']}: {rows}; best epoch by validation {metrics['metric']}"
     table = Table(title=title, title_justify="left")
     table.add_column("metric", no_wrap=True)
-    table.add_column(joint, justify="right")
-    table.add_column(interval_heading(evaluation), justify="right", no_wrap=True)
+    table.add_column(first, justify="right")
+    if evaluation:
+        table.add_column(interval_heading(evaluation), justify="right", no_wrap=True)
     for name in others:
         table.add_column(name, justify="right")
-    for name, value in measured[joint].items():
-        interval = interval_in_words(evaluation["intervals"][name])
+    for name, value in measured[first].items():
+        interval = [interval_in_words(evaluation["intervals"][name])] if evaluation else []
         rest = (_figure(measured[other][name]) for other in others)
-        table.add_row(name, _figure(value), interval, *rest)
+        table.add_row(name, _figure(value), *interval, *rest)
     console.print(table)
+    if "untested" in metrics:
+        console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:
         console.print(threshold_in_words(evaluation["threshold"]), highlight=False)
     if metrics["gain"] is not None:

@@ -14,6 +14,17 @@ def helpers_stay(config: FederationConfig) -> bool:
     return config.runtime.on_loss == "wait"
 
 
+def keeps_room(config: FederationConfig) -> bool:
+    """Whether a budget covers one pass over the rows, and one over the test rows, more than needed.
+
+    A loss within the last epoch, or once test rows are charged, takes as much: a run that goes on
+    by itself can then still test what it has trained.
+    """
+    privacy = config.privacy
+    budgeted = privacy.epsilon is not None and privacy.accounting == "sound"
+    return config.runtime.on_loss != "stop" and budgeted and privacy.encoder != "frozen"
+
+
 def least_in_training(config: FederationConfig) -> int:
     """Return how few secondaries a session of training may have; noise is made for so few.
 

@@ -195,7 +195,9 @@ class RuntimeSettings:
     until the party is there again, and go on from the last epoch that all have saved, or from the
     last row that was released; with ``continue`` a secondary that is not back within
     ``continue_after_s`` is left out, and may come back whenever an epoch ends. What is done again
-    is charged again, within the run's budget."""
+    is charged again, within the run's budget; with ``privacy.epsilon`` and an encoder that trains,
+    ``wait`` and ``continue`` plan noise for one pass over the rows more, so that a run that is lost
+    near its end still has room for its test rows."""
 
     wait_s: float = 3600.0
     """Seconds that a party which is lost may take to come back."""

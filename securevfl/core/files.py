@@ -5,6 +5,7 @@ that it is for others: the federation file, certificates, figures and reports of
 the mode that the user's umask gives new files.
 """
 
+import glob
 import json
 import os
 import re
@@ -51,7 +52,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], object], *, for_others: bool) -> None:
-    temporary = _beside(path)
+    temporary = beside(path)
     try:
         make_folder(path.parent)
         try:
@@ -139,7 +140,7 @@ def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
     Raises:
         ConfigError: Naming the folder and the system's reason.
     """
-    probe = _beside(path / "write-test")
+    probe = beside(path / "write-test")
     try:
         make_folder(path)
         probe.touch(mode=_PRIVATE)
@@ -159,15 +160,30 @@ def remove_unfinished(folder: Path) -> None:
         StorageError: If one cannot be removed.
     """
     for path in folder.rglob(".*"):
-        if _BESIDE.fullmatch(path.name):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise StorageError.of(path, error) from None
+        _remove_if_unfinished(path)
 
 
-def _beside(path: Path) -> Path:
+def remove_unfinished_of(path: Path) -> None:
+    """Remove what processes that were killed while they made one file have left; see above.
+
+    Raises:
+        StorageError: If one cannot be removed.
+    """
+    for other in path.parent.glob(f"{glob.escape(f'.{path.name}')}.*"):
+        _remove_if_unfinished(other)
+
+
+def beside(path: Path) -> Path:
+    """Return a name that nobody has, for what will be a file when it is whole."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_SUFFIX_BYTES)}")
+
+
+def _remove_if_unfinished(path: Path) -> None:
+    if _BESIDE.fullmatch(path.name):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError.of(path, error) from None
 
 
 def _opener(*, for_others: bool) -> Callable[[str, int], int]:

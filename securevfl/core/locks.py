@@ -4,7 +4,6 @@ Linux and macOS lock the open file itself, and nothing is left beside it. Window
 there :mod:`filelock` holds ``NAME.lock`` beside the file, and lookers keep one another out too.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,16 +42,3 @@ def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
     except filelock.Timeout:
         raise BlockingIOError(f"{path} is locked") from None
     return beside.release
-
-
-def remove_open(path: Path, handle: int) -> None:
-    """Remove a file that is open and locked, and close it; nobody can take it in between.
-
-    Windows refuses to remove an open file: it is closed first, while the lock beside it holds.
-    """
-    if not _ON_ITSELF:
-        os.close(handle)
-        path.unlink(missing_ok=True)
-        return
-    path.unlink(missing_ok=True)
-    os.close(handle)

@@ -148,11 +148,16 @@ class Choice:
     joint_test: Metrics | None = None
     """Of the joint model, every metric of the test rows, whoever answers."""
 
-    def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
-        """Return the joint model's outputs for the test rows, and measure it on them.
+    def asks(self, primary: Primary) -> bool:
+        """Return whether the joint model's outputs for the test rows take the secondaries.
 
         Where lambda is 0, the joint model is the base, and nobody is asked;
         but that would tell something of labels, so where these have an epsilon all are asked.
+        """
+        return self.decision.scale > 0 or primary.always_asks
+
+    def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
+        """Return the joint model's outputs for the test rows, and measure it on them.
 
         Reveals:
             To the primary: one average a test row. To the secondaries: the rows' ids.
@@ -160,8 +165,8 @@ class Choice:
         data = primary.data
         assert data.base is not None, "outputs are added to it"
         rows = torch.as_tensor(data.split.test, device=data.base.device)
-        counts = self.decision.scale > 0 or primary.always_asks
-        joint = primary.predict(data.split.test, "test") if counts else data.base[rows]
+        asked = self.asks(primary)
+        joint = primary.predict(data.split.test, "test") if asked else data.base[rows]
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint
 

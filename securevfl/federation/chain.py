@@ -33,26 +33,41 @@ def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
 
 
 class Chain:
-    """The hashes of lines, and the head after each of them."""
+    """The hashes of lines, and the head after each of them: 64 bytes a line."""
 
     def __init__(self) -> None:
-        self.hashes: list[bytes] = []
-        """SHA-256 of each line, in order."""
-        self._heads = [GENESIS]
-        self._known = {GENESIS.hex()}
+        # In one piece each: a run of many rounds has many lines.
+        self._hashes = bytearray()
+        self._heads = bytearray(GENESIS)
+
+    @property
+    def lines(self) -> int:
+        """How many lines there are."""
+        return len(self._hashes) // HASH_BYTES
+
+    def hashes_after(self, lines: int) -> list[bytes]:
+        """Return the SHA-256 of each line after so many, in order."""
+        rest = bytes(self._hashes[lines * HASH_BYTES :])
+        return [rest[at : at + HASH_BYTES] for at in range(0, len(rest), HASH_BYTES)]
 
     @property
     def head(self) -> bytes:
         """The head after the last line."""
-        return self._heads[-1]
+        return bytes(self._heads[-HASH_BYTES:])
 
     def head_at(self, lines: int) -> bytes | None:
         """Return the head after so many lines; None if there are fewer."""
-        return self._heads[lines] if 0 <= lines < len(self._heads) else None
+        if not 0 <= lines <= self.lines:
+            return None
+        return bytes(self._heads[lines * HASH_BYTES : (lines + 1) * HASH_BYTES])
 
     def contains(self, head: str) -> bool:
         """Return whether ``head``, in hexadecimal digits, was the head at some time."""
-        return head in self._known
+        try:
+            wanted = bytes.fromhex(head)
+        except ValueError:
+            return False
+        return any(wanted == self.head_at(lines) for lines in range(self.lines + 1))
 
     def line_of(self, entry: Mapping[str, Any]) -> str:
         """Return the text of the next line."""
@@ -61,9 +76,9 @@ class Chain:
 
     def add(self, line: str) -> None:
         """Go on by a line that :meth:`line_of` made."""
-        self.hashes.append(hashlib.sha256(line.encode()).digest())
-        self._heads.append(head_after(self.head, self.hashes[-1:]))
-        self._known.add(self.head.hex())
+        line_hash = hashlib.sha256(line.encode()).digest()
+        self._heads += head_after(self.head, [line_hash])
+        self._hashes += line_hash
 
     def take(self, data: bytes, *, where: str) -> dict[str, Any]:
         """Go on by a line that was read; return what it holds, without the chain's own fields.

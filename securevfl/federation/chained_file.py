@@ -4,7 +4,7 @@ An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, s
 end too, and a file that was written anew. Every line is synced to the disk before
 :meth:`ChainedFile.append` returns, unless the file is opened otherwise. Opening a file never alters
 it: what a crash left is mended by the first append, which comes after its reader has found that the
-lines are its own.
+lines are its own. A file that is made has its first line in it from its first moment on.
 """
 
 import contextlib
@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
-from securevfl.core.files import BINARY, make_folder, sync_folder
-from securevfl.core.locks import lock, remove_open
+from securevfl.core.files import BINARY, beside, make_folder, remove_unfinished_of, sync_folder
+from securevfl.core.locks import lock
 from securevfl.federation.chain import Chain
 
 _OWNER_ONLY: Final = 0o600
+
+
+Take = Callable[[dict[str, Any], str], None]
+"""Takes in what a line holds; the second argument names the file and the line, for messages."""
 
 
 def now() -> str:
@@ -32,13 +36,22 @@ def now() -> str:
 class ChainedFile:
     """One process's exclusive hold on such a file, or a record in memory without one."""
 
-    def __init__(self, path: Path | None, *, durable: bool = True, read_only: bool = False) -> None:
-        """Open ``path``, making it if there is none, and check the whole chain.
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        durable: bool = True,
+        read_only: bool = False,
+        take: Take | None = None,
+    ) -> None:
+        """Open ``path`` and check the whole chain; one that is not there is made by the first line.
 
         Args:
             path: The file; None keeps the record in memory only.
             durable: Whether a line must outlive a crash of the machine, not only of the process.
             read_only: Whether to look only: a file that is not there is not made.
+            take: Gets what each line of the file holds, one after another, and where it stands. A
+                file of many lines is many times as large in memory; None keeps all of it.
 
         Raises:
             ConfigError: If the file cannot be opened, or another process holds it.
@@ -47,7 +60,9 @@ class ChainedFile:
         self.path = path
         self._durable = durable
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own fields."""
+        """What the file held when it was opened, in order, without the chain's own fields; empty
+        where they were taken."""
+        self._taken = take or (lambda entry, _: self.entries.append(entry))
         self.chain = Chain()
         """The hashes of all its lines."""
         self._handle: int | None = None
@@ -55,13 +70,13 @@ class ChainedFile:
         self._open = not read_only
         self._size = 0
         self._unended = False
-        self._made = False
-        if path is None:
+        if path is None or not (read_only or os.path.lexists(path)):
             return
-        self._handle, self._made, self._let_go = _open_locked(path, read_only=read_only)
+        self._handle, self._let_go = _open_locked(path, read_only=read_only)
         try:
-            if not self._made:
-                self._read(path)
+            self._read(path)
+            if not read_only:
+                remove_unfinished_of(path)
         except BaseException:
             self.close()
             raise
@@ -75,27 +90,82 @@ class ChainedFile:
         """Write one line; if the file is durable, it is on the disk when this returns.
 
         Raises:
+            ConfigError: If the file was not there, and cannot be made, or another process has made
+                it.
             PrivacyError: If the file is closed.
             StorageError: If the line cannot be written; it is not in the file then.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
         line = self.chain.line_of(entry)
+        data = f"{line}\n".encode()
         if self._handle is not None:
-            self._write(self._handle, f"{line}\n".encode())
+            self._write(self._handle, data)
+        elif self.path is not None:
+            self._make(self.path, data)
         self.chain.add(line)
 
     def close(self) -> None:
-        """Let the file go; later appends raise. One that got no line is removed."""
+        """Let the file go; later appends raise."""
         self._open = False
         if self._handle is None:
             return
-        if self._made and self._size == 0 and self.path is not None:
-            remove_open(self.path, self._handle)
-        else:
-            os.close(self._handle)
+        os.close(self._handle)
         self._handle = None
         self._let_go()
+
+    def _make(self, path: Path, data: bytes) -> None:
+        """Make the file with its first line in it: it is locked and whole before it has its name.
+
+        Whoever is killed on the way leaves no ledger, and of two that make one at once one does.
+        """
+        temporary = beside(path)
+        try:
+            make_folder(path.parent)
+            self._begin(temporary, path, data)
+            try:
+                os.link(temporary, path)
+            except (FileExistsError, FileNotFoundError):
+                raise
+            except OSError:
+                # A file system without links: a crash within the next lines leaves an empty file,
+                # which is refused.
+                self._forget()
+                self._begin(path, path, data)
+            sync_folder(path.parent)
+        except (FileExistsError, FileNotFoundError, BlockingIOError):
+            self._forget()
+            raise _in_use(path) from None
+        except OSError as error:
+            self._forget()
+            raise ConfigError(f"ledger {path}: cannot be made ({error.strerror})") from None
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps it while it is open
+                temporary.unlink()
+        remove_unfinished_of(path)
+
+    def _begin(self, name: Path, path: Path, data: bytes) -> None:
+        """Make a file of that name, with the lock that is the ledger's, and its first line."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | BINARY
+        self._handle = os.open(name, flags, _OWNER_ONLY)
+        try:
+            self._let_go = lock(self._handle, path, shared=False)
+            self._write(self._handle, data)
+        except BaseException:
+            self._forget()
+            name.unlink(missing_ok=True)
+            raise
+
+    def _forget(self) -> None:
+        """Let go of a file that was not made."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self._size = None, 0
+        self._let_go()
+        self._let_go = lambda: None
 
     def _write(self, handle: int, data: bytes) -> None:
         whole = b"\n" + data if self._unended else data
@@ -126,16 +196,20 @@ class ChainedFile:
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
         *lines, tail = content.split(b"\n")
-        for number, data in enumerate(lines, 1):
-            self._take(data, where=f"ledger {path}, line {number}")
         self._size = len(content) - len(tail)
-        if not tail or (lines and not _is_whole(tail)):
-            return
-        self._take(tail, where=f"ledger {path}, line {len(lines) + 1}")
-        self._size, self._unended = len(content), True
-
-    def _take(self, data: bytes, *, where: str) -> None:
-        self.entries.append(self.chain.take(data, where=where))
+        if tail and (not lines or _is_whole(tail)):
+            lines.append(tail)
+            self._size, self._unended = len(content), True
+        # A line that was edited shows by the next one: nothing of it is read before that.
+        before: tuple[dict[str, Any], str] | None = None
+        for number, data in enumerate(lines, 1):
+            where = f"ledger {path}, line {number}"
+            entry = self.chain.take(data, where=where)
+            if before is not None:
+                self._taken(*before)
+            before = entry, where
+        assert before is not None, "it is not empty"
+        self._taken(*before)
 
 
 def _is_whole(data: bytes) -> bool:
@@ -147,40 +221,30 @@ def _is_whole(data: bytes) -> bool:
     return True
 
 
-def _open_locked(path: Path, *, read_only: bool) -> tuple[int, bool, Callable[[], None]]:
-    """Return a handle that no other process has, whether the file is new, and what unlocks it."""
+def _in_use(path: Path) -> ConfigError:
+    return ConfigError(
+        f"ledger {path}: is in use by another run; wait for it, since two runs at a time "
+        f"could spend the same budget twice"
+    )
+
+
+def _open_locked(path: Path, *, read_only: bool) -> tuple[int, Callable[[], None]]:
+    """Return a handle that no other process has, and what unlocks it."""
+    flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND
     try:
-        handle, made = _opened(path, read_only=read_only)
+        handle = os.open(path, flags | BINARY)
     except OSError as error:
         raise ConfigError(f"ledger {path}: cannot be opened ({error.strerror})") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ConfigError(f"ledger {path}: is not a file")
-        let_go = lock(handle, path, shared=read_only)
-        if made:
-            # A new file's name survives a crash as well as its lines.
-            sync_folder(path.parent)
+        return handle, lock(handle, path, shared=read_only)
     except (BlockingIOError, PermissionError):
         os.close(handle)
-        raise ConfigError(
-            f"ledger {path}: is in use by another run; wait for it, since two runs at a time "
-            f"could spend the same budget twice"
-        ) from None
+        raise _in_use(path) from None
     except OSError as error:
         os.close(handle)
         raise ConfigError(f"ledger {path}: cannot be locked ({error.strerror})") from None
     except BaseException:
         os.close(handle)
         raise
-    return handle, made, let_go
-
-
-def _opened(path: Path, *, read_only: bool) -> tuple[int, bool]:
-    if read_only:
-        return os.open(path, os.O_RDONLY | BINARY), False
-    make_folder(path.parent)
-    flags = os.O_RDWR | os.O_APPEND | BINARY
-    try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY), True
-    except FileExistsError:
-        return os.open(path, flags), False

@@ -13,7 +13,7 @@ random numbers of all parties, so that nothing said in an earlier one fits.
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -118,25 +118,34 @@ def require_signed(entry: Mapping[str, Any]) -> list[Statement]:
     return found
 
 
-def remembered(entries: Iterable[Mapping[str, Any]], federation: str) -> dict[str, Remembered]:
-    """Return what a ledger's lines remember of each other party of a federation.
+class OtherLedgers:
+    """What a ledger's lines remember of other parties, by federation: the newest of each."""
 
-    Raises:
-        PrivacyError: If a line of this kind is malformed.
-    """
-    found: dict[str, Remembered] = {}
-    try:
-        for entry in entries:
-            if entry["kind"] == COUNTERSIGNED and entry["federation"] == federation:
+    def __init__(self) -> None:
+        self.by_federation: dict[str, dict[str, Remembered]] = {}
+
+    def take(self, entry: Mapping[str, Any], where: str = "a ledger") -> None:
+        """Take in a line; one of another kind says nothing of others.
+
+        Raises:
+            PrivacyError: If a line of this kind is malformed.
+        """
+        try:
+            if entry["kind"] == COUNTERSIGNED:
+                found = self.by_federation.setdefault(entry["federation"], {})
                 for one in entry["statements"]:
                     found[one["party"]] = Remembered(
                         head=bytes.fromhex(one["head"]), lines=one["lines"], time=entry["time"]
                     )
-            elif entry["kind"] == FORGOTTEN and entry["federation"] == federation:
-                found.pop(entry["party"], None)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PrivacyError(f"a ledger's line about other parties is malformed ({error})") from None
-    return found
+            elif entry["kind"] == FORGOTTEN:
+                self.by_federation.get(entry["federation"], {}).pop(entry["party"], None)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"a line about other parties is malformed ({error})"
+            raise PrivacyError(f"{where}: {why}") from None
+
+    def of(self, federation: str) -> dict[str, Remembered]:
+        """Return what is remembered of each other party of a federation."""
+        return dict(self.by_federation.get(federation, {}))
 
 
 def forget_party(path: Path, *, party: str) -> list[str]:
@@ -157,11 +166,11 @@ def forget_party(path: Path, *, party: str) -> list[str]:
     """
     if not path.exists():
         raise ConfigError(f"ledger {path}: does not exist, so it remembers nobody")
-    ledger = ChainedFile(path)
+    remembered = OtherLedgers()
+    ledger = ChainedFile(path, take=remembered.take)
     try:
-        names = {one["federation"] for one in ledger.entries if one.get("kind") == COUNTERSIGNED}
-        known = {name: remembered(ledger.entries, name) for name in sorted(names)}
-        federations = [name for name, parties in known.items() if party in parties]
+        known = remembered.by_federation
+        federations = sorted(name for name, parties in known.items() if party in parties)
         if not federations:
             others = sorted({other for parties in known.values() for other in parties})
             raise ConfigError(
@@ -186,6 +195,7 @@ class Countersigner:
         occasion: Occasion,
         *,
         session: bytes,
+        known: Mapping[str, Remembered],
     ) -> None:
         """Make it.
 
@@ -195,6 +205,7 @@ class Countersigner:
             pinned: The public identity of every party that has a ledger, this one among them.
             occasion: The run.
             session: The transport's id of the session.
+            known: What the ledger remembers of each other party of the federation.
         """
         self._ledger = ledger
         self._identity = identity
@@ -203,7 +214,6 @@ class Countersigner:
         self._session = session
         self._meeting = ""
         self._since = 0
-        known = remembered(ledger.entries, occasion.federation)
         self._remembered = {name: known[name] for name in self.others if name in known}
         self._own: Memory | None = None
 
@@ -250,7 +260,7 @@ class Countersigner:
             self._check(name, memory.signature, text, what="list of ledger heads")
             texts.append(text)
         self._meeting = hashlib.sha256(b"".join(texts)).hexdigest()
-        lines = len(self._ledger.chain.hashes)
+        lines = self._ledger.chain.lines
         asked = [
             memory.heads[self.name][1] for memory in memories.values() if self.name in memory.heads
         ]
@@ -265,9 +275,9 @@ class Countersigner:
     def state(self, point: str) -> SignedHead:
         """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
         chain = self._ledger.chain
-        lines = len(chain.hashes)
+        lines = chain.lines
         since = min(self._since, lines)
-        fresh = chain.hashes[since:]
+        fresh = chain.hashes_after(since)
         unsigned = SignedHead(
             head=chain.head,
             lines=lines,
@@ -298,7 +308,7 @@ class Countersigner:
             self._require_continued(name, stated[name])
         at = now()
         # What this party has stated is what the others know from here on.
-        self._since = len(self._ledger.chain.hashes)
+        self._since = self._ledger.chain.lines
         self._ledger.append(
             {
                 "kind": COUNTERSIGNED,

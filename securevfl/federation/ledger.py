@@ -80,9 +80,9 @@ class Ledger:
         """
         self.party = party
         self._book = LedgerBook()
-        self._file = ChainedFile(path, durable=durable)
+        self.others = self._book.others  # as the file was when it was opened
+        self._file = ChainedFile(path, durable=durable, take=self._book.take)
         try:
-            self._book.read(self._file.entries, where=f"ledger {path}")
             own = Session(
                 run=run or secrets.token_hex(16),
                 federation=federation,

@@ -20,7 +20,7 @@ from securevfl.dp.fitting import fitting_from
 from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN
+from securevfl.federation.countersign import COUNTERSIGNED, FORGOTTEN, OtherLedgers
 from securevfl.federation.ledger_labels import LABELS, labels_from
 from securevfl.federation.row_uses import ranges_from
 
@@ -202,6 +202,8 @@ class LedgerBook:
         """In the order in which they began."""
         self.limits: dict[str, Limit] = {}
         """The newest by unit."""
+        self.others = OtherLedgers()
+        """What is remembered of other parties' ledgers."""
 
     def read(self, entries: Iterable[Mapping[str, Any]], *, where: str) -> None:
         """Take in all lines of a file.
@@ -213,7 +215,7 @@ class LedgerBook:
         for number, entry in enumerate(entries, 1):
             self.take(entry, where=f"{where}, line {number}")
 
-    def take(self, entry: Mapping[str, Any], *, where: str) -> None:
+    def take(self, entry: Mapping[str, Any], where: str) -> None:
         """Take in a line; see :meth:`read`."""
         kind = entry.get("kind")
         reader = _KINDS.get(kind) if isinstance(kind, str) else None
@@ -339,8 +341,9 @@ class LedgerBook:
         limit = Limit(**{name: entry[name] for name in names})
         self.limits[limit.unit] = limit
 
-    def _of_others(self, _entry: Mapping[str, Any]) -> None:
-        """Leave what concerns other parties' ledgers: it charges nothing."""
+    def _of_others(self, entry: Mapping[str, Any]) -> None:
+        """Take in what concerns other parties' ledgers: it charges nothing."""
+        self.others.take(entry)
 
 
 _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {

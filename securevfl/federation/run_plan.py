@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import least_in_training
+from securevfl.config.losses import keeps_room, least_in_training
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
@@ -326,10 +326,11 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         active = secondaries
     else:
         parts = (facts.train_rows, facts.validation_rows)
+        spare = int(keeps_room(config))
         rounds = config.epochs * sum(math.ceil(rows / batch) for rows in parts)
-        rounds += math.ceil(facts.test_rows / batch)
-        row_releases = config.epochs * sum(parts) + facts.test_rows
-        per_row = config.epochs
+        rounds += (1 + spare) * math.ceil(facts.test_rows / batch)
+        row_releases = config.epochs * sum(parts) + (1 + spare) * facts.test_rows
+        per_row = config.epochs + spare
         active = active_parties(range(least_in_training(config)), config.model.party_dropout)
     return ReleasePlan(
         privacy=privacy,

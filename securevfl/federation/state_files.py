@@ -132,7 +132,11 @@ class StateFolder:
 
     def names(self) -> list[str]:
         """Return the names of all state files, damaged and foreign ones too, in order."""
-        patterns = [f"{kind}.pt" for kind in _KINDS] + ["released/*.pt", "answers/*.pt"]
+        patterns = [f"{kind}.pt" for kind in _KINDS] + [
+            "released/*.pt",
+            "tested/*.pt",
+            "answers/*.pt",
+        ]
         found = [path for pattern in patterns for path in self.path.glob(pattern)]
         return sorted(path.relative_to(self.path).as_posix() for path in found)
 

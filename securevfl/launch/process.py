@@ -30,6 +30,8 @@ _READ_BYTES: Final = 1 << 16
 # Enough of a log's end to hold the last line of a traceback.
 _TAIL_BYTES: Final = 4096
 _LOST: Final = 3
+# What a party's command exits with that SIGTERM or SIGINT has interrupted.
+_INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,9 +224,15 @@ class PartyProcess:
         os.close(self.events_fd)
 
     @property
-    def was_killed(self) -> bool:
-        """Whether a signal has ended the process: it said nothing of its own accord."""
-        return self.exit is not None and self.exit.exit_code < 0
+    def was_lost(self) -> bool:
+        """Whether a signal has ended the process: it reported no error of its own."""
+        return self.exit is not None and (self.exit.exit_code < 0 or self._was_interrupted)
+
+    @property
+    def _was_interrupted(self) -> bool:
+        """Whether it was asked to end: the launcher asks only when the run is over for all."""
+        asked = self.exit is not None and self.exit.exit_code == _INTERRUPTED
+        return asked and self.told_failure is None
 
     @property
     def ended_well(self) -> bool:
@@ -238,6 +246,9 @@ class PartyProcess:
         if self.told_failure is not None:
             return self.told_failure
         code = self.exit.exit_code
+        if self._was_interrupted:
+            reason = f"was interrupted by its operator; its log is {self._log_path}"
+            return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
         if code < 0:
             reason = f"was ended by {_signal_name(-code)}; its log is {self._log_path}"
             return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)

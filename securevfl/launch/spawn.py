@@ -200,7 +200,7 @@ class Launch:
 
     def _start_again(self, again: Again) -> None:
         well = [party for party in self.parties if party.ended_well]
-        for party in [*(party for party in self.parties if party.was_killed), *well]:
+        for party in [*(party for party in self.parties if party.was_lost), *well]:
             command = again(party.command, party.own_failure())
             if command is not None:
                 self.forget(party)

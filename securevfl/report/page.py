@@ -143,9 +143,11 @@ def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
     return sections
 
 
-def _intervals(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of intervals: its heading, and each metric's."""
+def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the row of intervals: its heading, and each metric's; None of an untested run."""
     evaluation = metrics["evaluation"]
+    if not evaluation:
+        return None
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
         "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",

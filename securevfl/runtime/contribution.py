@@ -153,6 +153,8 @@ def _measured(
     checks.at_least(LEAST_PERMUTATIONS, permutations=permutations)
     config, folder = trained.config, trained.folder
     figures = read_figures(folder)
+    if "untested" in figures:
+        raise ConfigError(f"run folder {folder}: {figures['untested']}, so nothing can be compared")
     model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []

@@ -43,6 +43,7 @@ def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Counte
         },
         Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
         session=session,
+        known=life.files.ledger.others.of(config.federation.name),
     )
 
 

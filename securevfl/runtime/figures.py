@@ -13,6 +13,12 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.told_labels import labels_spent
 from securevfl.models.tasks import Metrics
 
+UNTESTED: Final = (
+    "after what was lost the budget does not cover the test rows; the model is kept, and was not "
+    "measured on them"
+)
+"""Why a run has no figures of test rows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivacyFigures:
@@ -87,7 +93,8 @@ class RunFigures:
     higher_is_better: bool
     train: float
     validation: float
-    test: float
+    test: float | None
+    """None where the run is ``untested``, like the next three."""
     alone_test: float | None
     """Of the best model that the primary has without partners; None where it was not asked for,
     like the next two."""
@@ -104,6 +111,7 @@ class RunFigures:
     """Every metric of the task, at the best epoch; like the next. A metric is None where the
     rows' labels do not define it."""
     test_metrics: Metrics
+    """Empty where the run is ``untested``, like the next."""
     evaluation: Mapping[str, Any]
     """More of the test rows: intervals, threshold, confusion, calibration; see
     :class:`securevfl.models.evaluation.Evaluation`."""
@@ -132,6 +140,8 @@ class RunFigures:
     whether ``joint`` or ``alone`` is ``used``, ``lambda``, and by which ``gain`` in loss and
     ``error`` of so many ``rows`` that was decided. What is said of test and validation rows is that
     of the model used."""
+    untested: str | None = None
+    """Why test rows were not asked for, where that is so."""
     joint_test_metrics: Metrics | None = None
     """Of the joint model, whichever is used; where there is a base."""
     peak_memory_bytes: Mapping[str, int] | None = None
@@ -171,6 +181,7 @@ _NOT_OF_EVERY_RUN: Final = (
     "alignment",
     "absences",
     "base",
+    "untested",
     "joint_test_metrics",
     "peak_memory_bytes",
     "no_privacy_test",

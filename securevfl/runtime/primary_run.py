@@ -16,7 +16,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.config.link_spec import key_spec
-from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
     Observer,
@@ -24,6 +23,7 @@ from securevfl.core.progress import (
     RoundDone,
     RowsReleased,
     Stage,
+    Warned,
 )
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
@@ -48,9 +48,10 @@ from securevfl.linking.keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, measure_alone
 from securevfl.models.encodings import PositionsTaken
 from securevfl.models.evaluation import Evaluation, evaluate
+from securevfl.runtime import room
 from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.charged_exchange import ChargedExchange
-from securevfl.runtime.figures import RunFigures, privacy_figures
+from securevfl.runtime.figures import UNTESTED, RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
 from securevfl.runtime.run_folder import write_explanation, write_history
@@ -122,7 +123,7 @@ class PrimaryRun:
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
-        """Of the test rows, by the model that answers, once it is trained."""
+        """Of the test rows, by the model that answers, once they are asked for."""
         self._joint_outputs: Tensor | None = None
         """Of the joint model for the test rows."""
         self.pretraining: dict[str, Any] | None = None
@@ -247,33 +248,45 @@ class PrimaryRun:
         self._test()
 
     def _test(self) -> None:
-        """Predict the test rows by the model that answers, measure, and keep the model."""
-        rows, primary, config = self.data.split.test, self.primary, self.plan.config
-        choice = self.choice
-        if choice is None:
-            self._joint_outputs = outputs = primary.predict(rows, "test")
-            threshold = primary.threshold
-        else:
-            self._joint_outputs = choice.joint_outputs(primary)
-            outputs, threshold = choice.answered(self._joint_outputs, rows), choice.threshold
+        """Measure the model that answers on the test rows, if the budget has room; keep it."""
+        choice, outputs = self.choice, self._test_outputs()
+        if outputs is not None:
+            self._measure(outputs, self.primary.threshold if choice is None else choice.threshold)
+        keep_primary(
+            self.plan,
+            self.table,
+            self.linked,
+            keys_of(key_spec(self.plan.config), self.table),
+            self.primary,
+            self.ledger,
+            metrics={} if self.tested is None else self.tested.metrics,
+            choice=choice,
+            folder=self._folder,
+        )
+
+    def _test_outputs(self) -> Tensor | None:
+        """Return the test rows' outputs of the model that answers; None: no budget is left."""
+        primary, choice, rows = self.primary, self.choice, self.data.split.test
+        if (choice is None or choice.asks(primary)) and not self.plan.frozen:
+            # A simulation cannot be lost.
+            files = None if self._countersigning is None else self.checkpoints.files
+            if not room.for_test_rows(primary, self.plan, self.ledger, files):
+                self._observe(Warned(text=UNTESTED))
+                return None
+        joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
+        self._joint_outputs = joint
+        return joint if choice is None else choice.answered(joint, rows)
+
+    def _measure(self, outputs: Tensor, threshold: float) -> None:
+        """Measure outputs for the test rows, and write what they predict."""
+        rows, primary = self.data.split.test, self.primary
         self.tested = evaluate(
             outputs,
             self.data.targets[torch.from_numpy(rows).to(outputs.device)],
             primary.head,
             classes=self.table.classes,
             threshold=threshold,
-            seed=config.federation.seed,
-        )
-        keep_primary(
-            self.plan,
-            self.table,
-            self.linked,
-            keys_of(key_spec(config), self.table),
-            primary,
-            self.ledger,
-            metrics=self.tested.metrics,
-            choice=choice,
-            folder=self._folder,
+            seed=self.plan.config.federation.seed,
         )
         predictions_of(
             outputs,
@@ -285,19 +298,8 @@ class PrimaryRun:
         ).write(self._folder.parent.parent / PREDICTIONS)
 
     def _room_for_an_epoch(self) -> bool:
-        """Return whether one more epoch and the final test fit into the budget.
-
-        A run that was resumed has less left than a fresh one: it stops early rather than fail.
-        """
-        batch, split = self.plan.config.training.batch_size, self.data.split
-        parts = (len(split.train), len(split.validation), len(split.test))
-        try:
-            self.ledger.require_room(
-                rounds=sum(math.ceil(rows / batch) for rows in parts),
-                row_releases=sum(parts),
-                passes=1,
-            )
-        except BudgetExceededError:
+        """Return whether the budget covers one more epoch, and what comes after it."""
+        if not room.for_an_epoch(self.plan, self.data.split, self.ledger):
             return False
         # One that calls and never comes keeps nobody from going on: each session does an epoch.
         if self._presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
@@ -340,8 +342,8 @@ class PrimaryRun:
         Reveals:
             Nothing: the primary works alone here.
         """
-        assert self.tested is not None, "a run is tested at the end of its training"
-        alone = self._measure_alone() if with_alone else None
+        tested = self.tested
+        alone = self._measure_alone() if with_alone and tested is not None else None
         primary, config, head = self.primary, self.plan.config, self.data.head
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
@@ -355,13 +357,14 @@ class PrimaryRun:
             higher_is_better=head.higher_is_better,
             train=primary.best_line["train"],
             validation=head.headline(validation),
-            test=head.headline(self.tested.metrics),
+            test=None if tested is None else head.headline(tested.metrics),
             alone_test=None if alone is None else head.headline(alone.metrics),
             alone=None if alone is None else alone.as_json(),
             gain=None if alone is None else alone.gain.as_json(),
             validation_metrics=validation,
-            test_metrics=self.tested.metrics,
-            evaluation=self.tested.as_json(),
+            test_metrics={} if tested is None else tested.metrics,
+            evaluation={} if tested is None else tested.as_json(),
+            untested=UNTESTED if tested is None else None,
             base=None if choice is None else choice.as_json(config),
             joint_test_metrics=None if choice is None else choice.joint_test,
             epochs=primary.epoch,

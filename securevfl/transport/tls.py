@@ -166,10 +166,16 @@ def own_certificate_refused(error: OSError) -> bool:
 def _show_identity(context: ssl.SSLContext, identity: Identity) -> None:
     # The ssl module takes a key from a file only. It lies there encrypted, for milliseconds.
     password = os.urandom(32).hex()
+    content = identity.key_pem(password=password.encode()) + certificate_pem(identity.certificate)
+    if hasattr(os, "memfd_create"):
+        # In memory, so that a process which is killed meanwhile leaves nothing.
+        with os.fdopen(os.memfd_create("securevfl"), "wb") as file:
+            file.write(content)
+            file.flush()
+            context.load_cert_chain(f"/dev/fd/{file.fileno()}", password=password)
+        return
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
         path = Path(folder) / "identity.pem"
         path.touch(mode=0o600)
-        path.write_bytes(
-            identity.key_pem(password=password.encode()) + certificate_pem(identity.certificate)
-        )
+        path.write_bytes(content)
         context.load_cert_chain(path, password=password)

@@ -1,18 +1,26 @@
 """Parties that countersign one another's ledgers, without a network between them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import Countersigner, Occasion
+from securevfl.federation.countersign import Countersigner, Occasion, OtherLedgers, Remembered
 from securevfl.federation.countersign_messages import Heads, Memories, Memory, SignedHead
 from securevfl.transport.identity import Identity
 
 NAMES = ("agency", "bank", "rental")
 OCCASION = Occasion(federation="test", digest="d" * 64, run="r" * 32)
 SESSION = b"s" * 16
+
+
+def remembered(entries: Iterable[Mapping[str, Any]], federation: str) -> dict[str, Remembered]:
+    """Return what a ledger's lines remember of each other party of a federation."""
+    others = OtherLedgers()
+    for entry in entries:
+        others.take(entry)
+    return others.of(federation)
 
 
 class Table:
@@ -28,14 +36,16 @@ class Table:
 
     def open(self, **changes: Any) -> "Session":
         """Let everybody open their ledger for a session."""
+        occasion = changes.get("occasion", OCCASION)
         ledgers = {name: ChainedFile(self.path(name)) for name in self.people}
         signers = {
             name: Countersigner(
                 ledgers[name],
                 self.people[name],
                 self.pinned,
-                changes.get("occasion", OCCASION),
+                occasion,
                 session=SESSION,
+                known=remembered(ledgers[name].entries, occasion.federation),
             )
             for name in self.people
         }

@@ -39,10 +39,8 @@ _FILES: Final = {
 }
 _PURPOSES: Final = {"train": "rounds", "validation": "validation", "release": "releases"}
 _POINTS: Final = {"start": "joining", "end": "end", "released": "releases"}
-# What a launcher ends with that has lost a party, that was killed, or that a user has ended; and
-# one whose party a user has ended, 1.
+# What a launcher ends with that has lost a party, that was killed, or that a user has ended.
 _OF_A_LOSS: Final = frozenset({3, -signal.SIGKILL, -signal.SIGTERM})
-_OF_A_USER: Final = 1
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ def undisturbed(kind: str, folder: Path) -> Undisturbed:
     Raises:
         RuntimeError: If even that does not end well.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     path = write_kind(folder, kind, on_loss="stop")
     ended = launch(path, Watch(notes=folder / "notes", out=folder / "run"), resume=False)
     if ended.code or ended.left:
@@ -174,6 +173,8 @@ class Outcome:
     """Whether the model is the undisturbed run's; None: there is noise."""
     ledger: bool
     """Whether nothing is wrong with the ledgers."""
+    tested: bool
+    """Whether its budget had room for the test rows."""
     faults: tuple[str, ...]
 
 
@@ -199,7 +200,9 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
     ledgers = list(ledger_faults(watch.out, ledgers_of(folder), notes, once=once, budget=budget))
     faults += ledgers
     equal = False if drawn.kind in WITHOUT_NOISE else None
+    tested = False
     if not launches[-1].code:
+        tested = "untested" not in json.loads((watch.out / "metrics.json").read_text())
         faults += left_behind(folder, whole.folder)
         if drawn.kind in WITHOUT_NOISE:
             unlike = list(differences(watch.out, whole.folder / "run"))
@@ -216,24 +219,21 @@ def run_cycle(drawn: Drawn, whole: Undisturbed, folder: Path) -> Outcome:
         lost_s=seconds - whole.seconds,
         equal=equal,
         ledger=not ledgers,
+        tested=tested,
         faults=tuple(faults),
     )
 
 
 def _faults_of(ended: Ended, drawn: Drawn, fell: Sequence[Strike]) -> Iterator[str]:
-    by_user = any(strike.way == "SIGTERM" for strike in fell)
     if ended.left:
         yield f"these outlived their launcher: {', '.join(ended.left)}"
     if "Traceback" in ended.said:
         yield ended.said
     elif ended.code and not fell:
         yield f"ended with {ended.code} though nobody was hit: {ended.said}"
-    elif ended.code not in {0, *_OF_A_LOSS} | ({_OF_A_USER} if by_user else set()):
+    elif ended.code not in {0, *_OF_A_LOSS}:
         yield f"ended with {ended.code}: {ended.said}"
-    elif ended.code and drawn.on_loss == "wait" and not any(map(_ends_all, fell)):
+    elif (
+        ended.code and drawn.on_loss == "wait" and not any(LAUNCHER in one.victims for one in fell)
+    ):
         yield f"did not wait for whom it had lost: {ended.code}, {ended.said}"
-
-
-def _ends_all(strike: Strike) -> bool:
-    """Whether a run that waits ends all the same: without a launcher, or at a user's word."""
-    return LAUNCHER in strike.victims or strike.way == "SIGTERM"

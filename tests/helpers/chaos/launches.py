@@ -27,7 +27,7 @@ import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.cli.main import main as run_command
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.core.progress import unheard
+from securevfl.core.progress import Observer, unheard
 from securevfl.launch import nursery
 from securevfl.launch.forks import fork_children
 from securevfl.runtime.entry import finished_metrics
@@ -112,21 +112,41 @@ def launch(path: Path, watch: Watch, *, resume: bool) -> Ended:
         watch: Where the run folder and notes lie, and what happens.
         resume: Whether it goes on.
     """
-    watch.notes.mkdir(exist_ok=True)
-    told = watch.notes / "launcher.txt"
-    told.write_text("")
     began = time.monotonic()
+    pid = start(path, watch, resume=resume)
+    status = _watched(pid, replace(watch, launcher=pid), began)
+    return ended(pid, status, watch, seconds=time.monotonic() - began)
+
+
+def start(path: Path, watch: Watch, *, resume: bool, observe: Observer = unheard) -> int:
+    """Start a launcher in a process of its own, and return its number.
+
+    Args:
+        path: The federation file.
+        watch: Where the run folder and notes lie, and what happens.
+        resume: Whether it goes on.
+        observe: Hears of progress, in the launcher's process.
+    """
+    watch.notes.mkdir(exist_ok=True)
+    _told(watch).write_text("")
     pid = os.fork()
     if not pid:
-        _be_launcher(path, watch, told, resume=resume)
-    status = _watched(pid, replace(watch, launcher=pid), began)
-    seconds = time.monotonic() - began
+        _be_launcher(path, watch, resume=resume, observe=observe)
+    return pid
+
+
+def ended(pid: int, status: int, watch: Watch, *, seconds: float) -> Ended:
+    """Return how a launcher ended, and who of its parties did not."""
     return Ended(
         code=os.waitstatus_to_exitcode(status),
-        said=told.read_text().strip(),
+        said=_told(watch).read_text().strip(),
         seconds=seconds,
         left=tuple(_survivors(pid)),
     )
+
+
+def _told(watch: Watch) -> Path:
+    return watch.notes / "launcher.txt"
 
 
 def _watched(pid: int, watch: Watch, began: float) -> int:
@@ -146,14 +166,19 @@ def _watched(pid: int, watch: Watch, began: float) -> int:
         if done:
             return status
         if now - began > PATIENCE_S:
-            for other in _session(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGKILL)
+            end_all(pid)
         time.sleep(0.005)
 
 
-def _be_launcher(path: Path, watch: Watch, told: Path, *, resume: bool) -> None:
-    code = 1
+def end_all(pid: int) -> None:
+    """Kill a launcher and all its parties."""
+    for other in _session(pid):
+        with suppress(ProcessLookupError):
+            os.kill(other, signal.SIGKILL)
+
+
+def _be_launcher(path: Path, watch: Watch, *, resume: bool, observe: Observer) -> None:
+    code, told = 1, _told(watch)
     try:
         os.setsid()
         _let_go_of_all_but(-1)
@@ -172,7 +197,7 @@ def _be_launcher(path: Path, watch: Watch, told: Path, *, resume: bool) -> None:
                 data_root=path.parent,
                 resume=resume and (watch.out / "parties").is_dir(),
                 device="cpu",
-                observe=unheard,
+                observe=observe,
             )
         code = 0
     except SecureVflError as error:

@@ -52,6 +52,8 @@ class Watch:
     """Each falls once, and none before the one before it."""
     launcher: int = 0
     """The launcher's process."""
+    files: bool = True
+    """Whether what is written to the disk is noted too."""
     _counts: Counter[str] = field(default_factory=Counter)
 
     def begin(self) -> None:
@@ -69,7 +71,8 @@ class Watch:
             os.write(handle, f"{json.dumps(line)}\n".encode())
 
         watch_frames(note)
-        watch_files(note, self.out, self.out.parent)
+        if self.files:
+            watch_files(note, self.out, self.out.parent)
 
     def _strike_at(self, point: tuple[str, str, int]) -> None:
         for number, strike in enumerate(self.strikes):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import tomli_w
+from helpers.countersigners import remembered
 from helpers.federations import FROZEN, write_federation
 from helpers.fuzzing.mutation import altered_tree, as_json, deepened, havoc
 from helpers.fuzzing.target import Broken, Target
@@ -22,7 +23,7 @@ from securevfl.data.sources.source_files import read_source
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chain import Chain, read_chain
-from securevfl.federation.countersign import remembered, require_signed
+from securevfl.federation.countersign import require_signed
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.ledger_summary import lines_of_run, summary_of
 

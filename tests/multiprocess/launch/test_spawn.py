@@ -513,6 +513,34 @@ def test_who_is_through_is_started_again_for_one_that_was_killed(tmp_path):
     assert again == ["bank", "agency"]
 
 
+def test_who_is_interrupted_alone_is_lost(tmp_path):
+    """It has no error of its own: the run fails with it, or it is started again."""
+    runs = {
+        "agency": FOREVER,
+        "bank": "try:\n"
+        "    if not os.path.exists('twice'):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n",
+    }
+    commands = [command(tmp_path, name, script) for name, script in runs.items()]
+    with pytest.raises(PartyFailedError, match=r"^bank: was interrupted by its operator; its log"):
+        run_party_processes(commands, deadline_s=DEADLINE_S, grace_s=0.1)
+
+    said = []
+
+    def start_again(command, failure):
+        if failure is None:
+            return None
+        said.append(failure.reason)
+        (tmp_path / "twice").touch()
+        return command
+
+    run_party_processes(commands[1:], deadline_s=DEADLINE_S, again=start_again)
+    assert [text.partition(";")[0] for text in said] == ["was interrupted by its operator"]
+
+
 def test_what_cannot_be_loaded_is_said_by_the_party(tmp_path, module):
     """A nursery that fails as it loads leaves it to the program, whose log says why."""
     broken = tmp_path / f"{module}.py"

@@ -1,6 +1,7 @@
 """The short form of ``make chaos``: a few runs whose parties are killed, and its own checks."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,40 @@ def test_killed_runs_end_as_undisturbed_ones(tmp_path: Path) -> None:
     assert told["failed"] == 0
     assert len(told["cycles"]) == CYCLES
     assert sum(cycle["hits"] for cycle in told["cycles"]) >= CYCLES - 1
+
+
+def test_a_budget_has_room_for_an_end_after_a_loss(tmp_path: Path) -> None:
+    """A party is killed in the last epoch that the budget covers, and another once all is tested.
+
+    In another run the first one is killed again before its test rows leave: the budget has no room
+    for them a third time, and the run ends with its model and without test figures.
+    """
+    lost = ["bank-1", "SHARE", 12]
+    runs = [
+        [lost, ["bank-2", "write parties/bank-2/model/weights.safetensors", 1]],
+        [lost, ["bank-1", "SHARE", 1]],
+    ]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "helpers.chaos.at_points"),
+            *(tmp_path / "runs", "dp-trained", json.dumps(runs)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{TOOL.parents[1]}{os.pathsep}{TOOL.parents[1] / 'tests'}",
+        },
+    )
+    assert ended.returncode == 0, ended.stderr
+    outcomes = [json.loads(line) for line in ended.stdout.splitlines()]
+    for outcome in outcomes:
+        assert outcome["faults"] == []
+        assert outcome["hits"] == 2
+        assert [one["code"] for one in outcome["launches"]] == [0]
+    assert [outcome["tested"] for outcome in outcomes] == [True, False]
 
 
 def small_run(folder: Path) -> Path:

@@ -65,15 +65,24 @@ FIGURES = ("train", "validation", "test", "epochs", "best_epoch")
 def test_killed_parties_are_started_again_and_nothing_but_time_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first epoch a secondary, then the primary, then the other secondary."""
+    """In the first epoch a secondary, then the primary, then the other secondary.
+
+    The last two by the signals of an operator, which count as any other.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = federation(tmp_path)
     out = tmp_path / "run"
-    watcher = Watcher({1: kill(out, "bank-2"), 2: kill(out, "agency"), 3: kill(out, "bank-1")})
+    watcher = Watcher(
+        {
+            1: kill(out, "bank-2"),
+            2: kill(out, "agency", signal.SIGTERM),
+            3: kill(out, "bank-1", signal.SIGINT),
+        }
+    )
     found = sv.train(path, out=out, observe=watcher)
     assert not watcher.disturb
-    for name in ("bank-1", "bank-2", "agency"):
-        assert any(text.startswith(f"{name}: was ended by SIGKILL") for text in watcher.told)
+    for party in ("bank-2: was ended by SIGKILL", "agency: was interr", "bank-1: was interr"):
+        assert any(text.startswith(party) for text in watcher.told), watcher.told
     whole = undisturbed(path, tmp_path / "whole")
     assert {name: found.metrics[name] for name in FIGURES} == {
         name: whole.metrics[name] for name in FIGURES

@@ -161,3 +161,75 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="is not a file"):
         ChainedFile(pipe)
+
+
+@pytest.mark.parametrize("step", ["open", "write", "fsync", "link", "unlink"])
+def test_a_maker_that_is_killed_leaves_no_empty_ledger(step: str, tmp_path: Path) -> None:
+    """Killed before its first line is there, there is no file; the next one makes it."""
+    path = tmp_path / "ledger.jsonl"
+    child = os.fork()
+    if not child:
+
+        def killed(*args: object, **more: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if step == "unlink":
+            Path.unlink = killed  # type: ignore[assignment, method-assign]
+        else:
+            setattr(os, step, killed)
+        ChainedFile(path).append({"number": 0})
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+    made = [{"number": 0}] if step == "unlink" else []
+    file = ChainedFile(path)
+    assert file.entries == made
+    file.append({"number": 1})
+    file.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger.jsonl"]
+    assert len(path.read_bytes().splitlines()) == len(made) + 1
+
+
+def test_of_two_that_make_one_file_one_does(tmp_path: Path) -> None:
+    """The other is told, before it has written anything that counts."""
+    path = tmp_path / "ledger.jsonl"
+    one, other = ChainedFile(path), ChainedFile(path)
+    assert not path.exists()
+    one.append({"number": 1})
+    with pytest.raises(ConfigError, match="is in use by another run"):
+        other.append({"number": 2})
+    other.close()
+    one.append({"number": 3})
+    with pytest.raises(ConfigError, match="is in use by another run"):
+        ChainedFile(path)
+    one.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger.jsonl"]
+    again = ChainedFile(path)
+    assert [entry["number"] for entry in again.entries] == [1, 3]
+    again.close()
+
+
+def test_where_there_are_no_links_one_makes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on FAT: in two steps, by one of two all the same; a full disk leaves nothing there."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "ledger.jsonl"
+    full = ChainedFile(path)
+    with at_most(5), pytest.raises(StorageError):
+        full.append({"number": 0})
+    assert list(tmp_path.iterdir()) == []
+    one, other = ChainedFile(path), ChainedFile(path)
+    one.append({"number": 1})
+    with pytest.raises(ConfigError, match="is in use by another run"):
+        other.append({"number": 2})
+    one.close()
+    again = ChainedFile(path, read_only=True)
+    again.close()
+    assert again.entries == [{"number": 1}]
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger.jsonl"]

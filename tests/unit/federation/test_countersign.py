@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.countersigners import NAMES, OCCASION, Table, rewrite
+from helpers.countersigners import NAMES, OCCASION, Table, remembered, rewrite
 from helpers.star import make_star, together
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.federation.chain import GENESIS, Chain, head_after
 from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import Countersigner, forget_party, remembered
+from securevfl.federation.countersign import Countersigner, forget_party
 from securevfl.federation.countersign_messages import (
     CountersignRequest,
     Heads,
@@ -59,7 +59,7 @@ def test_the_head_is_a_fold_of_line_hashes(tmp_path: Path) -> None:
     for known in range(6):
         head = chain.head_at(known)
         assert head is not None
-        assert head_after(head, chain.hashes[known:]) == chain.head
+        assert head_after(head, chain.hashes_after(known)) == chain.head
     assert (chain.head_at(6), chain.head_at(-1)) == (None, None)
     assert chain.contains(chain.head.hex())
     assert not chain.contains("00")
@@ -379,7 +379,7 @@ def signer_of(star, name: str, folder: Path) -> tuple[Countersigner, ChainedFile
     ledger = ChainedFile(folder / f"{name}.jsonl")
     ledger.append({"kind": "open"})
     return Countersigner(
-        ledger, star.identity(name), star.pinned, OCCASION, session=b"s" * 16
+        ledger, star.identity(name), star.pinned, OCCASION, session=b"s" * 16, known={}
     ), ledger
 
 

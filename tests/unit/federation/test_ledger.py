@@ -282,7 +282,7 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     """One line, exit code 2."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="cannot be made"):
         open_ledger(tmp_path / "file" / "ledger.jsonl")
 
 

@@ -73,7 +73,12 @@ class Run:
         occasion = Occasion(federation="test", digest=self.config.digest, run=run)
         signers = {
             name: Countersigner(
-                ledgers[name].file, self.people[name], self.pinned, occasion, session=b"s" * 16
+                ledgers[name].file,
+                self.people[name],
+                self.pinned,
+                occasion,
+                session=b"s" * 16,
+                known=ledgers[name].others.of("test"),
             )
             for name in NAMES
         }

@@ -1,5 +1,7 @@
 import datetime
+import os
 import stat
+import tempfile
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -7,7 +9,7 @@ from cryptography.exceptions import InvalidSignature
 from securevfl.core.errors import AuthenticationError, ConfigError
 from securevfl.transport.identity import Identity, parse_public_text, public_text, verify
 from securevfl.transport.provision import provision, provision_one, trust
-from securevfl.transport.tls import check_pins, check_validity
+from securevfl.transport.tls import check_pins, check_validity, tls_context
 
 
 @pytest.fixture
@@ -188,3 +190,15 @@ def test_one_file_holds_a_whole_identity(tmp_path):
     bundle.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         Identity.load(bundle, "agency")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs files that have no name")
+def test_a_key_is_shown_to_tls_without_a_file(rental, monkeypatch):
+    """A process that is killed meanwhile leaves nothing, not even an encrypted key."""
+
+    def refused(*_given, **_more):
+        raise AssertionError("a folder was made")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    rental = rental.trusting({"rental": rental.certificate})
+    tls_context(rental, ["rental"], server=True)
