@@ -300,12 +300,16 @@ def charges_of_table(folder: Path, name: str) -> int:
 def test_two_runs_at_a_time_on_one_table(tmp_path: Path) -> None:
     """They could each spend what is left: whoever comes second is refused, with exit code 2."""
     path = write_federation(tmp_path, secondaries=1, rows=120)
-    holder = ChainedFile(ledger_of_table(tmp_path / "bank-1.csv"))
+    ledger = ledger_of_table(tmp_path / "bank-1.csv")
+    holder = ChainedFile(ledger)
     try:
+        # A ledger is made, and held, with its first line.
+        holder.append({"kind": "of another run"})
         with pytest.raises(ConfigError, match=r"^bank-1: .*in use by another run"):
             train(path, tmp_path / "run")
     finally:
         holder.close()
+    ledger.unlink()
     assert train(path, tmp_path / "run")["test"] > 0
 
 
