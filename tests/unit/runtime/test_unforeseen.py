@@ -50,7 +50,7 @@ def test_a_full_disk_is_named_whoever_met_it(job, monkeypatch):
     failing(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "/data/links.npz"))
     with pytest.raises(StorageError, match=r"^/data/links\.npz: cannot be written \(No space left"):
         party.run_party(job, unheard)
-    assert last_line(job)["error"] == "OSError"
+    assert last_line(job)["error"] == "StorageError"
 
 
 def test_a_log_that_takes_no_line_hides_nothing(job, monkeypatch):
