@@ -61,7 +61,7 @@ def test_whoever_meets_a_fault_is_named_and_nothing_is_lost(told: Mapping[str, A
         ("line-truncated", "agency", "bank-1: its connection broke: bytes were altered on the way"),
         ("second", "second bank-1", "a party of this name has joined already"),
         ("version", "agency", "bank-1: speaks protocol 2, this party 1; install the same version"),
-        ("sends-oversized", "bank-2", "it reports of agency: sent PLAN of 1099511627776 bytes"),
+        ("sends-oversized", "bank-2", "agency: sent PLAN of 1099511627776 bytes"),
     ],
 )
 def test_what_they_read(told: Mapping[str, Any], fault: str, party: str, text: str) -> None:
