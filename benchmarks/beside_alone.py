@@ -12,6 +12,7 @@ sklearn need no ``SECUREVFL_DATA``.
 import argparse
 import contextlib
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -117,6 +118,34 @@ SETS: dict[str, Callable[..., Tables]] = {
 }
 
 
+def maker_of(name: str) -> Callable[..., Tables]:
+    """Return the maker of a set, or of MNIST between any other number of parties.
+
+    Raises:
+        KeyError: If there is no such set.
+    """
+    parties = re.fullmatch(r"mnist(\d+)", name)
+    if name not in SETS and parties:
+        return dealt("mnist", int(parties[1]), 4, 6_000)
+    return SETS[name]
+
+
+def set_name(name: str) -> str:
+    """Return the name of a set, as an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: If there is no such set.
+    """
+    try:
+        maker_of(name)
+    except KeyError:
+        known = ", ".join(SETS)
+        raise argparse.ArgumentTypeError(
+            f"no set is called {name!r}; there are {known}, and mnistN"
+        ) from None
+    return name
+
+
 def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespace) -> list[Path]:
     """Write the parties' tables and both federation files."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +219,7 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
 def measure(name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Compare the methods on one set; return each one's figures."""
     folder = options.out / name
-    files = write_set(folder, name, SETS[name](rows=options.rows or None), options)
+    files = write_set(folder, name, maker_of(name)(rows=options.rows or None), options)
     found: dict[str, dict[str, Any]] = {}
     for path, known in zip(files, (TRAINED, FROZEN), strict=True):
         methods = [one for one in options.methods or (*TRAINED, *FROZEN) if one in known]
@@ -278,7 +307,12 @@ def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; default: all")
+    parser.add_argument(
+        "sets",
+        nargs="*",
+        type=set_name,
+        help=f"of {', '.join(SETS)}, which are the default; or mnistN, N parties",
+    )
     parser.add_argument("--list", action="store_true", help="say which sets there are, and end")
     parser.add_argument("--out", type=Path, default=Path("runs/beside-alone"))
     parser.add_argument("--methods", type=lambda text: text.split(","), help="default: all")
@@ -293,9 +327,6 @@ def main() -> None:
     if options.list:
         print("\n".join(SETS))
         return
-    unknown = [name for name in options.sets if name not in SETS]
-    if unknown:
-        parser.error(f"no set is called {unknown[0]!r}; there are {', '.join(SETS)}")
     results = {name: measure(name, options) for name in options.sets or SETS}
     if options.plot is not None:
         draw(results, options.plot)

@@ -67,9 +67,12 @@ class Study:
     task: str
     neighbours: int
     epochs: int
+    bounds: tuple[float, float] | None = None
+    """Declared of every column; None where columns have none in common."""
 
 
-def study_of(name: str, *, seed: int) -> Study:
+def study_of(name: str, *, seed: int, parties: int = 5, key_noise: float = 0.05) -> Study:
+    """Return the tables of a study; number of parties and noise are of those that are dealt out."""
     if name == "house_kc":
         primary, secondary = load_folder(name)
         chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:ROWS])
@@ -83,12 +86,18 @@ def study_of(name: str, *, seed: int) -> Study:
         return Study(tables=[primary, secondary], task="regression", neighbours=10, epochs=8)
     table = load_builtin(name) if name == "digits" else load_full(name)
     chosen = np.random.RandomState(0).permutation(len(table.y))[:ROWS]
-    tables = split_table(table.X[chosen], table.y[chosen], parties=5, seed=seed)
-    return Study(tables=tables, task="multiclass", neighbours=5, epochs=12)
+    tables = split_table(
+        table.X[chosen], table.y[chosen], parties=parties, key_noise=key_noise, seed=seed
+    )
+    bounds = (-6.0, 16.0) if name == "digits" else (0.0, 255.0)
+    return Study(tables=tables, task="multiclass", neighbours=5, epochs=12, bounds=bounds)
 
 
 def federation(study: Study, changed: Mapping[str, Any], *, seed: int) -> FederationConfig:
-    """Return the file of a run; ``changed`` names fields of ``[model]``, or SECTION.FIELD."""
+    """Return the file of a run; ``changed`` names fields of ``[model]``, or SECTION.FIELD.
+
+    None leaves a field out; ``party.FIELD`` is every party's.
+    """
     parties = [
         {
             "name": table.name,
@@ -116,7 +125,10 @@ def federation(study: Study, changed: Mapping[str, Any], *, seed: int) -> Federa
     }
     for name, value in changed.items():
         section, _, field = name.rpartition(".")
-        source[section or "model"][field] = value
+        for part in parties if section == "party" else [source[section or "model"]]:
+            part[field] = value
+            if value is None:
+                del part[field]
     return parse_federation(source, file="fet")
 
 

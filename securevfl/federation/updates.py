@@ -19,6 +19,9 @@ from securevfl.models.row_by_row import Forward
 # Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
 _MOST_NUMBERS: Final = 2**23
 
+# And of those, that are clipped and rounded at a time: their copies in float64 stay in the cache.
+_AT_A_TIME: Final = 2**17
+
 # Noise is 2^20 to 2^21 units wide, so rounding B rows towards zero takes less than B 2^-20 of it
 # from a coordinate.
 _NOISE_BITS: Final = 20
@@ -124,14 +127,19 @@ class GradientUnits:
         """
         rows, lost = finite_or_zero(rows, dim=(1,))
         self.not_finite += lost
-        units = (clip_gradients(rows, self.clip_norm).double() / self.granularity).trunc_()
-        norms = torch.linalg.vector_norm(units, dim=1)
+        total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+        at_a_time = len(rows) if rows.is_cuda else _AT_A_TIME // max(1, rows.shape[1])
+        norms = []
+        for piece in rows.split(max(1, at_a_time)):
+            units = clip_gradients(piece, self.clip_norm).double().div_(self.granularity).trunc_()
+            norms.append(torch.linalg.vector_norm(units, dim=1))
+            # Whole numbers below 2^53 add up exactly in float64.
+            total += units.sum(dim=0)
         # The promise rests on this bound: written so that NaN fails. The clip's own margin is far
         # above what float64 loses of a norm.
-        if not bool((norms <= self.clip_norm / self.granularity).all()):
+        if norms and not bool((torch.cat(norms) <= self.clip_norm / self.granularity).all()):
             raise PrivacyError("a row's gradient is over its clip norm; nothing was learned")
-        # Whole numbers below 2^53 add up exactly in float64.
-        return units.sum(dim=0)
+        return total
 
 
 class GradientNoise(GradientUnits):

@@ -148,10 +148,14 @@ def test_a_row_without_links_teaches_nothing() -> None:
     assert not taught(bottom, piece, torch.ones(1, 1, 8), clip=1.0).any()
 
 
-def test_sums_are_whole_units_and_never_longer_than_their_rows() -> None:
-    """Rounding is towards zero, row by row: what clipping bounds stays bounded, exactly."""
+@pytest.mark.parametrize(("count", "width"), [(200, 77), (21, 50_000)])
+def test_sums_are_whole_units_and_never_longer_than_their_rows(count: int, width: int) -> None:
+    """Rounding is towards zero, row by row: what clipping bounds stays bounded, exactly.
+
+    Rows of the longer sort are clipped and added two at a time.
+    """
     noise = quiet(0.5)
-    rows = torch.randn(200, 77) * torch.logspace(-3, 3, 200)[:, None]
+    rows = torch.randn(count, width) * torch.logspace(-3, 3, count)[:, None]
     single = torch.stack([noise.units(row[None]) for row in rows])
     limit = 0.5 / noise.granularity
 
@@ -159,7 +163,7 @@ def test_sums_are_whole_units_and_never_longer_than_their_rows() -> None:
     assert float(single.norm(dim=1).max()) <= limit
     assert torch.equal(noise.units(rows), single.sum(dim=0))
     for worst in (torch.nan, torch.inf):
-        spoiled = torch.cat([rows, torch.full((1, 77), worst)])
+        spoiled = torch.cat([rows, torch.full((1, width), worst)])
         assert torch.equal(noise.units(spoiled), noise.units(rows))
     assert noise.not_finite == 2
 
