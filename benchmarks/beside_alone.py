@@ -1,7 +1,7 @@
 """Joint models beside what the primary has alone, on a dozen tables: results, gains, plot.
 
-    SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET ...] [--out DIR] [--methods A,B,...]
-        [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg]
+    SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET[:ROWS] ...] [--methods A,B,...]
+        [--out DIR] [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg]
 
 Without noise. Each set gets a folder in DIR with its tables and two federation files, one for
 encoders that are trained and one for frozen ones, and ``securevfl compare`` runs on both; what is
@@ -130,20 +130,23 @@ def maker_of(name: str) -> Callable[..., Tables]:
     return SETS[name]
 
 
-def set_name(name: str) -> str:
-    """Return the name of a set, as an argument.
+def set_name(text: str) -> str:
+    """Return NAME or NAME:ROWS as it is, as an argument.
 
     Raises:
         argparse.ArgumentTypeError: If there is no such set.
     """
+    name, _, rows = text.partition(":")
     try:
         maker_of(name)
-    except KeyError:
+        int(rows or 0)
+    except (KeyError, ValueError):
         known = ", ".join(SETS)
         raise argparse.ArgumentTypeError(
-            f"no set is called {name!r}; there are {known}, and mnistN"
+            f"{text!r} is no set; there are {known}, and mnistN; a number of rows may follow, "
+            "as in hdb:20000"
         ) from None
-    return name
+    return text
 
 
 def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespace) -> list[Path]:
@@ -216,10 +219,12 @@ def write_set(folder: Path, name: str, tables: Tables, options: argparse.Namespa
     return paths
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Compare the methods on one set; return each one's figures."""
-    folder = options.out / name
-    files = write_set(folder, name, maker_of(name)(rows=options.rows or None), options)
+def measure(asked: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Compare the methods on one set, NAME or NAME:ROWS; return each one's figures."""
+    name, _, rows = asked.partition(":")
+    folder = options.out / asked.replace(":", "-")
+    tables = maker_of(name)(rows=int(rows or options.rows) or None)
+    files = write_set(folder, name, tables, options)
     found: dict[str, dict[str, Any]] = {}
     for path, known in zip(files, (TRAINED, FROZEN), strict=True):
         methods = [one for one in options.methods or (*TRAINED, *FROZEN) if one in known]

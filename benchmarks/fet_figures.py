@@ -108,7 +108,7 @@ def parts(table: str) -> list[Line]:
         Line(name="no dynamic masks", changed={"dynamic_masking": False}),
         Line(name="keys in encodings alone", changed={"keys_as_features": False}),
         Line(name="no keys at all", changed=no_places),
-        Line(name="encodings never averaged", changed={"average_positions_every": 0}),
+        Line(name="encodings averaged every epoch", changed={"average_positions_every": 1}),
         Line(name="encodings averaged every 5 epochs", changed={"average_positions_every": 5}),
         Line(name="pooled releases", changed={"release": "pooled"}),
     ]
@@ -132,7 +132,6 @@ def privacy(bounds: tuple[float, float]) -> list[Line]:
     """Figure 8, with a promise that holds."""
     kept = {
         "release": "pooled",
-        "average_positions_every": 0,
         "party.scaling": "bounds",
         "party.bounds": list(bounds),
     }
@@ -225,22 +224,39 @@ class Store:
 
 
 def draw(found: list[tuple[Line, list[float]]], what: str, title: str, path: Path) -> None:
-    """Draw the metric by series; bars are deviations over seeds, lines across what has no x."""
-    figure, (axes,) = panels_of(1, most=1, size=(5.0, 3.4))
-    series: dict[str, list[tuple[Line, list[float]]]] = {}
-    for line, values in found:
-        series.setdefault(line.series, []).append((line, values))
-    for number, (name, points) in enumerate(series.items()):
-        means = [statistics.mean(values) for _, values in points]
-        spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
-        at = [line.at for line, _ in points if line.at is not None]
+    """Draw differences to the first line, by series; bars are deviations over seeds.
+
+    Lines without an x go across; where none has one, each gets a bar.
+    """
+    (first, own), *_ = found
+    gaps = [[one - other for one, other in zip(values, own, strict=True)] for _, values in found]
+    means = [statistics.mean(values) for values in gaps]
+    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in gaps]
+    figure, (axes,) = panels_of(1, most=1, size=(5.4, 3.4))
+    label = f"test {what}, minus {first.name}"
+    series = list(dict.fromkeys(line.series for line, _ in found))
+    if all(line.at is None for line, _ in found):
+        axes.barh([line.name for line, _ in found][::-1], means[::-1], xerr=spreads[::-1])
+        axes.axvline(0, color="0.2", linewidth=1)
+        axes.set_xlabel(label)
+        axes.tick_params(labelsize=8)
+        series = []
+    for number, name in enumerate(series):
+        points = [
+            (line.at, mean, spread)
+            for (line, _), mean, spread in zip(found, means, spreads, strict=True)
+            if line.series == name
+        ]
+        at = [place for place, _, _ in points if place is not None]
         if at:
-            axes.errorbar(at, means, yerr=spreads, marker="o", capsize=2, label=name)
+            _, heights, bars = zip(*points, strict=True)
+            axes.errorbar(at, heights, yerr=bars, marker="o", capsize=2, label=name)
         else:
-            axes.axhline(means[0], color=f"C{number}", linestyle="--", label=name)
-    axes.set_ylabel(f"test {what}")
+            axes.axhline(points[0][1], color=f"C{number}", linestyle="--", label=name)
+    if series:
+        axes.set_ylabel(label)
+        axes.legend(fontsize=8)
     axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=8)
     save(figure, path)
 
 

@@ -38,7 +38,10 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 ROWS: Final = 4_000
 # A clip that does not bite: what the paper calls "without privacy mechanisms".
 UNCLIPPED: Final = {"privacy.clip_norm": 1000.0}
-_FORM: Final = ("norm", "activation", "mask_reads", "ranked", "memory_norm", "positions_start")
+_FORM: Final = (
+    *("norm", "activation", "mask_reads", "ranked", "memory_norm"),
+    *("positions_start", "average_positions_every"),
+)
 _PRESET: Final = FeTFamily.presets["paper"].model
 # The network's form alone: sizes stay ours.
 PAPER: Final[dict[str, Any]] = {**{name: _PRESET[name] for name in _FORM}, **UNCLIPPED}
@@ -55,7 +58,7 @@ STARTS: Final[dict[str, dict[str, Any]]] = {
         "positions_start": start,
         "average_positions_every": every,
     }
-    for start, every in itertools.product(("shared", "separate"), (1, 0))
+    for start, every in itertools.product(("shared", "separate"), (0, 1))
 }
 
 

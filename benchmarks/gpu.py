@@ -115,7 +115,6 @@ class Bench:
             if isinstance(event, RoundDone):
                 observe(event)
 
-        model = dataclasses.replace(setting.model, average_positions_every=0 if self.noise else 1)
         privacy = (
             sv.dp.Privacy(noise_multiplier=self.noise, encoder="trained")
             if self.noise
@@ -124,7 +123,7 @@ class Bench:
         with contextlib.suppress(_Enough):
             sv.simulate(
                 tables,
-                model,
+                setting.model,
                 privacy=privacy,
                 training=sv.TrainingSettings(
                     epochs=epochs, batch_size=self.batch, patience=epochs + 1

@@ -73,7 +73,6 @@ def write_federation(folder: Path, options: argparse.Namespace, *, port: int) ->
             "family": "fet",
             "neighbours": options.neighbours,
             "hidden": options.hidden,
-            "average_positions_every": 0,
         },
         "training": {
             "epochs": 1,

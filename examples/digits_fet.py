@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         release="pooled",
         frozen_map="linear",
         keys_as_features=False,
-        average_positions_every=0,
     )
     # Each record chooses the one row that it is nearest to, and can change no other.
     linkage = sv.LinkageSettings(protection="none", choose="records")

@@ -50,7 +50,6 @@ def winning_settings(situation: Situation) -> Settings:
             "heads": 1,
             "release": "pooled",
             "top": "tied",
-            "average_positions_every": 0,
         },
         "encoder": {"method": "votes", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},

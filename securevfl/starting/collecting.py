@@ -90,7 +90,7 @@ def _collect(source: dict[str, Any], found: Collected) -> None:
         # Whatever would follow from what is missing: nothing of it is told.
         mended["encoder"] = {"method": "random"}
         mended["privacy"] = {"mechanism": "none", "encoder": "frozen"}
-        mended["model"] = {"family": "fet", "release": "pooled", "average_positions_every": 0}
+        mended["model"] = {"family": "fet", "release": "pooled"}
     _sections(mended, found)
     tables = mended.get("party", [])
     if isinstance(tables, list):

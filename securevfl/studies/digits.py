@@ -83,7 +83,6 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
             "release": "pooled",
             "top": "tied",
             "keys_as_features": False,
-            "average_positions_every": 0,
         },
         training={"batch_size": 64},
         privacy={

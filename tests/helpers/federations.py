@@ -52,7 +52,6 @@ def write_federation(
             "heads": 2,
             "fourier_features": 8,
             "fourier_width": 8,
-            "average_positions_every": 0,
         },
         "training": {"epochs": 2, "batch_size": 32, "learning_rate": 5e-3, "split": "random"},
         "base": {"estimator": "none"},

@@ -77,7 +77,7 @@ class FeTConfig:
     fourier_scale: float = 1.0
     """gamma: frequencies start as N(0, gamma^-2), in radians per unit of the (scaled) keys."""
 
-    average_positions_every: int = 1
+    average_positions_every: int = 0
     """T_pe, epochs between averagings of the positional encodings; 0 never averages."""
 
     positions_start: Literal["shared", "separate"] = "shared"

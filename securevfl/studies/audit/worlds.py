@@ -241,7 +241,6 @@ class AuditStage:
                 "neighbours": _LINKS,
                 "hidden": _WIDTH if self.pooled else _WIDTH // _LINKS,
                 "release": self.release,
-                "average_positions_every": 0,
             },
             # Twice as many epochs as rounds, so that the plan of a trained encoder has room.
             "training": {"batch_size": self.rows_per_round, "epochs": 2 * settings.rounds},

@@ -21,7 +21,6 @@ SMALL = sv.models.FeT(
     heads=1,
     fourier_features=4,
     fourier_width=4,
-    average_positions_every=0,
 )
 SHORT = sv.TrainingSettings(epochs=1, batch_size=32)
 
