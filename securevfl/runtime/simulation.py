@@ -28,6 +28,7 @@ from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.rounds import EpochMark
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
 from securevfl.models.encodings import PositionsTaken
@@ -187,25 +188,14 @@ def simulate_federation(
         plan = plan_run(config, facts)
         for own in kept.values():
             own.open_ledger(plan)
-        observe(Stage(text="linking", of=len(config.secondaries)))
-        spec = link_spec(config)
-        link = Linker(
-            spec,
-            keys_of(spec.keys, tables[config.primary.name]),
-            folder=run_folder / "parties",
-        )
-        linked = {}
-        for party in config.secondaries:
-            table = tables[party.name]
-            require_enough_records(config, table)
-            linked[party.name] = link(keys_of(spec.keys, table))
-        own, linked_primary = kept[config.primary.name], link.primary
+        linked_primary, linked = _link(config, tables, run_folder, observe)
+        own = kept[config.primary.name]
         data = primary_data(
             config, tables[config.primary.name], split, linked_primary, device=device
         )
         plan = replace(plan, training_rows=len(data.training_rows))
         alignment = tell_alignment(
-            spec,
+            link_spec(config),
             linked_primary.alignment,
             training_rows=plan.training_rows,
             log=own.log,
@@ -213,19 +203,18 @@ def simulate_federation(
         )
         parties = {}
         for party in config.secondaries:
-            own = kept[party.name]
+            files_there = kept[party.name]
             secondary = build_secondary(
                 plan,
                 party,
                 tables[party.name],
                 linked[party.name],
-                own.ledger,
-                files=own.checkpoints.files,
+                files_there.ledger,
+                files=files_there.checkpoints.files,
                 device=device,
             )
             open_files.callback(secondary.close)
-            parties[party.name] = SimulatedParty(secondary, own)
-        own = kept[config.primary.name]
+            parties[party.name] = SimulatedParty(secondary, files_there)
         epoch = _resume_epoch(plan, own, parties) if resume else 0
         plan = replace(plan, facts=replace(facts, resume_epoch=epoch))
         if not resume:
@@ -270,15 +259,7 @@ def simulate_federation(
             return RunResult(metrics=pretrained, history=[], losses=[], ledger=[])
         run.train()
         for name, simulated in parties.items():
-            keep_secondary(
-                plan,
-                tables[name],
-                linked[name],
-                simulated.secondary,
-                simulated.files.ledger,
-                folder=simulated.files.folder,
-            )
-            write_explanation(simulated.files.folder, simulated.secondary.explanation())
+            _keep(plan, tables[name], linked[name], simulated)
         figures = run.finish(
             run_folder,
             mode="simulated",
@@ -295,6 +276,34 @@ def simulate_federation(
             base=run.base,
             trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
+
+
+def _link(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    run_folder: Path,
+    observe: Observer,
+) -> tuple[LinkedPrimary, dict[str, LinkedSecondary]]:
+    """Return the primary's side of all links, and each secondary's."""
+    observe(Stage(text="linking", of=len(config.secondaries)))
+    spec = link_spec(config)
+    own = keys_of(spec.keys, tables[config.primary.name])
+    link = Linker(spec, own, folder=run_folder / "parties")
+    linked = {}
+    for party in config.secondaries:
+        table = tables[party.name]
+        require_enough_records(config, table)
+        linked[party.name] = link(keys_of(spec.keys, table))
+    return link.primary, linked
+
+
+def _keep(
+    plan: RunPlan, table: PartyTable, linked: LinkedSecondary, simulated: SimulatedParty
+) -> None:
+    """Keep what a secondary keeps of a run that is through."""
+    own = simulated.files
+    keep_secondary(plan, table, linked, simulated.secondary, own.ledger, folder=own.folder)
+    write_explanation(own.folder, simulated.secondary.explanation())
 
 
 def _shown_positions(
