@@ -23,7 +23,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,8 @@ def measure(line: Line, table: str, seed: int, *, processes: bool) -> dict[str, 
         folder = Path(name)
         if processes:
             for one in study.tables:
-                write_table(folder, one.name, one)
+                # Without the true match, which a party would take for a column like others.
+                write_table(folder, one.name, replace(one, entities=None))
             metrics = train_in_processes(
                 config,
                 folder / "run",
