@@ -157,6 +157,9 @@ def test_refusals_are_counted_and_do_not_pile_up(star):
     address = primary.listen()
     for _ in range(20):
         come_without_certificate(address)
-    assert primary._door is not None
-    assert primary._door.refusals == ["127.0.0.1: no certificate was shown (20 times)"]
+    door, changed = primary._door, primary._loop.changed
+    said = ["127.0.0.1: no certificate was shown (20 times)"]
+    with changed:  # a stranger hears of its refusal before the primary has counted it
+        changed.wait_for(lambda: door.refusals == said, timeout=WAIT_S)
+    assert door.refusals == said
     primary.close()
