@@ -1,6 +1,7 @@
 """One run of a study: train it, and write the file that marks it as done."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import time
@@ -144,18 +145,30 @@ def run_config(recipe: Recipe, run: Run) -> FederationConfig:
 
 
 def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
-    """Return a digest of all that a run's result depends on."""
-    settings = run_config(recipe, run).settings_digest
+    """Return a digest of all that a run's result depends on, this version of securevfl among it."""
+    own = run_config(recipe, run)
+    # With defaults filled in: where a newer version has others, the same file means another run.
+    told = {
+        field.name: getattr(own, field.name)
+        for field in dataclasses.fields(own)
+        if field.name not in ("family", "source", "chosen", "parties")
+    }
+    parties = [
+        {name: told for name, told in party.items() if name not in ("address", "identity")}
+        for party in map(dataclasses.asdict, own.parties)
+    ]
+    settings = f"{__version__} {own.settings_digest} {told} {parties}"
     if recipe.method is not None and recipe.in_one_place:
         settings += f" {baseline_settings(recipe.source, recipe.method)}"
-    return f"{settings} {tables_digest}"
+    return f"{hashlib.sha256(settings.encode()).hexdigest()} {tables_digest}"
 
 
 def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None:
     """Return what a finished run found, or None if it is still to be done.
 
     Raises:
-        ConfigError: If it was trained under other settings or on other tables, or lacks figures.
+        ConfigError: If it was trained under other settings or defaults, on other tables or by
+            another version, or lacks figures.
     """
     path = run.folder(study) / "result.json"
     if not path.exists():
@@ -167,7 +180,7 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
         raise ConfigError(f"{path}: is not a run's result; remove it") from None
     if made_from != digest:
         raise ConfigError(
-            f"{path}: was trained under other settings or on other tables; "
+            f"{path}: was trained under other settings, on other tables or by another version; "
             f"remove {path.parent}, or choose another --out"
         )
     if not {"name", *_KEPT} <= {*result}:

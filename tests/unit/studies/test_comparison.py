@@ -1,6 +1,7 @@
 """Methods side by side: equal to single runs, resumed, interrupted, and their figures."""
 
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import torch
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import EpochDone
 from securevfl.federation.base import Base, fit_base
@@ -114,7 +116,7 @@ def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
     """A folder's results are those of one federation file and of the tables that a method reads."""
     compare_methods(comparison(tmp_path, "solo", seeds=1))
     changed = comparison(tmp_path, "solo", seeds=1, methods={"solo": {"epochs": 3}})
-    with pytest.raises(ConfigError, match=r"other settings or on other tables.*--out"):
+    with pytest.raises(ConfigError, match=r"other settings, on other tables.*--out"):
         compare_methods(changed)
     plan = comparison(tmp_path, "solo", seeds=1)
     (tmp_path / "bank-1.csv").unlink()
@@ -123,6 +125,23 @@ def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
     table.assign(x0=0.5).to_csv(tmp_path / "agency.csv", index=False)
     with pytest.raises(ConfigError, match="other tables"):
         compare_methods(plan)
+
+
+def test_runs_by_other_defaults_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file under two versions of securevfl may mean two runs."""
+    plan = comparison(tmp_path, "solo", seeds=1)
+    compare_methods(plan)
+    with monkeypatch.context() as newer:
+        newer.setattr("securevfl.studies.runs.run.__version__", "99.0")
+        with pytest.raises(ConfigError, match="by another version"):
+            compare_methods(plan)
+    compare_methods(comparison(tmp_path, "solo", seeds=1))
+    defaults = inspect.unwrap(TrainingSettings.__init__).__kwdefaults__
+    monkeypatch.setitem(defaults, "weight_decay", 0.5)
+    with pytest.raises(ConfigError, match="by another version"):
+        compare_methods(comparison(tmp_path, "solo", seeds=1))
     (tmp_path / "out/runs/solo/seed-3/result.json").write_text("{")
     with pytest.raises(ConfigError, match="is not a run's result"):
         compare_methods(plan)

@@ -81,7 +81,7 @@ def test_a_grid_equals_runs_of_files_and_is_resumed(tmp_path: Path) -> None:
     means = runs.groupby("model.neighbours")["test"].mean()
     assert means[3] == pytest.approx(more["points"]["model.neighbours=3"]["mean"])
     assert runs["model.neighbours"].isna().sum() == 2
-    with pytest.raises(ConfigError, match=r"other settings or on other tables.*--out"):
+    with pytest.raises(ConfigError, match=r"other settings, on other tables.*--out"):
         train(asked(tmp_path, "model.neighbours=2", "seed=3", training={"epochs": 2}))
 
 
