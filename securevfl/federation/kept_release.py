@@ -223,6 +223,7 @@ def _is_answer(state: Mapping[str, Any]) -> bool:
     return (
         isinstance(rows, Tensor)
         and rows.dtype == torch.int64
+        and rows.ndim == 1
         and isinstance(words, Tensor | None)
         and type(place) is int
         and place >= 0

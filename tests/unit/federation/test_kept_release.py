@@ -117,6 +117,16 @@ def test_no_other_rows_come_again(rows: np.ndarray, tmp_path: Path) -> None:
     assert charges(tmp_path) == 2
 
 
+def test_an_answer_that_names_rows_otherwise_is_none(tmp_path: Path) -> None:
+    """Whoever may write the folder can make the hashes right; fuzzing found such a file."""
+    with Session(tmp_path) as kept:
+        answer(kept, FIRST, 1)
+        state = {"place": 0, "rows": torch.from_numpy(FIRST[None]), "words": WORDS}
+        kept._write("answers/1.pt", state)
+    with Session(tmp_path) as kept, pytest.raises(PrivacyError, match="released before"):
+        kept.again(FIRST)
+
+
 PARTS = np.split(np.arange(60), 12)
 
 
