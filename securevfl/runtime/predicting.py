@@ -316,8 +316,9 @@ def answer_of(
             config, model, table.take(np.flatnonzero(~linkable)), device=outputs.device
         )
         whole = alone.new_empty((len(linkable), alone.shape[1]))
-        whole[torch.from_numpy(linkable)] = outputs
-        whole[torch.from_numpy(~linkable)] = alone
+        linked = torch.from_numpy(linkable).to(outputs.device)
+        whole[linked] = outputs
+        whole[~linked] = alone
         outputs, notes = whole, ["" if one else NO_KEY for one in linkable]
     metrics = None
     if table.labels is not None and table.labelled is None:

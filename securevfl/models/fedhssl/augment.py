@@ -100,7 +100,7 @@ class CorruptedFeatures:
         chosen[spared, -1] = len(self._columns)
         for number, column in enumerate(self._columns):
             rows = (chosen == number).any(dim=1)
-            places = list(column.places)
+            places = torch.tensor(column.places, device=view.device)
             replaced = 0.0 if column.one_hot else float(column.categories)
             view[:, places] = torch.where(rows[:, None], replaced, view[:, places])
 

@@ -1,6 +1,7 @@
 """Whole simulated runs on a GPU that is not there: every family, top model and encoder."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import pytest
 import torch
 from helpers.assisted import LINEAR
 from helpers.federations import FROZEN, save, write_federation, write_overlapping
-from helpers.labelled_cuda import labelled_cuda, operations
+from helpers.labelled_cuda import device_of, labelled_cuda, operations
 from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
+from securevfl.federation.primary import Primary
+from securevfl.models.alone.rule import Decision, decide
+from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
+from securevfl.models.fedhssl.augment_images import AugmentedImages
+from securevfl.models.fedhssl.columns import CategoricalColumn
 from securevfl.runtime.contribution import contribution
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.tables import read_tables
@@ -61,6 +67,11 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "avgsim": {"model": {"family": "avgsim", **NARROW, "neighbours": 3}},
     "featuresim": {"model": {"family": "featuresim", **NARROW, "neighbours": 3}},
     "assist": {"model": {**LINEAR, "label_epsilon": 4.0}},
+    "assist-base": {"model": LINEAR, "base": {"estimator": "linear"}},
+    "fet-best": {
+        "model": {"dynamic_masking": False, "ranked": False},
+        "base": {"estimator": "best"},
+    },
     "fedhssl": {"model": ALIGNED, "pretraining": {**SSL, "algorithm": "moco"}},
     "fedgssl": {
         "model": {**ALIGNED, "family": "fedgssl", "encoder": "embedding", "embedding": 4},
@@ -115,6 +126,33 @@ def test_runs(name: str, tmp_path: Path) -> None:
         predicted = result.predict(tmp_path / "agency.csv")
 
     assert len(predicted.rows) == len(pd.read_csv(tmp_path / "agency.csv"))
+
+
+@pytest.mark.parametrize("name", ["fet", "fedsim"])
+def test_the_joint_model_answers_and_rows_without_a_key_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a base (fedsim's) or without one; which model is the best does not matter here."""
+    take = Primary._take_if_best
+
+    def joint(*args: Any, **more: Any) -> Decision:
+        return replace(decide(*args, **more), used="joint", scale=1.0)
+
+    def last(self: Primary, *args: Any) -> bool:
+        self.best_metric = None
+        return take(self, *args)
+
+    monkeypatch.setattr(Primary, "_take_if_best", last)
+    monkeypatch.setattr("securevfl.federation.primary.decide", joint)
+    monkeypatch.setattr(Primary, "_measures_better", lambda *_: False)
+    path = write(tmp_path, RUNS[name])
+    new = pd.read_csv(tmp_path / "agency.csv")
+    new.loc[1, "lon"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    with labelled_cuda():
+        predicted = run(path, tmp_path / "run", device="cuda").predict(tmp_path / "new.csv")
+
+    assert len(predicted.rows) == len(new)
 
 
 @pytest.mark.parametrize("name", ["fet", "fedsim"])
@@ -196,3 +234,20 @@ def test_methods_that_need_no_federation(tmp_path: Path) -> None:
         assert operations() > 20
 
     assert [one["name"] for one in results] == list(methods)
+
+
+@pytest.mark.parametrize("drawn_on", ["cpu", "cuda"])
+def test_views_are_drawn_where_the_generator_is(drawn_on: str) -> None:
+    """Of tables with numbers and words, and of images, from either device's numbers."""
+    with labelled_cuda() as there:
+        table = torch.rand(6, 3 * 4 * 4, device=there)
+        table[:, 0] = 1.0
+        words = CategoricalColumn(places=(0,), categories=3)
+        made: tuple[Augmentation, ...] = (
+            CorruptedFeatures(table, columns=(words,)),
+            AugmentedImages(image=(3, 4, 4)),
+        )
+        for augmentation in made:
+            view = augmentation(table, torch.Generator(device=drawn_on))
+            assert device_of(view) == there
+            assert view.shape == table.shape
