@@ -19,6 +19,7 @@ from securevfl.runtime.preflight import warnings_about
 from securevfl.studies.compare.comparison import Comparison
 from securevfl.studies.compare.table import table_rows
 from securevfl.studies.entry import compare_and_write
+from securevfl.studies.runs.figures import cell
 from securevfl.studies.runs.study import Engines
 
 
@@ -104,6 +105,9 @@ def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
             counted = Counter(method["chosen"]).most_common()
             text = ", ".join(f"{model} with {number} of {len(seeds)}" for model, number in counted)
             console.print(f"{name} is {text} seeds", highlight=False, markup=False)
+        if "candidates" in method:
+            text = ", ".join(f"{model} {cell(one)}" for model, one in method["candidates"].items())
+            console.print(f"{name}, model by model: {text}", highlight=False, markup=False)
     for name, notes in figures["adapted"].items():
         text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
         console.print(text, soft_wrap=True, highlight=False, markup=False)

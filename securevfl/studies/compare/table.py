@@ -64,10 +64,11 @@ def summary(
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
         each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
         test metric of each), and the same of every metric of the task in ``metrics``; of the
-        primary alone, and of ``auto``, also what was ``chosen`` with each seed; and
-        ``differences``: for each reference that takes part, each other method minus it, seed by
-        seed; ``left_out`` with the ``status`` and ``reason`` of each method without figures; and
-        ``adapted``. A metric that is not defined for some seed's rows has no mean and no deviation.
+        primary alone, and of ``auto``, also what was ``chosen`` with each seed; of the primary
+        alone every model's figures in ``candidates``; and ``differences``: for each reference that
+        takes part, each other method minus it, seed by seed; ``left_out`` with the ``status`` and
+        ``reason`` of each method without figures; and ``adapted``. A metric that is not defined
+        for some seed's rows has no mean and no deviation.
 
     Raises:
         ConfigError: If the task has no such metric.
@@ -89,6 +90,7 @@ def summary(
                 **over_seeds(runs, ordered),
                 "family": runs[0]["family"],
                 **_chosen(runs),
+                **_candidates(runs, shown.name),
             }
             for name, runs in methods.items()
         },
@@ -116,6 +118,15 @@ def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return what was chosen with each seed by a method that chooses; nothing of others."""
     chosen = [run["chosen"] for run in runs if run.get("chosen")]
     return {"chosen": chosen} if chosen else {}
+
+
+def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Return how each model of the primary alone did on test rows; nothing of other methods."""
+    each = [run.get("candidates") or {} for run in runs]
+    common = [name for name in each[0] if all(name in one for one in each)]
+    if not common:
+        return {}
+    return {"candidates": {name: spread([one[name][metric] for one in each]) for name in common}}
 
 
 def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:

@@ -54,6 +54,8 @@ class Figures:
     """The epoch whose model is measured."""
     chosen: str | None = None
     """Which model the primary alone is; None of other methods."""
+    candidates: Mapping[str, Metrics] | None = None
+    """Of the primary alone, each model's metrics of the test rows; None of other methods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,10 +178,11 @@ def _alone(
     alone = train_alone(config, table, data, settings=settings)
     head, targets = data.head, data.targets.cpu().numpy()
 
-    def measured(rows: Int64[np.ndarray, " rows"]) -> Metrics:
-        return alone.measured(own_inputs(table).take(rows), targets[rows])[alone.chosen]
+    def measured(rows: Int64[np.ndarray, " rows"]) -> dict[str, Metrics]:
+        return alone.measured(own_inputs(table).take(rows), targets[rows])
 
-    trained, tested = measured(data.split.train), measured(data.split.test)
+    trained, candidates = measured(data.split.train)[alone.chosen], measured(data.split.test)
+    tested = candidates[alone.chosen]
     return Figures(
         train=head.headline(trained),
         validation=head.headline(alone.best.validation),
@@ -189,6 +192,7 @@ def _alone(
         epochs=alone.epochs,
         best_epoch=alone.epochs,
         chosen=alone.chosen,
+        candidates=candidates,
     )
 
 

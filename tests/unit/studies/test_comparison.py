@@ -72,6 +72,9 @@ def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
     assert results["alone", 4]["test"] == alone["alone_test"]
     assert results["alone", 4]["test_metrics"] == alone["alone"]["metrics"]
     assert results["alone", 4]["chosen"] == alone["alone"]["chosen"]
+    models = results["alone", 4]["candidates"]
+    assert models[alone["alone"]["chosen"]] == results["alone", 4]["test_metrics"]
+    assert set(models) == {"linear", "boosting", "network"}
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -358,10 +361,15 @@ def test_every_method_is_held_against_alone() -> None:
     """A column of paired differences with their deviation, and which model alone was each time."""
     tests = {"alone": [3.0, 5.0], "fet": [2.5, 5.5]}
     chosen = {0: "boosting", 1: "network"}
+    # A model that could not be fitted with every seed has no mean.
+    models = {
+        0: {"linear": made_up("", 0, 7.0)["test_metrics"], "network": {}},
+        1: {"linear": made_up("", 1, 8.0)["test_metrics"]},
+    }
     results = [
         {
             **made_up(name, seed, values[seed]),
-            **({"chosen": chosen[seed]} if name == "alone" else {}),
+            **({"chosen": chosen[seed], "candidates": models[seed]} if name == "alone" else {}),
         }
         for seed in (0, 1)
         for name, values in tests.items()
@@ -369,7 +377,9 @@ def test_every_method_is_held_against_alone() -> None:
     figures = summary(results, federation="made-up", task="regression")
     assert figures["differences"]["alone"]["fet"]["seeds"] == [-0.5, 0.5]
     assert figures["methods"]["alone"]["chosen"] == ["boosting", "network"]
-    assert "chosen" not in figures["methods"]["fet"]
+    assert figures["methods"]["alone"]["candidates"]["linear"]["seeds"] == [7.0, 8.0]
+    assert set(figures["methods"]["alone"]["candidates"]) == {"linear"}
+    assert not {"chosen", "candidates"} & set(figures["methods"]["fet"])
     head, _, fet = table_rows(figures)
     assert dict(zip(head, fet, strict=True))["minus alone"] == "+0.0000 ± 0.7071"
 
