@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -49,6 +50,17 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         StorageError: As :func:`write_bytes`.
     """
     _write(path, lambda file: np.savez(file, allow_pickle=False, **arrays), for_others=False)
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file atomically, without holding it in memory; for this user alone.
+
+    Raises:
+        OSError: If ``source`` cannot be read.
+        StorageError: As :func:`write_bytes`.
+    """
+    with source.open("rb") as content:
+        _write(path, lambda file: shutil.copyfileobj(content, file), for_others=False)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], object], *, for_others: bool) -> None:

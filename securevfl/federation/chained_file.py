@@ -188,27 +188,26 @@ class ChainedFile:
 
     def _read(self, path: Path) -> None:
         assert self._handle is not None  # set before the file is read
+        # A line that was edited shows by the next one: nothing of it is read before that.
+        before: tuple[dict[str, Any], str] | None = None
+        # Line by line: a long run's file has tens of megabytes, and a process keeps what it had.
         with os.fdopen(os.dup(self._handle), "rb") as file:
-            content = file.read()
-        if not content:
+            for number, data in enumerate(file, 1):
+                ended = data.endswith(b"\n")
+                if not (ended or number == 1 or _is_whole(data)):
+                    break  # a crash cut it off while it was written
+                where = f"ledger {path}, line {number}"
+                entry = self.chain.take(data.removesuffix(b"\n"), where=where)
+                if before is not None:
+                    self._taken(*before)
+                before = entry, where
+                self._size += len(data)
+                self._unended = not ended
+        if before is None:
             raise PrivacyError(
                 f"ledger {path}: is empty, and a ledger never is; what was spent cannot be known. "
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
-        *lines, tail = content.split(b"\n")
-        self._size = len(content) - len(tail)
-        if tail and (not lines or _is_whole(tail)):
-            lines.append(tail)
-            self._size, self._unended = len(content), True
-        # A line that was edited shows by the next one: nothing of it is read before that.
-        before: tuple[dict[str, Any], str] | None = None
-        for number, data in enumerate(lines, 1):
-            where = f"ledger {path}, line {number}"
-            entry = self.chain.take(data, where=where)
-            if before is not None:
-                self._taken(*before)
-            before = entry, where
-        assert before is not None, "it is not empty"
         self._taken(*before)
 
 

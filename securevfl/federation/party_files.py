@@ -198,7 +198,7 @@ class PartyFiles:
             if kept is not None and kept != self.run_ledger:
                 # The ledger itself is whole, whatever becomes of the copy.
                 with contextlib.suppress(OSError, StorageError):
-                    files.write_bytes(self.run_ledger, kept.read_bytes())
+                    files.copy_file(kept, self.run_ledger)
         if self._log is not None:
             self._log.close()
 
