@@ -3,9 +3,9 @@
     python tools/device_moves.py
 
 A place is a call of ``.to(...)`` with a device, of ``.cpu()``, or of a function that makes a
-tensor on a device. Where ``tests/unit/gpu`` takes it with a tensor that is elsewhere, and it is
-taken out, devices mix and these tests fail. The others are listed: nothing is known of them but
-what the tests without a GPU say, or they change nothing wherever the tests come by.
+tensor on a device. Where ``tests/unit/gpu`` takes it with a tensor that is elsewhere, it is one
+that these tests need. The others are listed: nothing is known of them but what the tests without a
+GPU say, or they change nothing wherever the tests come by.
 """
 
 import ast
@@ -18,8 +18,6 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 CODE: Final = ROOT / "securevfl"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-# Without compiled copies beside them, whose paths would not be the sources'.
-sys.dont_write_bytecode = True
 
 import pytest  # noqa: E402
 from helpers import labelled_cuda as labels  # noqa: E402

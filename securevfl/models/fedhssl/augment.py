@@ -65,6 +65,7 @@ class CorruptedFeatures:
         checks.at_least(1, table_rows=len(table))
         self._table = table
         self._columns = tuple(columns)
+        self._places = [torch.tensor(one.places, device=table.device) for one in self._columns]
         self._continuous = torch.tensor(
             continuous_places(table.shape[1], columns), dtype=torch.int64, device=table.device
         )
@@ -98,9 +99,8 @@ class CorruptedFeatures:
         drawn = torch.rand(len(view), generator=generator, device=generator.device)
         spared = drawn.to(view.device) < most - self._words
         chosen[spared, -1] = len(self._columns)
-        for number, column in enumerate(self._columns):
+        for number, (column, places) in enumerate(zip(self._columns, self._places, strict=True)):
             rows = (chosen == number).any(dim=1)
-            places = torch.tensor(column.places, device=view.device)
             replaced = 0.0 if column.one_hot else float(column.categories)
             view[:, places] = torch.where(rows[:, None], replaced, view[:, places])
 

@@ -128,6 +128,9 @@ def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
     table.assign(x0=0.5).to_csv(tmp_path / "agency.csv", index=False)
     with pytest.raises(ConfigError, match="other tables"):
         compare_methods(plan)
+    (tmp_path / "out/runs/solo/seed-3/result.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not a run's result"):
+        compare_methods(plan)
 
 
 def test_runs_by_other_defaults_are_not_mixed(
@@ -145,9 +148,6 @@ def test_runs_by_other_defaults_are_not_mixed(
     monkeypatch.setitem(defaults, "weight_decay", 0.5)
     with pytest.raises(ConfigError, match="by another version"):
         compare_methods(comparison(tmp_path, "solo", seeds=1))
-    (tmp_path / "out/runs/solo/seed-3/result.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not a run's result"):
-        compare_methods(plan)
 
 
 def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
