@@ -236,11 +236,12 @@ def paillier(size: Sizes) -> dict[str, Any]:
     bits = size(2048, 512)
     mine, theirs = (rng.integers(0, 2**16, (count, 2)) for count in (54, size(1000, 10)))
     holder = Keyholder(bits=bits, insecure_short_key=size.fast)
-    encrypt, packed = timed(lambda: holder.encrypt(mine))
+    encrypt, packed = timed(lambda: holder.encrypt([mine])[0])
     wanted = len(packed.packs) * len(theirs)
     prepare, peak, fresh = measured(lambda: prepared_obfuscators(holder.modulus, wanted))
-    compute, (answers, shares) = timed(lambda: masked_distances(packed, theirs, iter(fresh)))
-    decrypt, ours = timed(lambda: holder.share(mine, answers))
+    compute, found = timed(lambda: masked_distances([(packed, theirs)], iter(fresh)))
+    answers, shares = found[0]
+    decrypt, (ours,) = timed(lambda: holder.share([(mine, answers)]))
     exact = ((mine[:, None] - theirs[None]) ** 2).sum(axis=2)
 
     public, private = phe.generate_paillier_keypair(n_length=bits)

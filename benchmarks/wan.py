@@ -3,12 +3,14 @@
     python benchmarks/wan.py                        # 25 ms one way, 100 Mbit/s, three turns
     python benchmarks/wan.py --loss 0.01            # with stalls, see below
     python benchmarks/wan.py --beside OTHER_CHECKOUT --turns 3
+    python benchmarks/wan.py --linking shares --cell 10 --encoders frozen    # with a coordinator
 
 Three parties on made-up tables, each its own process, on loopback and over a line, in turns: with
-trained encoders, where every round waits for the one before it, and with frozen ones. All
-secondaries dial a proxy of ours in place of the primary. Each has a line of its own, which passes
-bytes on at so many bits a second, so many milliseconds later; it takes in no more than one round
-trip's worth, so that senders feel the rate.
+trained encoders, where every round waits for the one before it, and with frozen ones. Under a
+protection of linkage its third parties are processes too. Whoever is not the primary dials a proxy
+of ours in its place. Each has a line of its own, which passes bytes on at so many bits a second, so
+many milliseconds later; it takes in no more than one round trip's worth, so that senders feel the
+rate.
 
 A proxy above TCP loses no packets and has no slow start. ``--loss P`` stands in for losses: with
 probability P, 1,448 bytes come a retransmission timeout (round trip, and 200 ms at least) late, and
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +39,9 @@ import tomli_w
 from securevfl.launch.ports import reserved_port
 from securevfl.transport.provision import provision
 
-SECONDARIES = 2
-NAMES = ("primary", *(f"secondary{number}" for number in range(1, SECONDARIES + 1)))
+DATA_PARTIES = ("primary", "secondary1", "secondary2")
+HELPERS = {"none": (), "paillier": ("coordinator",), "shares": ("coordinator", "dealer")}
+WIDTH = 100.0
 PATIENCE_S = 300.0
 SEGMENT = 1448
 LEAST_TIMEOUT_S = 0.2
@@ -146,13 +149,31 @@ def proxied(line: Line, port: int) -> Iterator[int]:
             task.cancel()
 
 
-def write_federation(folder: Path, *, encoder: str, rows: int, port: int) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What is run."""
+
+    encoder: str
+    rows: int
+    protection: str
+    cell: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All parties."""
+        return DATA_PARTIES + HELPERS[self.protection]
+
+
+def write_federation(folder: Path, federation: Federation, *, port: int) -> Path:
     """Write made-up tables that link by two numbers, and their federation file."""
     chance = np.random.default_rng(0)
-    keys = chance.uniform(0, 100, (rows, 2))
-    parties: list[dict[str, Any]] = []
-    pinned = provision(NAMES, folder / "ids")
-    for name in NAMES:
+    rows, protection = federation.rows, federation.protection
+    keys = chance.uniform(1, WIDTH - 1, (rows, 2))
+    pinned = provision(federation.names, folder / "ids")
+    parties: list[dict[str, Any]] = [
+        {"name": role, "role": role, "identity": pinned[role]} for role in HELPERS[protection]
+    ]
+    for name in DATA_PARTIES:
         near = keys + chance.normal(scale=0.01, size=keys.shape)
         own = {"lon": near[:, 0], "lat": near[:, 1]}
         own |= {f"x{axis}": chance.normal(size=rows) for axis in range(6)}
@@ -163,16 +184,20 @@ def write_federation(folder: Path, *, encoder: str, rows: int, port: int) -> Pat
         pd.DataFrame(own).to_csv(folder / f"{name}.csv", index=False)
         parties.append({**party, "key": ["lon", "lat"], "identity": pinned[name]})
     model = {"family": "fet", "neighbours": 4, "hidden": 32, "heads": 2, "release": "pooled"}
-    if encoder == "frozen":
+    if federation.encoder == "frozen":
         # Fitted in one go: how long the primary trains says nothing of the line.
         model["top"] = "linear"
+    hiding: dict[str, Any] = {}
+    if protection != "none":
+        hiding["ranges"] = [[0.0, WIDTH], [0.0, WIDTH]]
+        hiding |= {"cell": federation.cell} if federation.cell else {}
     source = {
         "federation": {"name": "wan", "task": "binary", "seed": 1},
         "model": model,
         "training": {"epochs": 1, "batch_size": 64},
         "base": {"estimator": "none"},
-        "privacy": {"mechanism": "none", "encoder": encoder},
-        "linkage": {"protection": "none"},
+        "privacy": {"mechanism": "none", "encoder": federation.encoder},
+        "linkage": {"protection": protection, **hiding},
         "party": parties,
     }
     path = folder / "fed.toml"
@@ -180,24 +205,24 @@ def write_federation(folder: Path, *, encoder: str, rows: int, port: int) -> Pat
     return path
 
 
-def run(encoder: str, rows: int, line: Line | None, tree: Path) -> dict[str, Any]:
+def run(federation: Federation, line: Line | None, tree: Path) -> dict[str, Any]:
     """Run all parties once; return seconds by phase, rounds, and bytes."""
     with tempfile.TemporaryDirectory(prefix="securevfl-wan-") as text, reserved_port() as port:
         folder = Path(text)
         if line is None:
-            path = write_federation(folder, encoder=encoder, rows=rows, port=port)
-            _run_parties(folder, path, port, tree)
+            path = write_federation(folder, federation, port=port)
+            _run_parties(folder, path, federation.names, port, tree)
         else:
             with proxied(line, port) as front:
-                path = write_federation(folder, encoder=encoder, rows=rows, port=front)
-                _run_parties(folder, path, port, tree)
+                path = write_federation(folder, federation, port=front)
+                _run_parties(folder, path, federation.names, port, tree)
         return figures(folder / "run")
 
 
-def _run_parties(folder: Path, path: Path, port: int, tree: Path) -> None:
+def _run_parties(folder: Path, path: Path, names: Sequence[str], port: int, tree: Path) -> None:
     processes = []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
-    for name in NAMES:
+    for name in names:
         command = [sys.executable, "-m", "securevfl.cli.main", "party", str(path), "--name", name]
         command += ["--identity", str(folder / "ids" / name), "--out", str(folder / "run")]
         if name == "primary":
@@ -207,7 +232,7 @@ def _run_parties(folder: Path, path: Path, port: int, tree: Path) -> None:
                 subprocess.Popen(command, stdout=said, stderr=said, env=environment, cwd=folder)
             )
     try:
-        for name, process in zip(NAMES, processes, strict=True):
+        for name, process in zip(names, processes, strict=True):
             if process.wait(PATIENCE_S):
                 said_last = (folder / f"{name}.txt").read_text()[-2000:]
                 raise SystemExit(f"{name} ended with {process.returncode}: {said_last}")
@@ -224,7 +249,7 @@ def figures(run_folder: Path) -> dict[str, Any]:
             json.loads(text)
             for text in (run_folder / "parties" / name / "log.jsonl").read_text().splitlines()
         ]
-        for name in NAMES[:2]
+        for name in DATA_PARTIES[:2]
     )
     joined = max(entry["seconds"] for entry in primary if entry["event"] == "joined")
     # What the primary does by itself behind that, such as measuring itself alone, is left out.
@@ -250,7 +275,7 @@ def figures(run_folder: Path) -> dict[str, Any]:
         "ms_a_round": {
             name: round(1000 * _pace(times), 1) for name, times in rounds.items() if len(times) > 1
         },
-        "bytes_sent": {name: sent[name]["sent"] for name in NAMES},
+        "bytes_sent": {name: sent[name]["sent"] for name in DATA_PARTIES},
     }
 
 
@@ -266,6 +291,8 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=100.0, help="a second, each way")
     parser.add_argument("--loss", type=float, default=0.0, help="of segments; stalls, see above")
     parser.add_argument("--rows", type=int, default=6400)
+    parser.add_argument("--linking", choices=HELPERS, default="none", help="the protection")
+    parser.add_argument("--cell", type=float, default=0.0, help=f"linkage.cell; keys span {WIDTH}")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--encoders", nargs="+", default=["frozen", "trained"])
     parser.add_argument("--beside", type=Path, help="another checkout, in turns with this one")
@@ -279,8 +306,20 @@ def main() -> None:
             for tree, path in trees.items():
                 for where, over in (("loopback", None), ("line", line)):
                     load = os.getloadavg()[0]
-                    found = run(encoder, arguments.rows, over, path)
-                    said = {"encoder": encoder, "tree": tree, "over": where, "load": load}
+                    federation = Federation(
+                        encoder=encoder,
+                        rows=arguments.rows,
+                        protection=arguments.linking,
+                        cell=arguments.cell,
+                    )
+                    found = run(federation, over, path)
+                    said = {
+                        "encoder": encoder,
+                        "linking": arguments.linking,
+                        "tree": tree,
+                        "over": where,
+                        "load": load,
+                    }
                     print(json.dumps({**said, **found}), flush=True)
 
 

@@ -15,7 +15,7 @@ key holder, who knows the randomness of its own ciphertexts, finds a coordinate 
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -116,12 +116,12 @@ class Keyholder:
         return int(self._public.n)
 
     def encrypt(
-        self, units: Int64[np.ndarray, "rows key_dim"], *, apply: Apply = map
-    ) -> PackedRows:
-        """Pack and encrypt quantised keys.
+        self, blocks: Sequence[Int64[np.ndarray, "_ key_dim"]], *, apply: Apply = map
+    ) -> list[PackedRows]:
+        """Pack and encrypt quantised keys, those of each block by themselves.
 
         Args:
-            units: The keys.
+            blocks: The keys, (rows, key_dim) a block.
             apply: Does the work, perhaps on several cores.
 
         Raises:
@@ -130,59 +130,75 @@ class Keyholder:
         Reveals:
             To the secondary: the number of rows, and the public key.
         """
-        _require_units(units)
-        lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
-        plain = [
-            -2 * _pack(axis, lanes.width) % self.modulus
-            for start in range(0, len(units), lanes.count)
-            for axis in units[start : start + lanes.count].T.tolist()
-        ]
+        plain: list[int] = []
+        for units in blocks:
+            _require_units(units)
+            lanes = self._lanes(units)
+            plain += (
+                -2 * _pack(axis, lanes.width) % self.modulus
+                for start in range(0, len(units), lanes.count)
+                for axis in units[start : start + lanes.count].T.tolist()
+            )
         tasks = [(self._public, part) for part in _parts(plain, _ENCRYPTIONS_A_TASK)]
-        ciphertexts = [one for part in apply(_encrypted, tasks) for one in part]
-        packs = tuple(map(tuple, _parts(ciphertexts, lanes.key_dim)))
-        return PackedRows(modulus=self.modulus, rows=len(units), packs=packs)
+        made = (one for part in apply(_encrypted, tasks) for one in part)
+        packed = []
+        for units in blocks:
+            packs = tuple(
+                tuple(islice(made, units.shape[1]))
+                for _ in range(0, len(units), self._lanes(units).count)
+            )
+            packed.append(PackedRows(modulus=self.modulus, rows=len(units), packs=packs))
+        return packed
 
     def share(
         self,
-        units: Int64[np.ndarray, "rows key_dim"],
-        answers: list[list[int]],
+        blocks: Sequence[tuple[Int64[np.ndarray, "_ key_dim"], list[list[int]]]],
         *,
         apply: Apply = map,
         progress: Progress | None = None,
-    ) -> UInt64[np.ndarray, "rows records"]:
+    ) -> list[UInt64[np.ndarray, "_ _"]]:
         """Decrypt the secondary's answers into the primary's share of all squared distances.
 
         Args:
-            units: The keys that were encrypted.
-            answers: From :func:`masked_distances`: for each pack, a ciphertext a record.
+            blocks: The keys of each block that were encrypted, and the answers to them from
+                :func:`masked_distances`: for each pack, a ciphertext a record.
             apply: Does the work, perhaps on several cores.
             progress: Called every few ciphertexts.
+
+        Returns:
+            The share of each block, (rows, records).
 
         Reveals:
             To the primary: values that are masked to within 2^-40 of uniform. To the third party,
             with the other share: all squared distances of quantised keys.
         """
-        lanes = Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
-        records = len(answers[0])
-        share = np.empty((len(units), records), dtype=np.uint64)
-        places = _places(len(answers), records)
-        tasks = [
-            (self._private, answers[pack][first : first + _CIPHERTEXTS_A_TASK], lanes.width)
-            for pack, first in places
+        shares = [
+            np.empty((len(units), len(answers[0])), dtype=np.uint64) for units, answers in blocks
         ]
+        tasks, targets = [], []
+        for share, (units, answers) in zip(shares, blocks, strict=True):
+            lanes = self._lanes(units)
+            for pack, first in _places(len(answers), len(answers[0])):
+                part = answers[pack][first : first + _CIPHERTEXTS_A_TASK]
+                tasks.append((self._private, part, lanes.width))
+                start = pack * lanes.count
+                targets.append(share[start : start + lanes.count, first : first + len(part)])
         begin = time.monotonic()
-        for done, ((pack, first), plain) in enumerate(
-            zip(places, apply(_decrypted, tasks), strict=True), 1
+        for done, (target, plain) in enumerate(
+            zip(targets, apply(_decrypted, tasks), strict=True), 1
         ):
-            start = pack * lanes.count
-            end = min(start + lanes.count, len(units))
-            for record, lane_values in enumerate(plain, first):
-                share[start:end, record] = lane_values[: end - start]
+            for record, lane_values in enumerate(plain):
+                target[:, record] = lane_values[: len(target)]
             if progress is not None:
-                left = (time.monotonic() - begin) * (len(places) - done) / done
-                progress(done, len(places), left)
-        norms = (units.astype(np.uint64) ** 2).sum(axis=1)
-        return share + norms[:, None] - np.uint64(lanes.offset)
+                left = (time.monotonic() - begin) * (len(targets) - done) / done
+                progress(done, len(targets), left)
+        for share, (units, _) in zip(shares, blocks, strict=True):
+            norms = (units.astype(np.uint64) ** 2).sum(axis=1)
+            share += norms[:, None] - np.uint64(self._lanes(units).offset)
+        return shares
+
+    def _lanes(self, units: Int64[np.ndarray, "_ key_dim"]) -> Lanes:
+        return Lanes(key_dim=units.shape[1], key_bits=self.modulus.bit_length())
 
     def __repr__(self) -> str:
         return f"Keyholder({self.modulus.bit_length()} bits)"
@@ -199,22 +215,22 @@ def obfuscators(modulus: int, count: int) -> Iterator[int]:
 
 
 def masked_distances(
-    packed: PackedRows,
-    units: Int64[np.ndarray, "records key_dim"],
+    blocks: Sequence[tuple[PackedRows, Int64[np.ndarray, "_ key_dim"]]],
     fresh: Iterator[int],
     *,
     apply: Apply = map,
-) -> tuple[list[list[int]], UInt64[np.ndarray, "rows records"]]:
+) -> list[tuple[list[list[int]], UInt64[np.ndarray, "_ _"]]]:
     """Compute on the primary's ciphertexts, as the secondary does.
 
     Args:
-        packed: The primary's encrypted keys.
-        units: The secondary's quantised keys.
+        blocks: The primary's encrypted keys of each block, and the secondary's quantised keys,
+            (records, key_dim).
         fresh: From :func:`obfuscators`: one for each pack and record.
         apply: Does the work, perhaps on several cores.
 
     Returns:
-        The answers for the primary, and the secondary's share of all squared distances.
+        For each block the answers for the primary, and the secondary's share of all squared
+        distances, (rows, records).
 
     Raises:
         ConfigError: If phe is not installed.
@@ -224,28 +240,33 @@ def masked_distances(
         To the primary: fresh ciphertexts of masked lanes. To the third party: see
         :meth:`Keyholder.share`.
     """
-    _require_units(units)
     _phe()
-    lanes = packed.lanes
-    if units.shape[1] != lanes.key_dim:
-        raise DataError(
-            f"keys: the primary's have {lanes.key_dim} dimensions, the secondary's {units.shape[1]}"
-        )
-    share = np.empty((packed.rows, len(units)), dtype=np.uint64)
-    answers: list[list[int]] = [[] for _ in packed.packs]
-    places, tasks = _places(len(packed.packs), len(units)), []
-    for pack, first in places:
-        keys = units[first : first + _CIPHERTEXTS_A_TASK].tolist()
-        own = list(islice(fresh, len(keys)))
-        if len(own) < len(keys):
-            raise DataError("obfuscators ran out; every ciphertext needs one of its own")
-        filled = min(lanes.count, packed.rows - pack * lanes.count)
-        tasks.append((packed.modulus, packed.packs[pack], keys, own, filled))
-    for (pack, first), (part, masks) in zip(places, apply(_masked, tasks), strict=True):
-        answers[pack] += part
-        start = pack * lanes.count
-        share[start : start + masks.shape[0], first : first + masks.shape[1]] = masks
-    return answers, share
+    found = []
+    tasks, targets = [], []
+    for packed, units in blocks:
+        _require_units(units)
+        lanes = packed.lanes
+        if units.shape[1] != lanes.key_dim:
+            raise DataError(
+                f"keys: the primary's have {lanes.key_dim} dimensions, the secondary's "
+                f"{units.shape[1]}"
+            )
+        share = np.empty((packed.rows, len(units)), dtype=np.uint64)
+        answers: list[list[int]] = [[] for _ in packed.packs]
+        found.append((answers, share))
+        for pack, first in _places(len(packed.packs), len(units)):
+            keys = units[first : first + _CIPHERTEXTS_A_TASK].tolist()
+            own = list(islice(fresh, len(keys)))
+            if len(own) < len(keys):
+                raise DataError("obfuscators ran out; every ciphertext needs one of its own")
+            start = pack * lanes.count
+            target = share[start : start + lanes.count, first : first + len(keys)]
+            targets.append((answers[pack], target))
+            tasks.append((packed.modulus, packed.packs[pack], keys, own, len(target)))
+    for (into, target), (part, masks) in zip(targets, apply(_masked, tasks), strict=True):
+        into += part
+        target[:] = masks
+    return found
 
 
 def _places(packs: int, records: int) -> list[tuple[int, int]]:

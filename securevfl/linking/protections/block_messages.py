@@ -7,10 +7,11 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linking.messages import LinkingKind, require_numbers
+from securevfl.linking.protections.block_shapes import Shapes, flat
 from securevfl.transport.message import Message, TypedMessage
 
-ShareWords = UInt64[np.ndarray, "rows records"]
-"""One party's share of a block's squared distances, mod 2^64."""
+ShareWords = UInt64[np.ndarray, "_ _"]
+"""One party's share of a block's squared distances, (rows, records), mod 2^64."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -123,8 +124,8 @@ class Turn(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class RowsBlock(TypedMessage):
-    """Numbers of the primary's rows to compare next, and with how many records.
+class RowBlocks(TypedMessage):
+    """Numbers of the primary's rows to compare next, block by block, and with how many records.
 
     Without ``linkage.cell`` that is nothing but sizes.
     """
@@ -132,37 +133,51 @@ class RowsBlock(TypedMessage):
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to primary"
 
-    rows: Int64[np.ndarray, " block_rows"]
-    """None of them: the secondary's turn is over."""
+    rows: Int64[np.ndarray, " all_rows"]
+    """Those of the first block, then those of the second; a row may be in several."""
 
-    records: int = 0
+    shapes: Shapes
+    """No block: the secondary's turn is over."""
+
     done: int = 0
-    """How many of those who seek were in blocks before it."""
+    """How many of those who seek were in blocks before these."""
 
     of: int = 0
     """How many will be in any block, as far as is known."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        meta = {"records": self.records, "done": self.done, "of": self.of}
-        return Message(kind=self.KIND, meta=meta, tensors={"rows": self.rows})
+        tensors = {"rows": self.rows, "sizes": self.shapes.tensor}
+        return Message(kind=self.KIND, meta={"done": self.done, "of": self.of}, tensors=tensors)
 
     @classmethod
-    def from_message(cls, message: Message, *, rows: int) -> "RowsBlock":
+    def from_message(cls, message: Message, *, rows: int, most_pairs: int) -> "RowBlocks":
         """Check a received one.
 
+        Args:
+            message: What came.
+            rows: How many rows the primary has.
+            most_pairs: How many pairs may be compared at once.
+
         Raises:
-            ProtocolError: If it names a row that there is not, or a figure is none.
+            ProtocolError: If it names a row that there is not, blocks are empty or too large, or a
+                figure is none.
         """
-        chosen = message.tensor("rows", dtype=np.int64, shape=(None,))
+        shapes = Shapes.from_message(message, most_pairs=most_pairs, none_ends=True)
+        chosen = message.tensor("rows", dtype=np.int64, shape=(int(shapes.rows.sum()),))
         require_numbers(message, chosen, below=rows)
-        records, done, of = (message.figure(name, int) for name in ("records", "done", "of"))
-        return cls(rows=chosen, records=records, done=done, of=of)
+        done, of = (message.figure(name, int) for name in ("done", "of"))
+        return cls(rows=chosen, shapes=shapes, done=done, of=of)
+
+    @property
+    def blocks(self) -> list[np.ndarray]:
+        """The rows of each block."""
+        return self.shapes.by_rows(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class RecordsBlock(TypedMessage):
-    """Numbers of a secondary's records to compare next, and with how many rows.
+class RecordBlocks(TypedMessage):
+    """Numbers of a secondary's records to compare next, block by block, and with how many rows.
 
     Without ``linkage.cell`` that is nothing but sizes.
     """
@@ -170,47 +185,63 @@ class RecordsBlock(TypedMessage):
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to a secondary"
 
-    records: Int64[np.ndarray, " block_records"]
-    rows: int
+    records: Int64[np.ndarray, " all_records"]
+    """Those of the first block, then those of the second; a record may be in several."""
+
+    shapes: Shapes
+
     due: int
-    """Ciphertexts of this block and those after it, as far as is known; 0 without any."""
+    """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        meta = {"rows": self.rows, "due": self.due}
-        return Message(kind=self.KIND, meta=meta, tensors={"records": self.records})
+        tensors = {"records": self.records, "sizes": self.shapes.tensor}
+        return Message(kind=self.KIND, meta={"due": self.due}, tensors=tensors)
 
     @classmethod
-    def from_message(cls, message: Message, *, records: int) -> "RecordsBlock":
+    def from_message(cls, message: Message, *, records: int, most_pairs: int) -> "RecordBlocks":
         """Check a received one.
 
+        Args:
+            message: What came.
+            records: How many records the secondary has.
+            most_pairs: How many pairs may be compared at once.
+
         Raises:
-            ProtocolError: If it names a record that there is not, or a figure is none.
+            ProtocolError: If it names a record that there is not, blocks are empty or too large,
+                or a figure is none.
         """
-        chosen = message.tensor("records", dtype=np.int64, shape=(None,))
+        shapes = Shapes.from_message(message, most_pairs=most_pairs)
+        chosen = message.tensor("records", dtype=np.int64, shape=(int(shapes.records.sum()),))
         require_numbers(message, chosen, below=records)
-        return cls(records=chosen, rows=message.figure("rows", int), due=message.figure("due", int))
+        return cls(records=chosen, shapes=shapes, due=message.figure("due", int))
+
+    @property
+    def blocks(self) -> list[np.ndarray]:
+        """The records of each block."""
+        return self.shapes.by_records(self.records)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Share(TypedMessage):
-    """A party's share of one block's squared distances."""
+    """A party's share of the squared distances of all blocks of an exchange."""
 
     KIND = LinkingKind.LINK_SHARE
     WAY = "data party to coordinator"
 
-    share: ShareWords
+    words: list[ShareWords]
+    """One a block."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"share": self.share.view(np.int64)})
+        return Message(kind=self.KIND, tensors={"share": flat(self.words).view(np.int64)})
 
     @classmethod
-    def from_message(cls, message: Message, *, rows: int, records: int) -> "Share":
+    def from_message(cls, message: Message, *, shapes: Shapes) -> "Share":
         """Check a received share.
 
         Raises:
-            ProtocolError: If it is not of the block's size.
+            ProtocolError: If it is not of the blocks' size.
         """
-        words = message.tensor("share", dtype=np.int64, shape=(rows, records))
-        return cls(share=words.view(np.uint64))
+        words = message.tensor("share", dtype=np.int64, shape=(shapes.pairs,))
+        return cls(words=shapes.by_pairs(words.view(np.uint64)))

@@ -1,11 +1,12 @@
 """How a coordinator searches quantised keys: which rows and records are compared at once.
 
 Without grid cells it is every row with every record; with them, rows and records of cells that are
-near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. Each block is
-compared at once; its size bounds what the parties hold in memory.
+near enough (:mod:`securevfl.linkage.grid_cells`), and the links are the same. As many blocks as
+fit are compared in one exchange; its size bounds what the parties hold in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,15 +19,18 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.shared_distances import links_from_shares
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.candidates import Candidates, ranked_length
+from securevfl.linking.protections.block_shapes import Shapes
 
-# A block of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
+# An exchange of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
 _BLOCK_PAIRS: Final = 2**21
 _BLOCK_ANSWERS: Final = 2**14
+# Small blocks cost their parties some 0.1 ms each, whatever they compare.
+_EXCHANGE_BLOCKS: Final = 2**12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Block:
-    """Rows and records that are compared at once, each with each."""
+    """Rows and records of which each is compared with each."""
 
     rows: Int64[np.ndarray, " block_rows"]
     """Row numbers of the primary."""
@@ -34,18 +38,36 @@ class Block:
     records: Int64[np.ndarray, " block_records"]
     """Record numbers of the secondary."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Exchange:
+    """Blocks that are compared in one go."""
+
+    blocks: Sequence[Block]
+
     done: int
-    """How many of those who seek (rows, or records under a cap) were in blocks before it."""
+    """How many of those who seek (rows, or records under a cap) were in blocks before these."""
 
     of: int
     """How many will be in any block, as far as is known."""
 
     due: int
-    """Ciphertexts of this block and those after it, as far as is known; 0 without any."""
+    """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """How large the blocks are."""
+        sizes = [(len(block.rows), len(block.records)) for block in self.blocks]
+        rows, records = np.array(sizes, dtype=np.int64).T
+        return Shapes(rows=rows, records=records)
 
 
-Ask = Callable[[Block], tuple[UInt64[np.ndarray, "rows records"], UInt64[np.ndarray, "..."]]]
-"""Returns the primary's and the secondary's share of a block's squared distances."""
+SquaredShares = tuple[UInt64[np.ndarray, "_ _"], UInt64[np.ndarray, "_ _"]]
+"""The primary's and the secondary's share of a block's squared distances, (rows, records)."""
+
+Ask = Callable[[Iterator[Exchange]], Iterable[Sequence[SquaredShares]]]
+"""Yields for each exchange, in their order, the shares of each of its blocks. It may take an
+exchange before the one ahead of it is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +92,7 @@ class Search:
         rows: How many rows the primary has.
         records: How many records the secondary has.
         lanes: How many rows of a block share one ciphertext; 0 without any.
-        ask: Has the data parties compare a block.
+        ask: Has the data parties compare blocks.
     """
 
     def __init__(self, spec: LinkSpec, *, rows: int, records: int, lanes: int, ask: Ask) -> None:
@@ -115,33 +137,52 @@ class Search:
 
     def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
         """Compare the blocks of one pass; those who seek are their rows."""
-        of = self._seen + sum(len(block.rows) for block in blocks)
         parts = [list(self._parts(block)) for block in blocks]
-        due = sum(self.ciphertexts(*map(len, self._sides(part))) for some in parts for part in some)
+        shares = itertools.chain.from_iterable(
+            self._ask(self._exchanges([part for some in parts for part in some]))
+        )
+        key_dim = len(self._spec.keys.columns)
         for some in parts:
             tables = []
-            for part in some:
-                rows, records = self._sides(part)
-                ciphertexts = self.ciphertexts(len(rows), len(records))
-                one, other = self._ask(
-                    Block(rows=rows, records=records, done=self._seen, of=of, due=due)
-                )
-                due -= ciphertexts
-                self._answered += ciphertexts
-                self._pairs += len(rows) * len(records)
-                self._seen += len(part.rows)
-                if self._capped:
-                    one, other = one.T, other.T
-                key_dim = len(self._spec.keys.columns)
+            for part, (one, other) in zip(some, itertools.islice(shares, len(some)), strict=True):
+                ours, theirs = (one.T, other.T) if self._capped else (one, other)
                 most = min(k, len(part.records))
-                tables.append(links_from_shares(one, other, most, key_dim=key_dim, step=1.0))
+                tables.append(links_from_shares(ours, theirs, most, key_dim=key_dim, step=1.0))
             yield LinkTable(
                 indices=np.concatenate([table.indices for table in tables]),
                 distances=np.concatenate([table.distances for table in tables]),
             )
 
+    def _exchanges(self, parts: Sequence[CellBlock]) -> Iterator[Exchange]:
+        """Put as many parts into one exchange as its limits allow."""
+        of = self._seen + sum(len(part.rows) for part in parts)
+        sides = [self._sides(part) for part in parts]
+        ciphertexts = [self.ciphertexts(len(rows), len(records)) for rows, records in sides]
+        pairs = [len(rows) * len(records) for rows, records in sides]
+        due, start = sum(ciphertexts), 0
+        while start < len(parts):
+            end = start + 1
+            most = min(len(parts), start + _EXCHANGE_BLOCKS)
+            own_pairs, own_ciphertexts = pairs[start], ciphertexts[start]
+            while (
+                end < most
+                and own_pairs + pairs[end] <= _BLOCK_PAIRS
+                and own_ciphertexts + ciphertexts[end] <= _BLOCK_ANSWERS
+            ):
+                own_pairs += pairs[end]
+                own_ciphertexts += ciphertexts[end]
+                end += 1
+            blocks = [Block(rows=rows, records=records) for rows, records in sides[start:end]]
+            exchange = Exchange(blocks=blocks, done=self._seen, of=of, due=due)
+            self._seen += sum(len(part.rows) for part in parts[start:end])
+            self._pairs += own_pairs
+            self._answered += own_ciphertexts
+            due -= own_ciphertexts
+            start = end
+            yield exchange
+
     def _parts(self, block: CellBlock) -> Iterator[CellBlock]:
-        """Cut a block whose shares or ciphertexts are too many to be held at once."""
+        """Cut a block whose shares or ciphertexts are too many for one exchange."""
         step = max(1, _BLOCK_PAIRS // len(block.records))
         if self._lanes and self._capped:
             step = max(1, _BLOCK_ANSWERS // -(-len(block.records) // self._lanes))
@@ -177,10 +218,14 @@ def comparing_cost(
         lanes: How many rows of a block share one ciphertext; 0 without any.
     """
 
-    def ask(block: Block) -> tuple[UInt64[np.ndarray, "..."], UInt64[np.ndarray, "..."]]:
+    def compared(block: Block) -> SquaredShares:
         own, other = mine[block.rows, None], theirs[None, block.records]
         squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
         return squared, np.zeros_like(squared)
+
+    def ask(exchanges: Iterator[Exchange]) -> Iterator[Sequence[SquaredShares]]:
+        for exchange in exchanges:
+            yield [compared(block) for block in exchange.blocks]
 
     search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
     width, pairs = spec.cell_units, len(mine) * len(theirs)
@@ -197,3 +242,15 @@ def comparing_cost(
 
 def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:
     return np.zeros((count, 1), dtype=np.int64)
+
+
+def most_pairs(rows: int, records: int, *, lanes: int) -> int:
+    """Return how many pairs an exchange may have; more is refused by whoever is asked.
+
+    Args:
+        rows: How many rows the primary has.
+        records: How many records the secondary has.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+    """
+    # One who seeks, or one ciphertext of them, is compared with all others at once.
+    return max(_BLOCK_PAIRS, lanes * _BLOCK_ANSWERS, max(1, lanes) * max(rows, records))

@@ -2,6 +2,7 @@
 
 import secrets
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -27,14 +28,21 @@ from securevfl.linking.messages import Linked, LinkingKind, Lists, MadeSimilarit
 from securevfl.linking.protections.block_messages import (
     Cells,
     Offer,
-    RecordsBlock,
-    RowsBlock,
+    RecordBlocks,
+    RowBlocks,
     Share,
     ShareWords,
     Shift,
     Turn,
 )
-from securevfl.linking.protections.blocks import Block, Search, comparing_cost
+from securevfl.linking.protections.block_shapes import Shapes, flat
+from securevfl.linking.protections.blocks import (
+    Exchange,
+    Search,
+    SquaredShares,
+    comparing_cost,
+    most_pairs,
+)
 from securevfl.linking.protections.comparisons import Comparisons
 from securevfl.linking.protections.protection import Coordinated, DataParty, Helper
 from securevfl.linking.similar_links import SimilarLinks
@@ -43,14 +51,14 @@ from securevfl.transport.message import Message, TypedMessage
 Units = Int64[np.ndarray, "own key_dim"]
 """A party's keys as whole numbers."""
 
-PrimaryShare = Callable[[str, np.ndarray, int, Progress], ShareWords]
-"""Makes the primary's share of a block: the secondary, its own rows, how many records, progress."""
+PrimaryShare = Callable[[str, RowBlocks, Progress], list[ShareWords]]
+"""Makes the primary's share of each block of an exchange: the secondary, the blocks, progress."""
 
-SecondaryShare = Callable[[RecordsBlock], ShareWords]
-"""Makes a secondary's share of a block."""
+SecondaryShare = Callable[[RecordBlocks], list[ShareWords]]
+"""Makes a secondary's share of each block of an exchange."""
 
 BLOCK_MESSAGES: Final[tuple[type[TypedMessage], ...]] = (
-    *(Shift, Cells, Offer, Turn, RowsBlock, RecordsBlock, Share),
+    *(Shift, Cells, Offer, Turn, RowBlocks, RecordBlocks, Share),
     *(Lists, MadeSimilarities, Linked),
 )
 """What is told however shares are made."""
@@ -77,6 +85,9 @@ _CELLS_CAPPED: Final = {
     "of its own rows are near: roughly where the records lie",
     "secondary": "how many rows are near to the records of each of its cells",
 }
+
+# Exchanges that a coordinator has asked for: parties begin one while it adds another's shares.
+_UNDER_WAY: Final = 2
 
 # A shift hides where a key lies within 2^16 units: the coordinator sees positions that a shift of
 # any other key could give, but with probability 2^-24.
@@ -132,13 +143,13 @@ class Blockwise(Coordinated):
     def primary_shares(
         self, party: DataParty, units: Units
     ) -> AbstractContextManager[PrimaryShare]:
-        """Return how the primary makes its share of each block."""
+        """Return how the primary makes its shares of blocks."""
 
     @abstractmethod
     def secondary_shares(
         self, party: DataParty, units: Units
     ) -> AbstractContextManager[SecondaryShare]:
-        """Return how a secondary makes its share of each block."""
+        """Return how a secondary makes its shares of blocks."""
 
     def lanes(self, spec: LinkSpec) -> int:  # noqa: ARG002
         """Return how many rows share one ciphertext; 0 without any."""
@@ -228,14 +239,16 @@ class Blockwise(Coordinated):
         offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
         lines.send(offer.to_message(), primary)
         asked = Comparisons(len(units), party.rows)
+        most = most_pairs(party.rows, len(units), lanes=self.lanes(spec))
         with self.secondary_shares(party, units) as share:
             while True:
                 message = lines.receive(coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS)
                 if message.kind is LinkingKind.LINK_LISTS:
                     return message
-                block = RecordsBlock.from_message(message, records=len(units))
-                asked.admit(block.records, block.rows, sender=coordinator)
-                lines.send(Share(share=share(block)).to_message(), coordinator)
+                blocks = RecordBlocks.from_message(message, records=len(units), most_pairs=most)
+                for records, rows in zip(blocks.blocks, blocks.shapes.rows.tolist(), strict=True):
+                    asked.admit(records, rows, sender=coordinator)
+                lines.send(Share(words=share(blocks)).to_message(), coordinator)
 
     def hear_primary(self, helper: Helper) -> np.ndarray | None:
         """Return the primary's cells, if there are any."""
@@ -270,43 +283,66 @@ class Blockwise(Coordinated):
             cache=helper.cache,
             key=links_key(spec, secret=" ".join(turn.tags)),
         )
-        over = RowsBlock(rows=np.empty(0, dtype=np.int64))
+        nothing = np.empty(0, dtype=np.int64)
+        over = RowBlocks(rows=nothing, shapes=Shapes(rows=nothing, records=nothing))
         helper.lines.send(over.to_message(), primary)
         return found
 
     def _share_rows(
         self, party: DataParty, name: str, share: PrimaryShare, asked: Comparisons
     ) -> None:
-        """Make the primary's share of each block until the secondary's turn is over."""
+        """Make the primary's shares of blocks until the secondary's turn is over."""
         spec, coordinator = party.spec, party.spec.roles.helpers["coordinator"]
+        most = most_pairs(party.rows, asked.others, lanes=self.lanes(spec))
         pace = Pace(party.observe, LinksMade, name=name)
         while True:
             message = party.lines.receive(coordinator, LinkingKind.LINK_BLOCK)
-            block = RowsBlock.from_message(message, rows=party.rows)
-            if not len(block.rows):
+            blocks = RowBlocks.from_message(message, rows=party.rows, most_pairs=most)
+            shapes = blocks.shapes
+            if not len(shapes):
                 return
-            asked.admit(block.rows, block.records, sender=coordinator)
+            for rows, records in zip(blocks.blocks, shapes.records.tolist(), strict=True):
+                asked.admit(rows, records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
-            seeking = block.records if capped else len(block.rows)
-            tell = partial(_tell, pace, block.done, seeking, block.of)
-            words = share(name, block.rows, block.records, tell)
-            party.lines.send(Share(share=words).to_message(), coordinator)
+            seeking = int((shapes.records if capped else shapes.rows).sum())
+            tell = partial(_tell, pace, blocks.done, seeking, blocks.of)
+            words = share(name, blocks, tell)
+            party.lines.send(Share(words=words).to_message(), coordinator)
 
-    def _ask(self, helper: Helper, name: str, block: Block) -> tuple[ShareWords, ShareWords]:
-        rows, records, primary = block.rows, block.records, helper.spec.roles.primary
-        mine = RowsBlock(rows=rows, records=len(records), done=block.done, of=block.of)
-        theirs = RecordsBlock(records=records, rows=len(rows), due=block.due)
-        helper.lines.send(mine.to_message(), primary)
+    def _ask(
+        self, helper: Helper, name: str, exchanges: Iterator[Exchange]
+    ) -> Iterator[list[SquaredShares]]:
+        """Have data parties compare blocks; the next ones are named before the last are done."""
+        under_way: deque[Shapes] = deque()
+        for exchange in exchanges:
+            under_way.append(self._announce(helper, name, exchange))
+            if len(under_way) == _UNDER_WAY:
+                yield self._shares(helper, name, under_way.popleft())
+        while under_way:
+            yield self._shares(helper, name, under_way.popleft())
+
+    def _announce(self, helper: Helper, name: str, exchange: Exchange) -> Shapes:
+        shapes = exchange.shapes
+        mine = RowBlocks(
+            rows=flat([block.rows for block in exchange.blocks]),
+            shapes=shapes,
+            done=exchange.done,
+            of=exchange.of,
+        )
+        records = flat([block.records for block in exchange.blocks])
+        theirs = RecordBlocks(records=records, shapes=shapes, due=exchange.due)
+        helper.lines.send(mine.to_message(), helper.spec.roles.primary)
         helper.lines.send(theirs.to_message(), name)
+        return shapes
+
+    def _shares(self, helper: Helper, name: str, shapes: Shapes) -> list[SquaredShares]:
         one, other = (
             Share.from_message(
-                helper.lines.receive(sender, LinkingKind.LINK_SHARE),
-                rows=len(rows),
-                records=len(records),
-            ).share
-            for sender in (primary, name)
+                helper.lines.receive(sender, LinkingKind.LINK_SHARE), shapes=shapes
+            ).words
+            for sender in (helper.spec.roles.primary, name)
         )
-        return one, other
+        return list(zip(one, other, strict=True))
 
     def _send_cells(
         self, party: DataParty, units: Units, shift: Int64[np.ndarray, " key_dim"]

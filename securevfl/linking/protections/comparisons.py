@@ -20,7 +20,7 @@ class Comparisons:
             own: How many keys this party has.
             others: How many the other one has.
         """
-        self._others = others
+        self.others = others
         self._compared = np.zeros(own, dtype=np.int64)
 
     def admit(self, chosen: Int64[np.ndarray, " block"], others: int, *, sender: str) -> None:
@@ -34,10 +34,10 @@ class Comparisons:
         Raises:
             ProtocolError: If a key is named twice, or a pair would be compared again.
         """
-        again = not 1 <= others <= self._others or len(np.unique(chosen)) != len(chosen)
-        if again or (self._compared[chosen] + others > self._others).any():
+        again = not 1 <= others <= self.others or len(np.unique(chosen)) != len(chosen)
+        if again or (self._compared[chosen] + others > self.others).any():
             raise ProtocolError(
                 f"{sender}: asks to compare {len(chosen)} keys with {others} others, and every "
-                f"pair of the {len(self._compared)} and {self._others} is compared once"
+                f"pair of the {len(self._compared)} and {self.others} is compared once"
             )
         self._compared[chosen] += others

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from securevfl.linkage.on_cores import Apply, Progress, on_cores
 from securevfl.linkage.paillier_distances import Keyholder, Lanes, PackedRows, masked_distances
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.messages import LinkingKind
-from securevfl.linking.protections.block_messages import RecordsBlock, ShareWords
+from securevfl.linking.protections.block_messages import RecordBlocks, RowBlocks, ShareWords
 from securevfl.linking.protections.blockwise import (
     BLOCK_MESSAGES,
     COORDINATOR_LEARNS,
@@ -37,32 +38,34 @@ _IN_PLACE_TASKS: Final = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class EncryptedRows(TypedMessage):
-    """The primary's keys of one block, encrypted, and its public key."""
+    """The primary's keys of an exchange's blocks, encrypted, and its public key."""
 
     KIND = LinkingKind.LINK_CIPHERS
     WAY = "primary to a secondary"
 
-    packed: PackedRows
+    blocks: list[PackedRows]
+    """Those of each block; at least one, all of one key."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        modulus = self.packed.modulus
+        modulus = self.modulus
         raw = modulus.to_bytes(modulus.bit_length() // 8, "big")
+        packs = [pack for packed in self.blocks for pack in packed.packs]
         tensors = {
             "modulus": np.frombuffer(raw, dtype=np.uint8),
-            "packs": pack_numbers(self.packed.packs, modulus),
+            "packs": pack_numbers(packs, modulus),
         }
         return Message(kind=self.KIND, tensors=tensors)
 
     @classmethod
     def from_message(
-        cls, message: Message, *, rows: int, key_dim: int, key_bits: int
+        cls, message: Message, *, rows: Sequence[int], key_dim: int, key_bits: int
     ) -> "EncryptedRows":
         """Check received rows.
 
         Args:
             message: What came.
-            rows: Primary rows of the block.
+            rows: Primary rows of each block.
             key_dim: Dimensions of the keys.
             key_bits: Bits of the agreed modulus.
 
@@ -73,43 +76,70 @@ class EncryptedRows(TypedMessage):
         modulus = int.from_bytes(raw.tobytes(), "big")
         if modulus.bit_length() != key_bits or modulus % 2 == 0:
             raise ProtocolError(f"the primary's key has not the agreed {key_bits} bits")
+        lanes = Lanes(key_dim=key_dim, key_bits=key_bits).count
+        counts = [-(-own // lanes) for own in rows]
         shape = (None, key_dim, cipher_bytes(modulus))
-        numbers = unpack_numbers(message.tensor("packs", dtype=np.uint8, shape=shape), modulus)
-        if len(numbers) != -(-rows // Lanes(key_dim=key_dim, key_bits=key_bits).count):
+        sent = message.tensor("packs", dtype=np.uint8, shape=shape)
+        if len(sent) != sum(counts):
             raise ProtocolError("the primary's ciphertexts do not hold the rows that are due")
-        return cls(packed=PackedRows(modulus=modulus, rows=rows, packs=tuple(map(tuple, numbers))))
+        packs = iter(unpack_numbers(sent, modulus))
+        return cls(
+            blocks=[
+                PackedRows(modulus=modulus, rows=own, packs=tuple(map(tuple, islice(packs, count))))
+                for own, count in zip(rows, counts, strict=True)
+            ]
+        )
+
+    @property
+    def modulus(self) -> int:
+        """n, the primary's public key."""
+        return self.blocks[0].modulus
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class EncryptedDistances(TypedMessage):
-    """Masked distances of one block, encrypted."""
+    """Masked distances of an exchange's blocks, encrypted."""
 
     KIND = LinkingKind.LINK_CIPHERS
     WAY = "secondary to primary"
 
-    answers: list[list[int]]
-    """For each pack of rows, a ciphertext a record."""
+    blocks: list[list[list[int]]]
+    """For each block and each of its packs of rows, a ciphertext a record."""
 
     modulus: int
     """n, the primary's public key."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        packed = pack_numbers(self.answers, self.modulus)
+        answers = [one for answers in self.blocks for pack in answers for one in pack]
+        packed = pack_numbers([answers], self.modulus)[0]
         return Message(kind=self.KIND, tensors={"answers": packed})
 
     @classmethod
     def from_message(
-        cls, message: Message, *, packs: int, records: int, modulus: int
+        cls, message: Message, *, packs: Sequence[int], records: Sequence[int], modulus: int
     ) -> "EncryptedDistances":
         """Check received answers.
+
+        Args:
+            message: What came.
+            packs: Packs of rows of each block.
+            records: Records of each block.
+            modulus: n, the primary's public key.
 
         Raises:
             ProtocolError: If they are no ciphertexts of that modulus, or not as many as are due.
         """
-        shape = (packs, records, cipher_bytes(modulus))
-        raw = message.tensor("answers", dtype=np.uint8, shape=shape)
-        return cls(answers=unpack_numbers(raw, modulus), modulus=modulus)
+        due = sum(own * others for own, others in zip(packs, records, strict=True))
+        raw = message.tensor("answers", dtype=np.uint8, shape=(due, cipher_bytes(modulus)))
+        answers = iter(unpack_numbers(raw[None], modulus)[0])
+        return cls(
+            blocks=[
+                [list(islice(answers, others)) for _ in range(own)]
+                for own, others in zip(packs, records, strict=True)
+            ],
+            modulus=modulus,
+        )
 
 
 class Paillier(Blockwise):
@@ -142,20 +172,23 @@ class Paillier(Blockwise):
         encrypted: dict[bytes, PackedRows] = {}
         with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
 
-            def share(name: str, rows: np.ndarray, records: int, tell: Progress) -> ShareWords:
+            def share(name: str, blocks: RowBlocks, tell: Progress) -> list[ShareWords]:
                 # A later block may have the rows of an earlier one.
-                label = rows.tobytes()
-                if label not in encrypted:
-                    encrypted[label] = holder.encrypt(units[rows], apply=apply)
-                packed = encrypted[label]
-                lines.send(EncryptedRows(packed=packed).to_message(), name)
+                rows = {chosen.tobytes(): chosen for chosen in blocks.blocks}
+                new = {label: units[own] for label, own in rows.items() if label not in encrypted}
+                made = holder.encrypt(list(new.values()), apply=apply)
+                encrypted.update(zip(new, made, strict=True))
+                packed = [encrypted[chosen.tobytes()] for chosen in blocks.blocks]
+                lines.send(EncryptedRows(blocks=packed).to_message(), name)
                 answers = EncryptedDistances.from_message(
                     lines.receive(name, LinkingKind.LINK_CIPHERS),
-                    packs=len(packed.packs),
-                    records=records,
-                    modulus=packed.modulus,
-                ).answers
-                return holder.share(units[rows], answers, apply=apply, progress=tell)
+                    packs=[len(one.packs) for one in packed],
+                    records=blocks.shapes.records.tolist(),
+                    modulus=holder.modulus,
+                ).blocks
+                own = [units[chosen] for chosen in blocks.blocks]
+                parts = list(zip(own, answers, strict=True))
+                return holder.share(parts, apply=apply, progress=tell)
 
             yield share
 
@@ -176,8 +209,8 @@ class _Answers:
         self._modulus = 0
         self._fresh: FreshObfuscators | None = None
 
-    def share(self, block: RecordsBlock) -> ShareWords:
-        """Answer the primary's rows of a block and keep this party's share of it.
+    def share(self, blocks: RecordBlocks) -> list[ShareWords]:
+        """Answer the primary's rows of an exchange and keep this party's shares of it.
 
         Raises:
             ProtocolError: If ciphertexts or keys are not what was agreed on.
@@ -186,23 +219,26 @@ class _Answers:
             To the primary: masked distances, encrypted under its key.
         """
         spec, lines = self._party.spec, self._party.lines
-        units, primary = self._units[block.records], spec.roles.primary
-        packed = EncryptedRows.from_message(
+        primary = spec.roles.primary
+        sent = EncryptedRows.from_message(
             lines.receive(primary, LinkingKind.LINK_CIPHERS),
-            rows=block.rows,
-            key_dim=units.shape[1],
+            rows=blocks.shapes.rows.tolist(),
+            key_dim=self._units.shape[1],
             key_bits=spec.hiding.key_bits,
-        ).packed
+        )
         if self._fresh is None:
-            self._modulus = packed.modulus
-            self._fresh = FreshObfuscators(packed.modulus, self._apply, self._tell)
-        if packed.modulus != self._modulus:
+            self._modulus = sent.modulus
+            self._fresh = FreshObfuscators(sent.modulus, self._apply, self._tell)
+        if sent.modulus != self._modulus:
             raise ProtocolError("the primary's key changed while linking")
-        fresh = self._fresh.take(len(packed.packs) * len(units), due=block.due)
-        answers, share = masked_distances(packed, units, fresh, apply=self._apply)
-        answer = EncryptedDistances(answers=answers, modulus=packed.modulus)
+        own = [self._units[records] for records in blocks.blocks]
+        parts = list(zip(sent.blocks, own, strict=True))
+        wanted = sum(len(packed.packs) * len(units) for packed, units in parts)
+        fresh = self._fresh.take(wanted, due=blocks.due)
+        found = masked_distances(parts, fresh, apply=self._apply)
+        answer = EncryptedDistances(blocks=[one for one, _ in found], modulus=sent.modulus)
         lines.send(answer.to_message(), primary)
-        return share
+        return [words for _, words in found]
 
     def _tell(self, done: int, of: int, left: float) -> None:
         name = self._party.keys.name

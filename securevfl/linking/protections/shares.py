@@ -1,9 +1,9 @@
 """Additive secret shares of squared distances, with masks of a dealer that sees nothing else."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import UInt64
@@ -19,7 +19,8 @@ from securevfl.linkage.shared_distances import (
 )
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linking.messages import LinkingKind
-from securevfl.linking.protections.block_messages import RecordsBlock, ShareWords
+from securevfl.linking.protections.block_messages import RecordBlocks, RowBlocks, ShareWords
+from securevfl.linking.protections.block_shapes import Shapes, flat
 from securevfl.linking.protections.blockwise import (
     BLOCK_MESSAGES,
     COORDINATOR_LEARNS,
@@ -31,10 +32,13 @@ from securevfl.linking.protections.blockwise import (
 from securevfl.linking.protections.protection import DataParty, Helper, HelperRole
 from securevfl.transport.message import Message, StarKind, TypedMessage
 
+# A dealer knows no table, so it goes by what it can hold: 1 GiB.
+_MOST_DEALT: Final = 2**27
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class DealerTurn(TypedMessage):
-    """Whose turn it is, and how many rows and records the next block has."""
+    """Whose turn it is, and how many rows and records each of the next blocks has."""
 
     KIND = LinkingKind.LINK_TURN
     WAY = "primary to dealer"
@@ -42,68 +46,74 @@ class DealerTurn(TypedMessage):
     secondary: int
     """Its rank."""
 
-    rows: int
-    records: int
+    shapes: Shapes
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        meta = {"secondary": self.secondary, "rows": self.rows, "records": self.records}
-        return Message(kind=self.KIND, meta=meta)
+        meta = {"secondary": self.secondary}
+        return Message(kind=self.KIND, meta=meta, tensors={"sizes": self.shapes.tensor})
 
     @classmethod
     def from_message(cls, message: Message, *, roles: LinkRoles) -> "DealerTurn":
         """Check a received one.
 
         Raises:
-            ProtocolError: If it names nobody, or a figure is none.
+            ProtocolError: If it names nobody, or blocks are empty or too large.
         """
-        rank, rows, records = (message.figure(n, int) for n in ("secondary", "rows", "records"))
+        rank = message.figure("secondary", int)
         if rank not in [roles.ranks[name] for name in roles.present]:
             raise ProtocolError("the primary named a secondary that there is not")
-        return cls(secondary=rank, rows=rows, records=records)
+        shapes = Shapes.from_message(message, most_pairs=_MOST_DEALT)
+        return cls(secondary=rank, shapes=shapes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Dealt(TypedMessage):
-    """Uniformly random masks for one block."""
+    """Uniformly random masks for the blocks of one exchange."""
 
     KIND = LinkingKind.LINK_DEALING
     WAY = "dealer to a data party"
 
-    dealing: Dealing
-    """The party's mask, and its share of twice the product of both masks."""
+    dealings: list[Dealing]
+    """The party's masks, and its shares of twice the products of both masks, one a block."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        tensors = {
-            "mask": self.dealing.mask.view(np.int64),
-            "product": self.dealing.product.view(np.int64),
-        }
+        masks = np.concatenate([dealing.mask for dealing in self.dealings])
+        products = flat([dealing.product for dealing in self.dealings])
+        tensors = {"mask": masks.view(np.int64), "product": products.view(np.int64)}
         return Message(kind=self.KIND, tensors=tensors)
 
     @classmethod
     def from_message(
-        cls, message: Message, *, own: tuple[int, int], rows: int, records: int
+        cls, message: Message, *, shapes: Shapes, primary: bool, key_dim: int
     ) -> "Dealt":
         """Check a received one.
 
         Args:
             message: What came.
-            own: The shape of the party's own keys in the block.
-            rows: Primary rows of the block.
-            records: The secondary's records of the block.
+            shapes: The blocks.
+            primary: Whether masks are the primary's; a secondary's otherwise.
+            key_dim: Dimensions of the keys.
 
         Raises:
-            ProtocolError: If masks are not of the block's size.
+            ProtocolError: If masks are not of the blocks' size.
         """
-        mask = message.tensor("mask", dtype=np.int64, shape=own)
-        product = message.tensor("product", dtype=np.int64, shape=(rows, records))
-        return cls(dealing=Dealing(mask=mask.view(np.uint64), product=product.view(np.uint64)))
+        own = int((shapes.rows if primary else shapes.records).sum())
+        mask = message.tensor("mask", dtype=np.int64, shape=(own, key_dim)).view(np.uint64)
+        product = message.tensor("product", dtype=np.int64, shape=(shapes.pairs,)).view(np.uint64)
+        masks = shapes.by_rows(mask) if primary else shapes.by_records(mask)
+        return cls(
+            dealings=[
+                Dealing(mask=one, product=other)
+                for one, other in zip(masks, shapes.by_pairs(product), strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MaskedKeys(TypedMessage):
-    """A party's keys of one block under a mask that the other does not know."""
+    """A party's keys of an exchange's blocks under masks that the other does not know."""
 
     KIND = LinkingKind.LINK_MASKED
     WAY = "data party to data party"
@@ -120,7 +130,7 @@ class MaskedKeys(TypedMessage):
         """Check received keys.
 
         Raises:
-            ProtocolError: If they are not as many as the block has.
+            ProtocolError: If they are not as many as the blocks have.
         """
         keys = message.tensor("keys", dtype=np.int64, shape=(count, key_dim))
         return cls(keys=keys.view(np.uint64))
@@ -145,7 +155,7 @@ class Shares(Blockwise):
 
     @contextmanager
     def primary_shares(self, party: DataParty, units: Units) -> Iterator[PrimaryShare]:
-        """Ask the dealer for masks block by block, and exchange masked keys with the secondary.
+        """Ask the dealer for masks, and exchange masked keys with the secondary.
 
         Reveals:
             To the dealer: numbers of rows and records. To the secondary: masked keys.
@@ -153,17 +163,18 @@ class Shares(Blockwise):
         lines, roles = party.lines, party.spec.roles
         dealer, ranks, key_dim = roles.helpers["dealer"], roles.ranks, units.shape[1]
 
-        def share(name: str, rows: np.ndarray, records: int, tell: Progress) -> ShareWords:
-            mine = units[rows]
-            turn = DealerTurn(secondary=ranks[name], rows=len(mine), records=records)
+        def share(name: str, blocks: RowBlocks, tell: Progress) -> list[ShareWords]:
+            shapes, mine = blocks.shapes, [units[rows] for rows in blocks.blocks]
+            turn = DealerTurn(secondary=ranks[name], shapes=shapes)
             lines.send(turn.to_message(), dealer)
             message = lines.receive(dealer, LinkingKind.LINK_DEALING)
-            own = (len(mine), key_dim)
-            dealt = Dealt.from_message(message, own=own, rows=len(mine), records=records).dealing
-            lines.send(MaskedKeys(keys=masked_keys(mine, dealt)).to_message(), name)
+            dealt = Dealt.from_message(message, shapes=shapes, primary=True, key_dim=key_dim)
+            lines.send(_masked(mine, dealt.dealings), name)
             answer = lines.receive(name, LinkingKind.LINK_MASKED)
-            theirs = MaskedKeys.from_message(answer, count=records, key_dim=key_dim).keys
-            words = primary_share(mine, dealt, theirs)
+            count = int(shapes.records.sum())
+            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
+            parts = zip(mine, dealt.dealings, shapes.by_records(theirs), strict=True)
+            words = [primary_share(*part) for part in parts]
             tell(1, 1, 0)
             return words
 
@@ -179,15 +190,16 @@ class Shares(Blockwise):
         lines, primary = party.lines, party.spec.roles.primary
         dealer, key_dim = party.spec.roles.helpers["dealer"], units.shape[1]
 
-        def share(block: RecordsBlock) -> ShareWords:
-            mine = units[block.records]
+        def share(blocks: RecordBlocks) -> list[ShareWords]:
+            shapes, mine = blocks.shapes, [units[records] for records in blocks.blocks]
             message = lines.receive(dealer, LinkingKind.LINK_DEALING)
-            own = (len(mine), key_dim)
-            dealt = Dealt.from_message(message, own=own, rows=block.rows, records=len(mine)).dealing
-            lines.send(MaskedKeys(keys=masked_keys(mine, dealt)).to_message(), primary)
+            dealt = Dealt.from_message(message, shapes=shapes, primary=False, key_dim=key_dim)
+            lines.send(_masked(mine, dealt.dealings), primary)
             answer = lines.receive(primary, LinkingKind.LINK_MASKED)
-            theirs = MaskedKeys.from_message(answer, count=block.rows, key_dim=key_dim).keys
-            return secondary_share(mine, dealt, theirs)
+            count = int(shapes.rows.sum())
+            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
+            parts = zip(mine, dealt.dealings, shapes.by_rows(theirs), strict=True)
+            return [secondary_share(*part) for part in parts]
 
         yield share
 
@@ -201,6 +213,11 @@ class Shares(Blockwise):
         return {"blocks": _deal(helper)} if role == "dealer" else super().help_to_link(role, helper)
 
 
+def _masked(keys: Sequence[np.ndarray], dealings: Sequence[Dealing]) -> Message:
+    parts = [masked_keys(*part) for part in zip(keys, dealings, strict=True)]
+    return MaskedKeys(keys=np.concatenate(parts)).to_message()
+
+
 def _deal(helper: Helper) -> int:
     """Deal masks until the primary says that linkage is done; return how many blocks there were."""
     lines, roles, blocks = helper.lines, helper.spec.roles, 0
@@ -210,7 +227,9 @@ def _deal(helper: Helper) -> int:
         if message.kind is StarKind.DONE:
             return blocks
         turn = DealerTurn.from_message(message, roles=roles)
-        mine, theirs = deal(turn.rows, turn.records, key_dim)
-        lines.send(Dealt(dealing=mine).to_message(), roles.primary)
-        lines.send(Dealt(dealing=theirs).to_message(), roles.secondaries[turn.secondary - 1])
-        blocks += 1
+        dealt = [deal(rows, records, key_dim) for rows, records in turn.shapes.tensor.tolist()]
+        mine, theirs = zip(*dealt, strict=True)
+        lines.send(Dealt(dealings=list(mine)).to_message(), roles.primary)
+        name = roles.secondaries[turn.secondary - 1]
+        lines.send(Dealt(dealings=list(theirs)).to_message(), name)
+        blocks += len(dealt)

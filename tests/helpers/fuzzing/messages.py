@@ -42,12 +42,13 @@ from securevfl.linking.messages import Linked, LinkedRows, Lists, MadeSimilariti
 from securevfl.linking.protections.block_messages import (
     Cells,
     Offer,
-    RecordsBlock,
-    RowsBlock,
+    RecordBlocks,
+    RowBlocks,
     Shift,
     Turn,
 )
 from securevfl.linking.protections.block_messages import Share as DistanceShare
+from securevfl.linking.protections.block_shapes import Shapes
 from securevfl.linking.protections.bloom import Codes
 from securevfl.linking.protections.paillier import EncryptedDistances, EncryptedRows
 from securevfl.linking.protections.shares import DealerTurn, Dealt, MaskedKeys
@@ -79,6 +80,8 @@ _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
 _MODULUS: Final = 2**511 + 1
 _SPEC: Final = hidden_spec("shares")
+_SHAPES: Final = Shapes(rows=np.array([1, 2]), records=np.array([4, 3]))
+_SHARED: Final = Shapes(rows=np.array([1, 2]), records=np.array([3, 2]))
 _SIMILAR: Final = replace(_SPEC, similarities=SimilaritySpec())
 _CAPPED: Final = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
 _ROLES: Final = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
@@ -197,21 +200,29 @@ READS: Final = (
     _read(Cells(cells=_NUMBERS), count=2, key_dim=3),
     _read(Offer(records=9, tag="t")),
     _read(Turn(records=9, tags=("a", "b")), name="bank", neighbours=4),
-    _read(RowsBlock(rows=np.arange(3), records=4, done=0, of=9), rows=9),
-    _read(RecordsBlock(records=np.arange(3), rows=4, due=2), records=9),
-    _read(DistanceShare(share=_WORDS), rows=2, records=3),
+    _read(RowBlocks(rows=np.arange(3), shapes=_SHAPES, done=0, of=9), rows=9, most_pairs=20),
+    _read(RecordBlocks(records=np.arange(7), shapes=_SHAPES, due=2), records=9, most_pairs=20),
+    _read(DistanceShare(words=[_WORDS[:1], _WORDS.T[:2]]), shapes=_SHARED),
     _read(Codes(codes=np.zeros((2, 8), dtype=np.uint8), check="x"), rows=None, width=8),
     _read(
-        EncryptedRows(packed=PackedRows(modulus=_MODULUS, rows=1, packs=((7, 9),))),
-        rows=1,
+        EncryptedRows(blocks=[PackedRows(modulus=_MODULUS, rows=1, packs=((7, 9),))]),
+        rows=[1],
         key_dim=2,
         key_bits=512,
     ),
     _read(
-        EncryptedDistances(answers=[[7, 9]], modulus=_MODULUS), packs=1, records=2, modulus=_MODULUS
+        EncryptedDistances(blocks=[[[7, 9]]], modulus=_MODULUS),
+        packs=[1],
+        records=[2],
+        modulus=_MODULUS,
     ),
-    _read(DealerTurn(secondary=1, rows=2, records=3), roles=_ROLES),
-    _read(Dealt(dealing=Dealing(mask=_WORDS, product=_WORDS)), own=(2, 3), rows=2, records=3),
+    _read(DealerTurn(secondary=1, shapes=_SHAPES), roles=_ROLES),
+    _read(
+        Dealt(dealings=[Dealing(mask=_WORDS, product=_WORDS)]),
+        shapes=Shapes(rows=np.array([2]), records=np.array([3])),
+        primary=True,
+        key_dim=3,
+    ),
     _read(MaskedKeys(keys=_WORDS), count=2, key_dim=3),
     _read(
         LinkKeys(

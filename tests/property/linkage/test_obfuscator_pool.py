@@ -32,9 +32,9 @@ def test_pools_encrypt_zero_and_never_repeat(
 
     assert len(set(fresh)) == count
     for obfuscator in fresh[:20]:
-        packed = keyholder.encrypt(units)
-        answers, share = masked_distances(packed, np.array([[3]]), iter([obfuscator]))
-        assert keyholder.share(units, answers) + share == (7 - 3) ** 2
+        packed = keyholder.encrypt([units])[0]
+        ((answers, theirs),) = masked_distances([(packed, np.array([[3]]))], iter([obfuscator]))
+        assert keyholder.share([(units, answers)])[0] + theirs == (7 - 3) ** 2
 
 
 def test_progress_ends_with_nothing_left(keyholder: Keyholder) -> None:
@@ -68,14 +68,14 @@ def test_obfuscators_of_a_pool_are_uniform() -> None:
 
 def test_a_key_holder_finds_nothing_under_pooled_obfuscators(keyholder: Keyholder) -> None:
     """The attack that recovers a coordinate from stale ciphertexts meets randomness."""
-    packed = keyholder.encrypt(np.array([[1234]]))
+    packed = keyholder.encrypt([np.array([[1234]])])[0]
     fresh = prepared_obfuscators(keyholder.modulus, 200)
     n, own = keyholder.modulus, packed.packs[0][0] % keyholder.modulus
     powers, power = set(), 1
     for _ in range(LARGEST_UNIT + 1):
         powers.add(power)
         power = power * own % n
-    answers, _ = masked_distances(packed, np.full((200, 1), 54321), iter(fresh))
+    ((answers, _),) = masked_distances([(packed, np.full((200, 1), 54321))], iter(fresh))
 
     assert not any(answer % n in powers for answer in answers[0])
 

@@ -33,10 +33,11 @@ def test_links_equal_the_unprotected_ones(
     rows, records = (rng.integers(0, LARGEST_UNIT + 1, size=(count, key_dim)) for count in (17, 25))
     if extreme:
         rows, records = LARGEST_UNIT * (rows % 2), LARGEST_UNIT * (records % 2)
-    packed = keyholder.encrypt(rows)
+    packed = keyholder.encrypt([rows])[0]
     fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
-    answers, theirs = masked_distances(packed, records, fresh)
-    links = links_from_shares(keyholder.share(rows, answers), theirs, 4, key_dim=key_dim, step=1.0)
+    ((answers, theirs),) = masked_distances([(packed, records)], fresh)
+    (ours,) = keyholder.share([(rows, answers)])
+    links = links_from_shares(ours, theirs, 4, key_dim=key_dim, step=1.0)
     plain = nearest_records(rows.astype(np.float64), records.astype(np.float64), 4)
 
     assert len(packed.packs) > 1
@@ -45,20 +46,25 @@ def test_links_equal_the_unprotected_ones(
 
 
 def test_all_steps_run_on_several_cores(keyholder: Keyholder) -> None:
-    """The same share as by one, with progress that ends."""
+    """The same shares as by one, of blocks of unlike sizes, with progress that ends."""
     rng = np.random.default_rng(3)
-    rows, records = (rng.integers(0, LARGEST_UNIT + 1, (count, 2)) for count in (9, 40))
-    packed = keyholder.encrypt(rows)
-    fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
+    sizes = [(9, 40), (1, 1), (14, 33)]
+    rows, records = (
+        [rng.integers(0, LARGEST_UNIT + 1, (size[side], 2)) for size in sizes] for side in (0, 1)
+    )
+    fresh = obfuscators(keyholder.modulus, 200)
     told: list[tuple[int, int, float]] = []
     with on_cores(2, after=1) as apply:
         packed = keyholder.encrypt(rows, apply=apply)
-        answers, theirs = masked_distances(packed, records, fresh, apply=apply)
-        share = keyholder.share(rows, answers, apply=apply, progress=lambda *now: told.append(now))
-    squared = ((rows[:, None] - records[None]) ** 2).sum(axis=2)
+        found = masked_distances(list(zip(packed, records, strict=True)), fresh, apply=apply)
+        asked = [(own, answers) for own, (answers, _) in zip(rows, found, strict=True)]
+        shares = keyholder.share(asked, apply=apply, progress=lambda *now: told.append(now))
 
-    assert np.array_equal(share + theirs, squared.astype(np.uint64))
-    assert np.array_equal(share, keyholder.share(rows, answers))
+    for own, others, one, (_, other) in zip(rows, records, shares, found, strict=True):
+        squared = ((own[:, None] - others[None]) ** 2).sum(axis=2)
+        assert np.array_equal(one + other, squared.astype(np.uint64))
+    for one, again in zip(shares, keyholder.share(asked), strict=True):
+        assert np.array_equal(one, again)
     assert [done for done, _, _ in told] == list(range(1, len(told) + 1))
     assert told[-1] == (len(told), len(told), 0)
 
@@ -91,9 +97,9 @@ def recovered(keyholder: Keyholder, ciphertext: int, answer: int) -> list[int]:
 def test_a_key_holder_recovers_a_record_from_stale_ciphertexts_only(keyholder: Keyholder) -> None:
     """Without fresh obfuscators the attack finds the coordinate; with them it finds none."""
     rows, records = np.array([[1234]]), np.array([[54321]])
-    packed = keyholder.encrypt(rows)
-    stale, _ = masked_distances(packed, records, repeat(1))
-    fresh, _ = masked_distances(packed, records, obfuscators(keyholder.modulus, 1))
+    packed = keyholder.encrypt([rows])[0]
+    ((stale, _),) = masked_distances([(packed, records)], repeat(1))
+    ((fresh, _),) = masked_distances([(packed, records)], obfuscators(keyholder.modulus, 1))
 
     assert recovered(keyholder, packed.packs[0][0], stale[0][0]) == [54321]
     assert recovered(keyholder, packed.packs[0][0], fresh[0][0]) == []
@@ -101,19 +107,21 @@ def test_a_key_holder_recovers_a_record_from_stale_ciphertexts_only(keyholder: K
 
 def test_every_ciphertext_needs_an_obfuscator(keyholder: Keyholder) -> None:
     """Running out of them is an error, not a stale ciphertext; and no two are equal."""
-    packed = keyholder.encrypt(np.array([[1, 2]]))
+    packed = keyholder.encrypt([np.array([[1, 2]])])[0]
+    records = np.zeros((3, 2), dtype=np.int64)
 
     with pytest.raises(DataError, match="obfuscators ran out"):
-        masked_distances(packed, np.zeros((3, 2), dtype=np.int64), obfuscators(packed.modulus, 2))
+        masked_distances([(packed, records)], obfuscators(packed.modulus, 2))
     assert len(set(obfuscators(packed.modulus, 20))) == 20
 
 
 def test_masks_are_fresh_for_every_lane(keyholder: Keyholder) -> None:
     """Two answers to one question have unrelated shares."""
     rows, records = np.zeros((5, 2), dtype=np.int64), np.zeros((3, 2), dtype=np.int64)
-    packed = keyholder.encrypt(rows)
+    packed = keyholder.encrypt([rows])[0]
     one, other = (
-        masked_distances(packed, records, obfuscators(packed.modulus, 9))[1] for _ in range(2)
+        masked_distances([(packed, records)], obfuscators(packed.modulus, 9))[0][1]
+        for _ in range(2)
     )
 
     assert len(set(np.concatenate([one, other]).ravel().tolist())) == 30
@@ -128,17 +136,17 @@ def test_short_keys_are_refused() -> None:
 def test_bad_keys_are_refused(keyholder: Keyholder) -> None:
     """Not quantised, empty, or of another dimension."""
     with pytest.raises(DataError, match="whole numbers of 0 to 65535"):
-        keyholder.encrypt(np.array([[LARGEST_UNIT + 1]]))
+        keyholder.encrypt([np.array([[LARGEST_UNIT + 1]])])
     with pytest.raises(DataError, match="at least one"):
-        keyholder.encrypt(np.empty((0, 2), dtype=np.int64))
+        keyholder.encrypt([np.empty((0, 2), dtype=np.int64)])
     with pytest.raises(DataError, match="primary's have 1 dimensions, the secondary's 2"):
-        masked_distances(keyholder.encrypt(np.array([[1]])), np.array([[1, 2]]), repeat(1))
+        masked_distances([(keyholder.encrypt([np.array([[1]])])[0], np.array([[1, 2]]))], repeat(1))
 
 
 def test_nothing_secret_is_shown(keyholder: Keyholder) -> None:
     """Texts hold sizes only."""
     assert repr(keyholder) == "Keyholder(512 bits)"
-    assert repr(keyholder.encrypt(np.array([[1, 2]]))) == "PackedRows(1 rows in 1 packs)"
+    assert repr(keyholder.encrypt([np.array([[1, 2]])])[0]) == "PackedRows(1 rows in 1 packs)"
 
 
 def test_phe_s_own_example_holds() -> None:
@@ -156,7 +164,7 @@ def test_phe_shows_exponents_of_other_numbers_and_ours_are_whole(keyholder: Keyh
     """A float's exponent stands beside its ciphertext; our ciphertexts stand alone."""
     public, _ = paillier.generate_paillier_keypair(n_length=512)
     shown = [public.encrypt(value).exponent for value in (3.0, 0.125, 1e-9, 1e6)]
-    packed = keyholder.encrypt(np.array([[3], [60_000]]))
+    packed = keyholder.encrypt([np.array([[3], [60_000]])])[0]
 
     assert len(set(shown)) > 2
     assert all(type(ciphertext) is int for pack in packed.packs for ciphertext in pack)

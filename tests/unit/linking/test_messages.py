@@ -14,7 +14,8 @@ from securevfl.linkage.paillier_distances import PackedRows
 from securevfl.linkage.spec import LinkRoles, SimilaritySpec
 from securevfl.linking.candidates import Candidates
 from securevfl.linking.messages import Linked, LinkingKind, Lists
-from securevfl.linking.protections.block_messages import RecordsBlock, Turn
+from securevfl.linking.protections.block_messages import RecordBlocks, RowBlocks, Turn
+from securevfl.linking.protections.block_shapes import Shapes
 from securevfl.linking.protections.bloom import Codes
 from securevfl.linking.protections.paillier import EncryptedDistances, EncryptedRows
 from securevfl.linking.protections.shares import DealerTurn
@@ -26,6 +27,11 @@ SIMILAR = replace(SPEC, similarities=SimilaritySpec())
 CAPPED = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
 ROLES = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
 MODULUS = 2**2047 + 1
+
+
+def shapes(*sizes: tuple[int, int]) -> Shapes:
+    rows, records = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
+    return Shapes(rows=rows, records=records)
 
 
 def similarities(value: float) -> Message:
@@ -40,11 +46,12 @@ def pairs(starts: list[int], records: list[int]) -> Message:
 
 
 def rows(modulus: int, packs: tuple[tuple[int, ...], ...]) -> Message:
-    return EncryptedRows(packed=PackedRows(modulus=modulus, rows=5, packs=packs)).to_message()
+    packed = PackedRows(modulus=modulus, rows=5, packs=packs)
+    return EncryptedRows(blocks=[packed]).to_message()
 
 
 def read_rows(message: Message) -> EncryptedRows:
-    return EncryptedRows.from_message(message, rows=5, key_dim=2, key_bits=2048)
+    return EncryptedRows.from_message(message, rows=[5], key_dim=2, key_bits=2048)
 
 
 REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
@@ -69,9 +76,44 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
         "there is not",
     ),
     "a block's record that there is not": (
-        lambda message: RecordsBlock.from_message(message, records=3),
-        RecordsBlock(records=np.array([0, 3]), rows=1, due=0).to_message(),
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.array([0, 3]), shapes=shapes((1, 2)), due=0).to_message(),
         "there is not",
+    ),
+    "fewer records than blocks have": (
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.array([0]), shapes=shapes((1, 1), (1, 1)), due=0).to_message(),
+        r"shape \[2\]",
+    ),
+    "an empty block": (
+        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
+        RowBlocks(rows=np.array([1]), shapes=shapes((1, 2), (0, 2))).to_message(),
+        "someone: named no blocks, empty ones",
+    ),
+    "a block of fewer than no rows": (
+        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
+        RowBlocks(rows=np.array([1]), shapes=shapes((2, 2), (-1, 2))).to_message(),
+        "empty ones",
+    ),
+    "no block of records": (
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.arange(0), shapes=shapes(), due=0).to_message(),
+        "named no blocks",
+    ),
+    "more pairs than may be compared at once": (
+        lambda message: RowBlocks.from_message(message, rows=9, most_pairs=9),
+        RowBlocks(rows=np.arange(4), shapes=shapes((2, 3), (2, 2))).to_message(),
+        "more than 9 pairs",
+    ),
+    "pairs that do not fit into 64 bits": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=1, shapes=shapes((2**33, 2**31))).to_message(),
+        f"more than {2**27} pairs",
+    ),
+    "a dealer's turn without blocks": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=1, shapes=shapes()).to_message(),
+        "named no blocks",
     ),
     "fewer records than K": (
         lambda message: Turn.from_message(message, name="bank", neighbours=4),
@@ -90,12 +132,12 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     ),
     "a dealer's turn of the primary itself": (
         lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=0, rows=1, records=1).to_message(),
+        DealerTurn(secondary=0, shapes=shapes((1, 1))).to_message(),
         "a secondary that there is not",
     ),
     "a dealer's turn of a third party": (
         lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=3, rows=1, records=1).to_message(),
+        DealerTurn(secondary=3, shapes=shapes((1, 1))).to_message(),
         "a secondary that there is not",
     ),
     "an even modulus": (read_rows, rows(MODULUS - 1, ((7, 7),)), "agreed 2048 bits"),
@@ -103,10 +145,10 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     "a ciphertext of nothing": (read_rows, rows(MODULUS, ((7, 0),)), "none of the agreed key"),
     "an answer too few": (
         lambda message: EncryptedDistances.from_message(
-            message, packs=1, records=2, modulus=MODULUS
+            message, packs=[1, 1], records=[1, 1], modulus=MODULUS
         ),
-        EncryptedDistances(answers=[[7]], modulus=MODULUS).to_message(),
-        r"shape \[1, 2, 512\]",
+        EncryptedDistances(blocks=[[[7]]], modulus=MODULUS).to_message(),
+        r"shape \[2, 512\]",
     ),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads
+from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads, run_all
 from helpers.linking import hidden_spec, key_table, text_table
 
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
@@ -21,11 +21,20 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 from securevfl.linking.candidates import Candidates
 from securevfl.linking.in_process import Linker
+from securevfl.linking.kept_links import LinkCache
 from securevfl.linking.messages import LinkingKind
 from securevfl.linking.protections import blocks as search
 from securevfl.linking.protections import blockwise, paillier
-from securevfl.linking.protections.block_messages import Offer, RecordsBlock, RowsBlock
+from securevfl.linking.protections.block_messages import (
+    Offer,
+    RecordBlocks,
+    RowBlocks,
+    Share,
+    Turn,
+)
+from securevfl.linking.protections.block_shapes import Shapes
 from securevfl.linking.protections.paillier import EncryptedRows, Paillier
+from securevfl.linking.protections.protection import Helper
 from securevfl.linking.protections.table import protection_of, reveals_of
 from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
@@ -120,6 +129,57 @@ def test_cells_leave_links_as_they_are(
     assert protection == "paillier" or compared < 0.7 * 60 * 40
 
 
+@pytest.mark.parametrize("protection", ["shares", "paillier"])
+def test_small_cells_are_compared_in_few_exchanges(protection: str) -> None:
+    """Two passes are two exchanges, not one a cell: each waits for round trips of a slow line."""
+    spec = hidden_spec(protection, cell=0.4)
+    sizes = {"agency": 30, "bank": 12, "shop": 12}
+    found, wires = link_as_threads(spec, {n: key_table(n, r, seed=r) for n, r in sizes.items()})
+    for name in ("bank", "shop"):
+        asked = [
+            message
+            for sender, receiver, message in wires.travelled
+            if receiver == name and message.kind is LinkingKind.LINK_BLOCK
+        ]
+        assert found[name].source.link(np.arange(30)).present.all()
+        assert len(asked) == 2
+        assert len(asked[0].tensors["sizes"]) > 20  # cells that hold rows
+
+
+def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A data party that answers the first exchange when it has the second is no deadlock."""
+    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    spec = hidden_spec("shares")
+    wires, mine, theirs = Wires(), np.arange(60), np.arange(40)
+
+    def data_parties() -> int:
+        agency, bank = wires.of("agency"), wires.of("bank")
+        agency.send(Turn(records=40, tags=("", "")).to_message(), "coordinator")
+        exchanges = -(-60 // (700 // 40))
+        waiting = [agency.receive("coordinator", LinkingKind.LINK_BLOCK)]
+        for number in range(exchanges):
+            if number + 1 < exchanges:
+                waiting.append(agency.receive("coordinator", LinkingKind.LINK_BLOCK))
+            asked = RowBlocks.from_message(waiting.pop(0), rows=60, most_pairs=700)
+            squared = ((mine[asked.rows, None] - theirs[None]) ** 2).astype(np.uint64)
+            for party, words in ((agency, squared), (bank, np.zeros_like(squared))):
+                party.send(Share(words=[words]).to_message(), "coordinator")
+        return exchanges
+
+    helper = Helper(spec=spec, rows=60, lines=wires.of("coordinator"), cache=LinkCache(None))
+    lives = {
+        "data parties": data_parties,
+        "coordinator": lambda: protection_of(spec).find(helper, "bank", None),
+    }
+    ended = run_all(lives)
+
+    assert ended["data parties"] == 4
+    candidates, _ = ended["coordinator"]
+    assert candidates.ranked.indices[:40, 0].tolist() == list(range(40))
+
+
 def test_cells_do_not_say_where() -> None:
     """The coordinator gets them under a shift of the session that data parties alone know."""
     spec, keys = hidden_spec("shares", cell=1.0), tables()
@@ -168,7 +228,8 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     wires = Wires()
     spec, keys = hidden_spec("shares"), tables()
     wires.of("bank").send(Offer(records=40, tag="x").to_message(), "agency")
-    block = RowsBlock(rows=np.array([3, number]), records=40, of=60)
+    shapes = Shapes(rows=np.array([2]), records=np.array([40]))
+    block = RowBlocks(rows=np.array([3, number]), shapes=shapes, of=60)
     wires.of("coordinator").send(block.to_message(), "agency")
     party = data_party(spec, keys["agency"], wires.of("agency"))
     with pytest.raises(ProtocolError, match="coordinator: named a row or record"):
@@ -204,7 +265,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         assert done[-1] == of
         assert len(done) > 3  # also while a block is decrypted
         assert rows[-1].seconds_left == 0
-    due = sum(m.tensors["answers"].shape[0] * 6 for m in answers)
+    due = sum(len(m.tensors["answers"]) for m in answers)
     own = [e for e in told if isinstance(e, CiphertextsMade) and e.name == "bank"]
     assert [event.done for event in own] == sorted(event.done for event in own)
     assert (own[-1].done, own[-1].seconds_left) == (due, 0)
@@ -217,8 +278,9 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
     modulus = 2**2047 + 1
     for number in (modulus, modulus + 2):
         packed = PackedRows(modulus=number, rows=5, packs=((7, 7),))
-        wires.of("agency").send(EncryptedRows(packed=packed).to_message(), "bank")
-    block = RecordsBlock(records=np.array([0, 1]), rows=5, due=2)
+        wires.of("agency").send(EncryptedRows(blocks=[packed]).to_message(), "bank")
+    shapes = Shapes(rows=np.array([5]), records=np.array([2]))
+    block = RecordBlocks(records=np.array([0, 1]), shapes=shapes, due=2)
 
     with Paillier().secondary_shares(party, units) as share:
         share(block)
