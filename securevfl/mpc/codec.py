@@ -11,7 +11,7 @@ from securevfl.core.errors import EncodingRangeError, ProtocolError
 from securevfl.mpc.ring_format import RingFormat
 
 # The narrow integer type of one lane, by lanes in a word; signed, since torch's arithmetic on
-# unsigned 16 and 32 bits is incomplete and wraps alike.
+# unsigned 16 and 32 bits is incomplete and wraps alike. Lanes of 21 bits have none.
 _LANE_DTYPE: Final = {2: torch.int32, 4: torch.int16}
 
 # Numbers that one core's cache holds with a copy of them in float64.
@@ -65,7 +65,11 @@ def require_row_norms(
 def encode(
     units: Int32[Tensor, "*shape"], fmt: RingFormat, *, reuse: bool = False
 ) -> Int64[Tensor, "words"]:
-    """Pack ring units into words; the last word is filled up with zeros' code.
+    """Pack ring units into words; what is missing in the last ones is filled up with zeros' code.
+
+    Two and four lanes hold neighbours, the first in the lowest lane. Of three lanes the lowest ones
+    hold the first third of all numbers, the next ones the second: parts that lie apart are shifted
+    and added in whole runs.
 
     Args:
         units: Quantised values with their noise.
@@ -79,6 +83,8 @@ def encode(
     """
     _require_range(units, fmt, scale=1, what="a noised value")
     flat = units.reshape(-1)
+    if fmt.lanes == 3:
+        return _three_lanes(flat, fmt)
     missing = fmt.words(flat.numel()) * fmt.lanes - flat.numel()
     if missing:
         flat = torch.cat([flat, flat.new_zeros(missing)])
@@ -104,9 +110,7 @@ def decode_sum(
         raise ProtocolError(
             f"a sum of {parties_active} contributions, in a format for 1 to {fmt.parties}"
         )
-    lanes = words.view(_LANE_DTYPE[fmt.lanes])[:elements].to(torch.int32)
-    if fmt.lanes == 4:
-        lanes &= 0xFFFF
+    lanes = _lanes_of(words, fmt)[:elements]
     bound = parties_active * fmt.bound_units
     # The unsigned difference lies in int32's range, so the wrapping one of 32-bit lanes is right.
     units = lanes - bound
@@ -126,6 +130,52 @@ def to_float(
 ) -> Float32[Tensor, "*shape"]:
     """Return ``units * 2^-p / divisor`` in float32; the divisor makes a sum an average."""
     return units.to(torch.float32).mul_(fmt.granularity / divisor)
+
+
+def _three_lanes(flat: Int32[Tensor, "elements"], fmt: RingFormat) -> Int64[Tensor, "words"]:
+    count, bits = fmt.words(flat.numel()), fmt.lane_bits
+    bias = fmt.bound_units * (1 + (1 << bits) + (1 << 2 * bits))
+    low, middle, high = (flat[lane * count : (lane + 1) * count] for lane in range(3))
+    words = torch.zeros(count, dtype=torch.int64, device=flat.device)
+    if flat.is_cuda:
+        words[: len(high)] = high
+        for part in (middle, low):
+            words.bitwise_left_shift_(bits)[: len(part)] += part
+        return words.add_(bias)
+    # Numpy widens what it adds in a small buffer; torch would make a copy first.
+    numbers, thirds = words.numpy(), (middle.numpy(), low.numpy())
+    numbers[: len(high)] = high.numpy()
+    for start in range(0, count, _PIECE):
+        piece = numbers[start : start + _PIECE]
+        for third in thirds:
+            np.left_shift(piece, bits, out=piece)
+            own = third[start : start + _PIECE]
+            piece[: len(own)] += own
+        np.add(piece, bias, out=piece)
+    return words
+
+
+def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "numbers"]:
+    """Return the number in every lane; of two lanes as int32, which wraps above its half."""
+    if fmt.lanes != 3:
+        lanes = words.view(_LANE_DTYPE[fmt.lanes]).to(torch.int32)
+        return lanes & 0xFFFF if fmt.lanes == 4 else lanes
+    thirds = torch.empty((3, words.numel()), dtype=torch.int32, device=words.device)
+    bits, mask = fmt.lane_bits, (1 << fmt.lane_bits) - 1
+    # The highest lane keeps the bit above it, which a sum never has: another sign to go by.
+    if words.is_cuda:
+        for lane, third in enumerate(thirds):
+            third.copy_(words >> lane * bits & mask if lane < 2 else words >> 2 * bits)
+        return thirds.view(-1)
+    numbers, (low, middle, high) = words.numpy(), thirds.numpy()
+    for start in range(0, len(numbers), _PIECE):
+        piece = numbers[start : start + _PIECE]
+        own = slice(start, start + len(piece))
+        np.bitwise_and(piece, mask, out=low[own], casting="unsafe")
+        rest = piece >> bits
+        np.bitwise_and(rest, mask, out=middle[own], casting="unsafe")
+        np.right_shift(rest, bits, out=high[own], casting="unsafe")
+    return thirds.view(-1)
 
 
 def _largest_square(rows: Int32[Tensor, "rows width"]) -> float:

@@ -14,7 +14,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, EncodingRangeError
 
 # Bits of one lane, by the number of lanes in a 64-bit word.
-_LANE_BITS: Final = {2: 32, 4: 16}
+_LANE_BITS: Final = {2: 32, 3: 21, 4: 16}
 
 # [KLS21] Theorem 1 (arXiv:2102.06387): sums of discrete Gaussians are as good as discrete
 # Gaussian from here on (docs/privacy.md, section 3).
@@ -24,17 +24,17 @@ MIN_NOISE_STD_UNITS: Final = 64.0
 # 1e11 elements over all parties and rounds, a run is refused by chance once in 1e20.
 NOISE_TAIL: Final = 12.0
 
-# Two lanes start at 16 bits. More are tried only for noise too small for 64 units at 16, fewer
-# only for noise too large for the lane.
-_TWO_LANE_BITS: Final = (16, *range(15, 9, -1), *range(17, 21))
+# Two and three lanes start at 16 bits. More are tried only for noise too small for 64 units at 16,
+# fewer only for noise too large for the lane.
+_BITS: Final = (16, *range(15, 9, -1), *range(17, 21))
 
-# Four lanes: 2^-10, and only where C is at least 1024 units, so that rounding towards zero costs
-# no more than it does at the unit clip norm.
 _FOUR_LANE_BITS: Final = 10
-_FOUR_LANE_MIN_CLIP_UNITS: Final = 1024
 
+# Where noise dwarfs a coarser step it is taken only if C is at least so many units, so that
+# rounding towards zero costs no more than it does at the unit clip norm.
+_MIN_CLIP_UNITS: Final = 1024
 
-COARSEST_STEP: Final = 2.0 ** -min(*_TWO_LANE_BITS, _FOUR_LANE_BITS)
+COARSEST_STEP: Final = 2.0 ** -min(*_BITS, _FOUR_LANE_BITS)
 """The largest granularity that any format has."""
 
 
@@ -46,7 +46,7 @@ class RingFormat:
     """p: one unit is 2^-p."""
 
     lanes: int
-    """Numbers in one 64-bit word: 2 of 32 bits or 4 of 16."""
+    """Numbers in one 64-bit word: 2 of 32 bits, 3 of 21 or 4 of 16."""
 
     parties: int
     """k: most contributions that one sum may have."""
@@ -61,7 +61,7 @@ class RingFormat:
         if not 0 <= self.precision_bits <= 20:
             raise ConfigError(f"precision_bits must lie in [0, 20], got {self.precision_bits}")
         if self.lanes not in _LANE_BITS:
-            raise ConfigError(f"lanes must be 2 or 4, got {self.lanes}")
+            raise ConfigError(f"lanes must be 2, 3 or 4, got {self.lanes}")
         if self.bound_units > self.largest_bound(lanes=self.lanes, parties=self.parties):
             raise EncodingRangeError(
                 f"bound_units {self.bound_units} of {self.parties} parties overflows a lane of "
@@ -85,8 +85,9 @@ class RingFormat:
     ) -> "RingFormat":
         """Return the smallest format that holds every party's clipped and noised numbers.
 
-        Four lanes if the noise dwarfs their coarser step (at least 64 units of it, and C at least
-        1024 units), else two. Without noise the step is the whole error: two lanes at p=16.
+        With noise that dwarfs a coarser step (at least 64 units of it, and C at least 1024 units),
+        four lanes, or three at the finest step that fits, else two. Without noise the step is the
+        whole error: p=16, in three lanes where the sums fit, else in two.
 
         Args:
             clip_norm: C, the largest absolute value before noise, > 0.
@@ -104,19 +105,24 @@ class RingFormat:
         checks.at_least(1, parties=parties)
         resolving = [
             bits
-            for bits in _TWO_LANE_BITS
+            for bits in _BITS
             if noise_share_std == 0 or noise_share_std * 2**bits >= MIN_NOISE_STD_UNITS
         ]
         if not resolving:
-            finest = MIN_NOISE_STD_UNITS * 2.0 ** -max(_TWO_LANE_BITS)
+            finest = MIN_NOISE_STD_UNITS * 2.0 ** -max(_BITS)
             raise EncodingRangeError(
                 f"noise of standard deviation {noise_share_std:g} a party is below {finest:g}, the "
                 f"least that the fixed-point ring can carry; raise the noise or switch it off"
             )
-        candidates = [(2, bits) for bits in resolving]
-        fine_enough = clip_norm * 2**_FOUR_LANE_BITS >= _FOUR_LANE_MIN_CLIP_UNITS
-        if noise_share_std > 0 and _FOUR_LANE_BITS in resolving and fine_enough:
-            candidates.insert(0, (4, _FOUR_LANE_BITS))
+        narrow = [(4, _FOUR_LANE_BITS), *((3, bits) for bits in _BITS)]
+        candidates = [
+            (lanes, bits)
+            for lanes, bits in narrow
+            if bits in resolving and clip_norm * 2**bits >= _MIN_CLIP_UNITS
+        ]
+        if noise_share_std == 0:
+            candidates = [(3, _BITS[0])]
+        candidates += [(2, bits) for bits in resolving]
         for lanes, bits in candidates:
             bound = _bound_units(clip_norm, noise_share_std * tail, bits)
             if bound <= cls.largest_bound(lanes=lanes, parties=parties):

@@ -28,11 +28,21 @@ def encode(units: Sequence[int], fmt: RingFormat) -> list[int]:
     if any(abs(unit) > fmt.bound_units for unit in units):
         raise EncodingRangeError("a value leaves the ring")
     padded = [*units, *[0] * (-len(units) % fmt.lanes)]
-    words = []
-    for start in range(0, len(padded), fmt.lanes):
-        lanes = padded[start : start + fmt.lanes]
-        words.append(sum((u + fmt.bound_units) << (fmt.lane_bits * i) for i, u in enumerate(lanes)))
-    return words
+    count = len(padded) // fmt.lanes
+    return [
+        sum(
+            (padded[place] + fmt.bound_units) << (fmt.lane_bits * lane)
+            for lane, place in enumerate(_places(word, count, fmt.lanes))
+        )
+        for word in range(count)
+    ]
+
+
+def _places(word: int, count: int, lanes: int) -> list[int]:
+    """Return which numbers a word has: a number of each third in three lanes, else neighbours."""
+    if lanes == 3:
+        return [word, word + count, word + 2 * count]
+    return [lanes * word + lane for lane in range(lanes)]
 
 
 def mask(
@@ -68,12 +78,12 @@ def decode_sum(
     words: Sequence[int], fmt: RingFormat, *, elements: int, parties_active: int
 ) -> list[int]:
     """Unpack a sum of ``parties_active`` contributions into units."""
-    lane = 2**fmt.lane_bits
-    units = [
-        (word >> (fmt.lane_bits * i)) % lane - parties_active * fmt.bound_units
-        for word in words
-        for i in range(fmt.lanes)
-    ]
+    size = 2**fmt.lane_bits
+    units = [0] * (fmt.lanes * len(words))
+    for number, word in enumerate(words):
+        for lane, place in enumerate(_places(number, len(words), fmt.lanes)):
+            own = (word >> (fmt.lane_bits * lane)) % size
+            units[place] = own - parties_active * fmt.bound_units
     return units[:elements]
 
 

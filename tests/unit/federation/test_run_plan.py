@@ -70,6 +70,6 @@ def test_a_sum_of_another_size_is_refused() -> None:
     """Words that do not belong to so many rows are no average of them."""
     ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2)
     cut = Cut(ring=ring, slots=1, shape=(2, 3))
-    assert len(cut.zeros(5)) == cut.words(5) == 15
-    with pytest.raises(ProtocolError, match="a sum of 24 elements needs 12 words, got 15"):
+    assert len(cut.zeros(5)) == cut.words(5) == 10
+    with pytest.raises(ProtocolError, match="a sum of 24 elements needs 8 words, got 10"):
         cut.decode(cut.zeros(5), rows=4, active=2)

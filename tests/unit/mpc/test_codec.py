@@ -8,7 +8,16 @@ from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms,
 from securevfl.mpc.ring_format import RingFormat
 
 PLAIN = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=3)
+TWO = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=50)
 FOUR = RingFormat.choose(clip_norm=1.0, noise_share_std=0.2, parties=3)
+FORMATS = pytest.mark.parametrize(
+    "fmt", [TWO, PLAIN, FOUR], ids=["two lanes", "three lanes", "four lanes"]
+)
+
+
+def test_there_is_a_format_of_each() -> None:
+    """Tests of this file mean what they say."""
+    assert [fmt.lanes for fmt in (TWO, PLAIN, FOUR)] == [2, 3, 4]
 
 
 def test_quantising_rounds_towards_zero() -> None:
@@ -29,7 +38,7 @@ def test_the_value_that_crypten_decodes_wrongly_is_right() -> None:
     assert torch.equal(to_float(units, fmt, divisor=1), x)
 
 
-@pytest.mark.parametrize("fmt", [PLAIN, FOUR], ids=["two lanes", "four lanes"])
+@FORMATS
 @pytest.mark.parametrize("elements", [0, 1, 2, 3, 4, 5, 1001])
 def test_extreme_sums_decode_exactly(fmt: RingFormat, elements: int) -> None:
     """All parties at the positive or the negative end never carry into a neighbour."""
@@ -45,16 +54,27 @@ def test_extreme_sums_decode_exactly(fmt: RingFormat, elements: int) -> None:
 
 def test_one_party_alone_at_the_end_of_the_range() -> None:
     """The largest bound of one party is where signed and unsigned lanes differ."""
-    bound = RingFormat.largest_bound(lanes=2, parties=1)
-    fmt = RingFormat(precision_bits=0, lanes=2, parties=1, bound_units=bound)
-    units = torch.tensor([bound, -bound, 0], dtype=torch.int32)
+    for lanes in (2, 3, 4):
+        bound = RingFormat.largest_bound(lanes=lanes, parties=1)
+        fmt = RingFormat(precision_bits=0, lanes=lanes, parties=1, bound_units=bound)
+        units = torch.tensor([bound, -bound, 0], dtype=torch.int32)
 
-    decoded = decode_sum(encode(units, fmt), fmt, elements=3, parties_active=1)
+        decoded = decode_sum(encode(units, fmt), fmt, elements=3, parties_active=1)
 
-    assert torch.equal(decoded, units)
+        assert torch.equal(decoded, units)
 
 
-@pytest.mark.parametrize("fmt", [PLAIN, FOUR], ids=["two lanes", "four lanes"])
+def test_thirds_of_more_than_a_piece() -> None:
+    """Three lanes are packed and unpacked in pieces that end anywhere."""
+    generator = torch.Generator().manual_seed(2)
+    for elements in (200_000, 200_001, 200_003):
+        bounds = (-PLAIN.bound_units, PLAIN.bound_units + 1)
+        units = torch.randint(*bounds, (elements,), generator=generator).to(torch.int32)
+        words = encode(units, PLAIN)
+        assert torch.equal(decode_sum(words, PLAIN, elements=elements, parties_active=1), units)
+
+
+@FORMATS
 def test_one_unit_over_the_bound_is_refused(fmt: RingFormat) -> None:
     """The message names the bound; nothing is returned."""
     units = torch.zeros(5, dtype=torch.int32)
@@ -116,7 +136,7 @@ def test_wrong_sizes_and_counts_are_refused() -> None:
         decode_sum(words, PLAIN, elements=4, parties_active=1)
     for parties in (0, 4):
         with pytest.raises(ProtocolError, match="in a format for 1 to 3"):
-            decode_sum(words, PLAIN, elements=6, parties_active=parties)
+            decode_sum(words, PLAIN, elements=9, parties_active=parties)
 
 
 def test_the_mean_is_within_one_step_of_the_real_one() -> None:

@@ -8,15 +8,16 @@ from securevfl.mpc.ring_format import MIN_NOISE_STD_UNITS, NOISE_TAIL, RingForma
 
 def fits(fmt: RingFormat) -> bool:
     """Sums of all parties stay within a lane: the condition of the format, typed again."""
-    return fmt.parties * 2 * fmt.bound_units < 2 ** {2: 32, 4: 16}[fmt.lanes]
+    return fmt.parties * 2 * fmt.bound_units < 2 ** {2: 32, 3: 21, 4: 16}[fmt.lanes]
 
 
-def test_without_noise_two_lanes_of_sixteen_bits() -> None:
-    """The step is the whole error, so the fine format is taken."""
-    fmt = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=5)
+@pytest.mark.parametrize(("parties", "lanes", "size"), [(15, 3, 1_706_672), (16, 2, 2_560_000)])
+def test_without_noise_sixteen_bits(parties: int, lanes: int, size: int) -> None:
+    """The step is the whole error, so the fine one is taken, in lanes that hold the sum."""
+    fmt = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
 
-    assert (fmt.lanes, fmt.precision_bits, fmt.granularity) == (2, 16, 2.0**-16)
-    assert fmt.words(640_000) * 8 == 2_560_000
+    assert (fmt.lanes, fmt.precision_bits, fmt.granularity) == (lanes, 16, 2.0**-16)
+    assert fmt.words(640_000) * 8 == size
 
 
 def test_with_noise_far_over_the_coarse_step_four_lanes() -> None:
@@ -27,11 +28,14 @@ def test_with_noise_far_over_the_coarse_step_four_lanes() -> None:
     assert fmt.words(640_000) * 8 == 1_280_000
 
 
-def test_large_noise_takes_two_lanes() -> None:
-    """Noise whose tail overflows 16 bits goes into 32."""
-    fmt = RingFormat.choose(clip_norm=1.0, noise_share_std=5.0, parties=5)
+@pytest.mark.parametrize(
+    ("noise", "lanes", "bits"), [(0.4, 4, 10), (1.0, 3, 13), (5.0, 3, 11), (20.0, 2, 16)]
+)
+def test_larger_noise_takes_fewer_lanes(noise: float, lanes: int, bits: int) -> None:
+    """Its tail overflows 16 bits first, then 21 at any step that leaves C its 1024 units."""
+    fmt = RingFormat.choose(clip_norm=1.0, noise_share_std=noise, parties=5)
 
-    assert (fmt.lanes, fmt.precision_bits) == (2, 16)
+    assert (fmt.lanes, fmt.precision_bits) == (lanes, bits)
 
 
 def test_very_large_noise_lowers_the_precision() -> None:
@@ -50,10 +54,13 @@ def test_small_noise_raises_the_precision() -> None:
 
 
 def test_a_small_clip_norm_keeps_the_fine_step() -> None:
-    """Four lanes would leave C = 0.1 only 102 steps."""
-    fmt = RingFormat.choose(clip_norm=0.1, noise_share_std=0.2, parties=5)
+    """Four lanes would leave C = 0.1 only 102 steps, and three at 2^-12 only 409."""
+    fine, finer = (
+        RingFormat.choose(clip_norm=0.1, noise_share_std=noise, parties=5) for noise in (0.2, 3.0)
+    )
 
-    assert fmt.lanes == 2
+    assert (fine.lanes, fine.precision_bits) == (3, 16)
+    assert (finer.lanes, finer.precision_bits) == (2, 16)
 
 
 @pytest.mark.parametrize("parties", [1, 2, 3, 5, 10, 50, 1000])
@@ -111,7 +118,8 @@ def test_a_format_that_overflows_cannot_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lanes", 3), ("precision_bits", 21), ("parties", 0), ("parties", True)]
+    ("field", "value"),
+    [("lanes", 1), ("lanes", 5), ("precision_bits", 21), ("parties", 0), ("parties", True)],
 )
 def test_impossible_fields_are_refused_by_name(field: str, value: object) -> None:
     """The message names the field."""
