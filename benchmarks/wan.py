@@ -243,13 +243,13 @@ def _run_parties(folder: Path, path: Path, names: Sequence[str], port: int, tree
 
 
 def figures(run_folder: Path) -> dict[str, Any]:
-    """Read the phases of a run from the logs of the primary and of the last secondary it links."""
+    """Read the phases of a run from the logs of the primary and of the first secondary."""
     primary, secondary = (
         [
             json.loads(text)
             for text in (run_folder / "parties" / name / "log.jsonl").read_text().splitlines()
         ]
-        for name in (DATA_PARTIES[0], DATA_PARTIES[-1])
+        for name in DATA_PARTIES[:2]
     )
     joined = max(entry["seconds"] for entry in primary if entry["event"] == "joined")
     # What the primary does by itself behind that, such as measuring itself alone, is left out.
