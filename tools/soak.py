@@ -101,7 +101,7 @@ def _epochs(asked: argparse.Namespace) -> int:
 def _slope(samples: Sequence[Sample], figure: str) -> dict[str, float] | None:
     """Return the slope an hour of a figure within processes, with an interval over processes.
 
-    Each process counts by how long it was there; of one process alone, its halves are resampled.
+    Each process counts by how long it was there; of one or two, eighths are resampled.
     """
     own: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for one in samples:
@@ -110,8 +110,8 @@ def _slope(samples: Sequence[Sample], figure: str) -> dict[str, float] | None:
     for series in own.values():
         first = series[0][0] + _WARMS_UP_S / 3600
         times, values = np.array([one for one in series if one[0] >= first]).reshape(-1, 2).T
-        # Blocks of one process, each with its own mean: neighbouring samples are alike.
-        blocks = np.array_split(np.arange(len(times)), 8) if len(own) == 1 else []
+        # Blocks of few processes, each with its own mean: neighbouring samples are alike.
+        blocks = np.array_split(np.arange(len(times)), 8) if len(own) < 3 else []
         for rows in blocks or [np.arange(len(times))]:
             if len(rows) >= 3:
                 centred = times[rows] - times[rows].mean()

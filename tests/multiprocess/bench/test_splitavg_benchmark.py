@@ -45,13 +45,13 @@ def test_every_variant_computes_the_mean(results: dict) -> None:
     assert 1.5 < results["variants"]["splitavg"]["max_error"] < 8
 
 
-def test_a_secondary_sends_at_most_four_bytes_an_element(results: dict) -> None:
+def test_a_secondary_sends_at_most_a_third_of_eight_bytes_an_element(results: dict) -> None:
     """Counted by the kernel: words and some hundred bytes around them; CrypTen sends 8 or more."""
     sent = {
         name: figures["bytes_sent"]["secondary1"] for name, figures in results["variants"].items()
     }
 
-    assert 40_000 <= sent["splitavg_no_noise"] < 42_000
+    assert 26_667 <= sent["splitavg_no_noise"] < 28_000
     assert 40_000 <= sent["gather_float32_tls"] < 42_000
     # The noise dwarfs 2^-10 here, so two bytes will do.
     assert 20_000 <= sent["splitavg"] < 22_000
