@@ -1,7 +1,8 @@
 """FedSim beside its baselines, by the protocol of its paper: tables, ablations, key noise.
 
     SECUREVFL_DATA=... python benchmarks/fedsim_tables.py TABLE [--out DIR] [--methods A,B,...]
-        [--seeds 5] [--rows N] [--neighbours K] [--epochs N] [--key-noise X] [--jobs N]
+        [--seeds 5] [--first-seed 0] [--rows N] [--neighbours K] [--epochs N] [--key-noise X]
+        [--jobs N]
 
 Writes the parties' tables and a federation file to DIR/TABLE..., then runs ``securevfl compare`` on
 it; what is finished there is not trained again. ``--list`` says which tables there are.
@@ -46,6 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedsim-mlp": {"family": "fedsim", "merge": "perceptron"},
     "fedsim-average": {"family": "fedsim", "merge": "average"},
     "fedsim-no-gates": {"family": "fedsim", "weight": "none", "sort": "none", "merge": "average"},
+    # FeT's positional encoding with frequencies of one scale, as in its paper, and a finer one.
+    "fet-one-scale": {"family": "fet", "fourier_octaves": 0},
+    "fet-fine-scale": {"family": "fet", "fourier_octaves": 0, "fourier_scale": 0.1},
 }
 
 
@@ -183,7 +187,7 @@ def write_federation(folder: Path, name: str, tables: Tables, options: argparse.
         "solo-tuned": {"family": "solo", **dataclasses.asdict(BaselineConfig())},
     }
     source = {
-        "federation": {"name": name, "task": tables.task, "seed": 0},
+        "federation": {"name": name, "task": tables.task, "seed": options.first_seed},
         "model": {"family": "fedsim", "neighbours": neighbours, "keys_as_features": options.keys},
         "training": {**training, "optimizer": options.optimizer, "split": "random"},
         "base": {"estimator": "none"},
@@ -214,6 +218,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs/fedsim"))
     parser.add_argument("--methods", default=METHODS, help=f"variants: {', '.join(VARIANTS)}")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--rows", type=int, default=20_000, help="0 takes all")
     parser.add_argument("--neighbours", type=int, help="K; default: the table's")

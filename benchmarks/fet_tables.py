@@ -29,9 +29,9 @@ from securevfl.data.builtin import load_builtin, load_folder, load_full
 from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
 from securevfl.models.encodings import distance_correlation, key_grid
+from securevfl.models.fet.embedding import fourier_positions
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.initial import initialise
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -39,7 +39,7 @@ ROWS: Final = 4_000
 # A clip that does not bite: what the paper calls "without privacy mechanisms".
 UNCLIPPED: Final = {"privacy.clip_norm": 1000.0}
 _FORM: Final = (
-    *("norm", "activation", "mask_reads", "ranked", "memory_norm"),
+    *("norm", "activation", "mask_reads", "ranked", "memory_norm", "fourier_octaves"),
     *("positions_start", "average_positions_every"),
 )
 _PRESET: Final = FeTFamily.presets["paper"].model
@@ -203,7 +203,7 @@ def drawn(model: FeTConfig, run_seed: int, party: str, grid: Tensor) -> Tensor:
     """Return a party's encodings of the grid before training."""
     whose = [] if model.positions_start == "shared" else [party]
     seed = derive_seed(run_seed, "init", "positions", *whose)
-    positions = empty(model, grid)
+    positions = fourier_positions(model, grid.shape[1])
     initialise(positions, seed=seed, positions_seed=seed)
     return positions(grid).detach()
 
@@ -212,21 +212,11 @@ def kept(model: FeTConfig, file: Path, grid: Tensor) -> Tensor:
     """Return a party's encodings of the grid by the weights of its best epoch."""
     weights = torch.load(file)["state"]
     where = "embedding.positions."
-    positions = empty(model, grid)
+    positions = fourier_positions(model, grid.shape[1])
     positions.load_state_dict(
         {key.removeprefix(where): value for key, value in weights.items() if key.startswith(where)}
     )
     return positions(grid).detach()
-
-
-def empty(model: FeTConfig, grid: Tensor) -> FourierPositions:
-    return FourierPositions(
-        grid.shape[1],
-        num_features=model.fourier_features,
-        hidden=model.fourier_width,
-        width=model.hidden,
-        scale=model.fourier_scale,
-    )
 
 
 def spread(values: Sequence[float]) -> str:

@@ -3,12 +3,15 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
 from securevfl.models.fet.bottom import FeTBottom
+from securevfl.models.fet.embedding import fourier_positions
+from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import DynamicMask, attention_bias
 from securevfl.models.fet.positions import FourierPositions
@@ -84,6 +87,66 @@ def test_fourier_features_approximate_the_gaussian_kernel() -> None:
     assert product == pytest.approx(
         0.5 * math.exp(-(0.4**2 + 0.5**2) / (2 * 0.7**2)), abs=0.5 * 5 / 100
     )
+
+
+def test_octaves_spread_the_frequencies_and_leave_features_at_full_size() -> None:
+    """The last row's deviation is 2^octaves that of the first; features have a mean square of 1."""
+    rows, octaves = 4_000, 5
+    positions = FourierPositions(
+        D, num_features=2 * rows, hidden=2, width=2, scale=0.5, octaves=octaves
+    )
+    positions.requires_grad_(False)
+    initialise(positions, seed=6, positions_seed=6)
+    tenth = rows // 10
+    deviations = [
+        float(part.square().mean().sqrt())
+        for part in (positions.frequencies[:tenth], positions.frequencies[-tenth:])
+    ]
+    # Deviations within a tenth of the rows, squared and averaged over the half octave there.
+    within = np.linspace(0, octaves, rows)[:tenth]
+    expected = float(np.sqrt(np.mean(4.0**within))) / 0.5
+    square = positions.features(torch.randn(50, D)).square().mean(dim=1)
+
+    # Five deviations of the estimate, from 2 * tenth numbers; seed fixed.
+    assert deviations[0] == pytest.approx(expected, rel=5 / math.sqrt(4 * tenth))
+    assert deviations[1] / deviations[0] == pytest.approx(
+        2 ** (octaves * (rows - tenth) / (rows - 1)), rel=10 / math.sqrt(4 * tenth)
+    )
+    torch.testing.assert_close(square, torch.ones(50))
+
+
+@pytest.mark.parametrize(("octaves", "learned"), [(None, True), (0, False)])
+def test_what_near_keys_say_is_learned_from_the_first_epochs(
+    octaves: int | None, learned: bool
+) -> None:
+    """A label that changes from one twentieth of a deviation to the next, as of flats near schools.
+
+    With one frequency scale, as in the paper, as many steps learn none of it: its keys look alike.
+    """
+    generator = torch.Generator().manual_seed(8)
+    keys = torch.rand(256, D, generator=generator)
+    label = torch.randn(20, 20, generator=generator)[tuple((20 * keys).long().T)]
+    config = FeTConfig(fourier_octaves=octaves)
+    positions = fourier_positions(config, D)
+    initialise(positions, seed=8, positions_seed=8)
+    output = nn.Linear(config.hidden, 1)
+    initialise(output, seed=9, positions_seed=9)
+    optimizer = torch.optim.AdamW([*positions.parameters(), *output.parameters()], lr=3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = (output(positions(keys))[:, 0] - label).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    explained = 1 - float(loss.detach() / label.var())
+    assert explained > 0.8 if learned else explained < 0.2
+
+
+def test_keys_of_many_columns_and_the_papers_form_have_one_frequency_scale() -> None:
+    """Few frequencies cover a plane in detail, not four dimensions; the file may say otherwise."""
+    assert [FeTConfig().octaves(dimension) for dimension in (1, 2, 3, 4)] == [5, 5, 0, 0]
+    assert FeTConfig(fourier_octaves=3).octaves(4) == 3
+    assert FeTFamily.presets["paper"].model["fourier_octaves"] == 0
 
 
 def test_attention_is_softmax_of_scores_plus_bias() -> None:

@@ -209,6 +209,8 @@ def test_families_that_there_are_not_are_refused(name: object, text: str) -> Non
         ({"neighbours": 0}, "model.neighbours must be at least 1, got 0"),
         ({"heads": 3}, "model.heads must divide hidden=64, got 3"),
         ({"fourier_features": 7}, "fourier_features must be even"),
+        ({"fourier_octaves": -1}, "fourier_octaves must be at least 0"),
+        ({"fourier_octaves": 17}, "fourier_octaves must be at most 16"),
         ({"party_dropout": 1.0}, r"party_dropout must lie in \[0, 1\)"),
         ({"dropout": math.nan}, r"dropout must lie in \[0, 1\)"),
         ({"fourier_scale": 0.0}, "fourier_scale must be finite and > 0"),

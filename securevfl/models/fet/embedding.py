@@ -20,13 +20,7 @@ class RecordEmbedding(nn.Module):
         self.keys_as_features = config.keys_as_features
         inputs = num_features + (key_dim if config.keys_as_features else 0)
         self.linear = nn.Linear(inputs, config.hidden)
-        self.positions = FourierPositions(
-            key_dim,
-            num_features=config.fourier_features,
-            hidden=config.fourier_width,
-            width=config.hidden,
-            scale=config.fourier_scale,
-        )
+        self.positions = fourier_positions(config, key_dim)
 
     def forward(
         self,
@@ -37,3 +31,15 @@ class RecordEmbedding(nn.Module):
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         embedded: Tensor = self.linear(inputs) + self.positions(keys)
         return embedded
+
+
+def fourier_positions(config: FeTConfig, key_dim: int) -> FourierPositions:
+    """Return the positional encoding that the settings ask for, of keys with so many columns."""
+    return FourierPositions(
+        key_dim,
+        num_features=config.fourier_features,
+        hidden=config.fourier_width,
+        width=config.hidden,
+        scale=config.fourier_scale,
+        octaves=config.octaves(key_dim),
+    )

@@ -29,6 +29,7 @@ class FeTFamily(Family[FeTConfig]):
                     "mask_reads": "keys",
                     "ranked": False,
                     "memory_norm": False,
+                    "fourier_octaves": 0,
                     "positions_start": "separate",
                     "average_positions_every": 1,
                     "neighbours": 100,

@@ -7,6 +7,11 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
 _HEADS: Final = 4
+_OCTAVES: Final = 5
+# So few frequencies cover a line or a plane in detail, and nothing of more dimensions.
+_MOST_SPREAD_KEYS: Final = 2
+# Angles of 2^16 deviations have few digits left in 32 bits.
+_MOST_OCTAVES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +82,12 @@ class FeTConfig:
     fourier_scale: float = 1.0
     """gamma: frequencies start as N(0, gamma^-2), in radians per unit of the (scaled) keys."""
 
+    fourier_octaves: int | None = None
+    """Octaves that frequencies are spread over: deviations from 1/gamma to 2^octaves/gamma, each
+    feature counting as much as one of a record's. 0, as in the paper: all have 1/gamma, and
+    features are divided by sqrt(``fourier_features``). At most 16. Default: 5 for one or two key
+    columns, 0 for more."""
+
     average_positions_every: int = 0
     """T_pe, epochs between averagings of the positional encodings; 0 never averages."""
 
@@ -108,6 +119,10 @@ class FeTConfig:
             decoder_blocks=self.decoder_blocks,
             fourier_width=self.fourier_width,
         )
+        if self.fourier_octaves is not None:
+            checks.whole(fourier_octaves=self.fourier_octaves)
+            checks.at_least(0, fourier_octaves=self.fourier_octaves)
+            checks.at_most(_MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
         checks.at_least(2, fourier_features=self.fourier_features)
         checks.at_least(0, average_positions_every=self.average_positions_every)
         checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
@@ -137,6 +152,12 @@ class FeTConfig:
         if self.heads is not None:
             return self.heads
         return max(heads for heads in range(1, _HEADS + 1) if self.hidden % heads == 0)
+
+    def octaves(self, key_dim: int) -> int:
+        """Return how many octaves the frequencies for such keys are spread over."""
+        if self.fourier_octaves is not None:
+            return self.fourier_octaves
+        return _OCTAVES if key_dim <= _MOST_SPREAD_KEYS else 0
 
     @property
     def cut_shape(self) -> tuple[int, int]:

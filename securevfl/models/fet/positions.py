@@ -20,9 +20,16 @@ class FourierPositions(nn.Module):
     and W_r starts as N(0, gamma^-2): a variance, so the standard deviation is 1/gamma. Then
     r(x) . r(y) approximates the Gaussian kernel exp(-||x - y||^2 / (2 gamma^2)), halved.
 
+    With ``octaves`` above zero the deviation of row i of W_r is 2^(octaves i / (F/2 - 1)) / gamma,
+    and r(x) is sqrt(2) [cos(W_r x), sin(W_r x)]. Frequencies of 1/gamma alone cannot tell keys
+    apart that are much nearer than gamma, and steps of training hardly move them there; and r(x) of
+    the formula has so small entries that what W_1 and W_2 make of it starts far below a record's
+    features. Both together are what keeps the encoding from being learned where near keys matter.
+
     References:
         [Li21] Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding
         (arXiv:2106.02795v3), equations (2), (6) and Algorithm 1, with one positional group.
+        Octaves are ours.
     """
 
     def __init__(
@@ -33,28 +40,40 @@ class FourierPositions(nn.Module):
         hidden: int,
         width: int,
         scale: float,
+        octaves: int = 0,
     ) -> None:
         super().__init__()
         checks.positive(scale=scale)
         self.scale = scale
+        self.octaves = octaves
         self.frequencies = nn.Parameter(torch.empty(num_features // 2, key_dim))
         self.into = nn.Linear(num_features, hidden)
         self.out = nn.Linear(hidden, width)
         # A default for models that are never initialised from a seed.
         nn.init.normal_(self.frequencies, std=1 / scale)
+        self._spread()
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the frequencies from N(0, gamma^-2)."""
+        """Draw the frequencies from N(0, gamma^-2), and spread them over the octaves."""
         with torch.no_grad():
             self.frequencies.normal_(0.0, 1 / self.scale, generator=generator)
+        self._spread()
+
+    @torch.no_grad()
+    def _spread(self) -> None:
+        octaves = torch.linspace(0, self.octaves, len(self.frequencies))
+        self.frequencies.mul_((2**octaves).unsqueeze(1))
 
     def features(
         self, keys: Float[Tensor, "*rows dimension"]
     ) -> Float[Tensor, "*rows fourier_features"]:
-        """Return the Fourier features r(x) alone; their squared norm is 1/2."""
+        """Return the Fourier features r(x) alone.
+
+        Their squared norm is 1/2; with octaves it is F, so that their mean square is one.
+        """
         angles = keys @ self.frequencies.T
         both = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return both / math.sqrt(both.shape[-1])
+        return both * math.sqrt(2) if self.octaves else both / math.sqrt(both.shape[-1])
 
     def forward(self, keys: Float[Tensor, "*rows dimension"]) -> Float[Tensor, "*rows width"]:
         """Return the positional encoding of each key."""

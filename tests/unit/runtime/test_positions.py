@@ -22,7 +22,7 @@ SEED = 3
 def drawn(*stream: str) -> dict[str, Tensor]:
     """Return the weights of a positional encoding of the helper's federation, by its stream."""
     seed = derive_seed(SEED, "init", "positions", *stream)
-    positions = FourierPositions(2, num_features=8, hidden=8, width=8, scale=1.0)
+    positions = FourierPositions(2, num_features=8, hidden=8, width=8, scale=1.0, octaves=5)
     initialise(positions, seed=seed, positions_seed=seed)
     return {name: value.detach() for name, value in positions.named_parameters()}
 
