@@ -76,6 +76,9 @@ def loading() -> Iterator[None]:
     350,000 objects are made while torch and what stands on it load, and they stay. Python would
     walk all of them again and again, a sixth of the seconds in which a party starts.
     """
+    # What is garbage by now would stay as well: a party loads anew for every session, and a session
+    # that was lost leaves its connections and its history in circles.
+    gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -42,3 +42,30 @@ with loading():
 assert not gc.isenabled()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+def test_loading_again_keeps_no_garbage() -> None:
+    """What circles held before it is freed: each session of a party that waits loads again."""
+    text = """
+import gc
+import weakref
+from securevfl.core.memory import loading
+
+class Session:
+    def __init__(self):
+        self.itself = self
+
+gc.disable()
+with loading():
+    pass
+lost = weakref.ref(Session())
+assert lost() is not None
+with loading():
+    pass
+gc.collect()
+assert lost() is None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], check=False, timeout=PATIENCE_S, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
