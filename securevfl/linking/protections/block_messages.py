@@ -163,7 +163,7 @@ class RowBlocks(TypedMessage):
             ProtocolError: If it names a row that there is not, blocks are empty or too large, or a
                 figure is none.
         """
-        shapes = Shapes.from_message(message, most_pairs=most_pairs, none_ends=True)
+        shapes = Shapes.read(message, most_pairs=most_pairs, none_ends=True)
         chosen = message.tensor("rows", dtype=np.int64, shape=(int(shapes.rows.sum()),))
         require_numbers(message, chosen, below=rows)
         done, of = (message.figure(name, int) for name in ("done", "of"))
@@ -211,7 +211,7 @@ class RecordBlocks(TypedMessage):
             ProtocolError: If it names a record that there is not, blocks are empty or too large,
                 or a figure is none.
         """
-        shapes = Shapes.from_message(message, most_pairs=most_pairs)
+        shapes = Shapes.read(message, most_pairs=most_pairs)
         chosen = message.tensor("records", dtype=np.int64, shape=(int(shapes.records.sum()),))
         require_numbers(message, chosen, below=records)
         return cls(records=chosen, shapes=shapes, due=message.figure("due", int))

@@ -25,9 +25,7 @@ class Shapes:
     """The secondary's records of each block."""
 
     @classmethod
-    def from_message(
-        cls, message: Message, *, most_pairs: int, none_ends: bool = False
-    ) -> "Shapes":
+    def read(cls, message: Message, *, most_pairs: int, none_ends: bool = False) -> "Shapes":
         """Read them from the tensor that :meth:`tensor` gives.
 
         Args:

@@ -63,7 +63,7 @@ class DealerTurn(TypedMessage):
         rank = message.figure("secondary", int)
         if rank not in [roles.ranks[name] for name in roles.present]:
             raise ProtocolError("the primary named a secondary that there is not")
-        shapes = Shapes.from_message(message, most_pairs=_MOST_DEALT)
+        shapes = Shapes.read(message, most_pairs=_MOST_DEALT)
         return cls(secondary=rank, shapes=shapes)
 
 

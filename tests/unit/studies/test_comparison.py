@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "rows": 60,
     "secondaries": 1,
     "training": {"epochs": 2, "batch_size": 32},
-    "methods": {"solo": {"epochs": 2}, "narrow": {"family": "fet", "hidden": 4}},
+    "methods": {"solo": {"epochs": 2}, "wide": {"family": "fet", "hidden": 32}},
 }
 
 METRICS = ("validation_metrics", "test_metrics")
@@ -85,7 +85,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     def tell(run: Run, event: Mapping[str, Any]) -> None:
         trained.add(run)
 
-    plan = comparison(tmp_path, "fet", "narrow", seeds=2)
+    plan = comparison(tmp_path, "fet", "wide", seeds=2)
     results = compare_methods(plan, tell=tell)
     assert results[0] == first[0]
     assert trained == set(plan.runs) - {Run(name="fet", seed=3)}
@@ -292,19 +292,19 @@ def test_impossible_comparisons(
 
 def test_auto_is_the_family_that_validates_best(tmp_path: Path) -> None:
     """With each seed anew, never the primary alone; and it costs what all of them cost."""
-    plan = comparison(tmp_path, "auto", "alone", "fet", "narrow", seeds=3)
+    plan = comparison(tmp_path, "auto", "alone", "fet", "wide", seeds=4)
     results = compare_methods(plan)
     by_run = {(one["name"], one["seed"]): one for one in results}
-    assert len(by_run) == len(results) == 12
+    assert len(by_run) == len(results) == 16
     for seed in plan.seed_numbers:
         auto = by_run["auto", seed]
-        asked = [by_run[name, seed] for name in ("fet", "narrow")]
+        asked = [by_run[name, seed] for name in ("fet", "wide")]
         best = max(asked, key=lambda one: one["validation"])
         assert auto["chosen"] == best["name"]
         for figure in ("test", "validation", "family", "best_epoch", *METRICS):
             assert auto[figure] == best[figure]
         assert auto["cpu_seconds"] == sum(one["cpu_seconds"] for one in asked)
-    assert {by_run["auto", seed]["chosen"] for seed in plan.seed_numbers} == {"fet", "narrow"}
+    assert {by_run["auto", seed]["chosen"] for seed in plan.seed_numbers} == {"fet", "wide"}
     figures = summary(results, federation="x", task="multiclass")
     assert figures["methods"]["auto"]["chosen"] == [
         by_run["auto", seed]["chosen"] for seed in plan.seed_numbers
