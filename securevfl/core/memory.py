@@ -77,8 +77,10 @@ def loading() -> Iterator[None]:
     walk all of them again and again, a sixth of the seconds in which a party starts.
     """
     # What is garbage by now would stay as well: a party loads anew for every session, and a session
-    # that was lost leaves its connections and its history in circles.
-    gc.collect()
+    # that was lost leaves its connections and its history in circles. A program that loads for the
+    # first time has lost none.
+    if gc.get_freeze_count():
+        gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -217,8 +217,7 @@ class Blockwise(Coordinated):
                 offer = Offer.from_message(lines.receive(name, LinkingKind.LINK_TURN))
                 turn = Turn(records=offer.records, tags=(tag, offer.tag))
                 lines.send(turn.to_message(), spec.roles.helpers["coordinator"])
-                asked = Comparisons(len(units), offer.records)
-                self._share_rows(party, name, share, asked)
+                self._share_rows(party, name, share, offer.records)
 
             yield compare
 
@@ -246,8 +245,7 @@ class Blockwise(Coordinated):
                 if message.kind is LinkingKind.LINK_LISTS:
                     return message
                 blocks = RecordBlocks.from_message(message, records=len(units), most_pairs=most)
-                for records, rows in zip(blocks.blocks, blocks.shapes.rows.tolist(), strict=True):
-                    asked.admit(records, rows, sender=coordinator)
+                asked.admit_all(blocks.blocks, blocks.shapes.rows, sender=coordinator)
                 lines.send(Share(words=share(blocks)).to_message(), coordinator)
 
     def hear_primary(self, helper: Helper) -> np.ndarray | None:
@@ -288,12 +286,11 @@ class Blockwise(Coordinated):
         helper.lines.send(over.to_message(), primary)
         return found
 
-    def _share_rows(
-        self, party: DataParty, name: str, share: PrimaryShare, asked: Comparisons
-    ) -> None:
+    def _share_rows(self, party: DataParty, name: str, share: PrimaryShare, records: int) -> None:
         """Make the primary's shares of blocks until the secondary's turn is over."""
         spec, coordinator = party.spec, party.spec.roles.helpers["coordinator"]
-        most = most_pairs(party.rows, asked.others, lanes=self.lanes(spec))
+        asked = Comparisons(party.rows, records)
+        most = most_pairs(party.rows, records, lanes=self.lanes(spec))
         pace = Pace(party.observe, LinksMade, name=name)
         while True:
             message = party.lines.receive(coordinator, LinkingKind.LINK_BLOCK)
@@ -301,8 +298,7 @@ class Blockwise(Coordinated):
             shapes = blocks.shapes
             if not len(shapes):
                 return
-            for rows, records in zip(blocks.blocks, shapes.records.tolist(), strict=True):
-                asked.admit(rows, records, sender=coordinator)
+            asked.admit_all(blocks.blocks, shapes.records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
             seeking = int((shapes.records if capped else shapes.rows).sum())
             tell = partial(_tell, pace, blocks.done, seeking, blocks.of)
