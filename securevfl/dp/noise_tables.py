@@ -38,11 +38,10 @@ class NoiseTables:
         block: k, a power of two near s / 64.
         reach: Blocks -reach to reach are in the tables.
         cumulative: First 64 bits of ``P(Z <= z)``, for z from -reach on.
-        settled: For each 16-bit cell of the uniform number that picks z: the place of z in
-            ``cumulative``, or -1 where the cell does not settle it.
-        start: For each cell: the first x of the block.
-        sure: For each cell: a candidate whose 16-bit coin is below it is accepted, wherever it lies
-            in the block and whatever bits may follow; 0 where the cell does not settle z.
+        cells: For each 16-bit cell of the uniform number that picks z, ``z * 2^16 + sure``, so that
+            one look-up finds both: z is the first block that the cell can pick, and a candidate
+            whose 16-bit coin is below ``sure`` is accepted, wherever it lies in the block and
+            whatever bits may follow. ``sure`` is 0 where the cell does not settle z.
     """
 
     def __init__(self, std_units: float) -> None:
@@ -60,24 +59,38 @@ class NoiseTables:
         edges = np.arange(2**16, dtype=np.uint64) << np.uint64(48)
         index = np.searchsorted(self.cumulative, edges, side="left")
         unsettled = self.cumulative[index] - edges < np.uint64(2**48)
-        self.settled = np.where(unsettled, -1, index).astype(np.int32)
         z = index - self.reach
-        self.start = (self.block * z).astype(np.int32)
-        nearest = self.nearest_to_zero(z)
+        nearest = self.nearest_to_zero(self.block * z)
         # The ends of a block add up to this.
         farthest = 2 * self.block * z + self.block - 1 - nearest
         least = np.exp(-((farthest - nearest) * (farthest + nearest)) / (2 * std_units**2))
         # A coin c is surely below it if (c + 1) / 2^16 is; one step less, for float64's rounding.
         sure = np.maximum(np.floor(least * 2**16) - 1, 0)
-        self.sure = np.where(unsettled, 0, sure).astype(np.uint16)
+        self.cells = (z << 16 | np.where(unsettled, 0, sure).astype(np.int64)).astype(np.int32)
 
-    def nearest_to_zero(self, z: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return m_z, the number of block z that is nearest to zero."""
-        nearest: npt.NDArray[np.int64] = np.where(z >= 0, self.block * z, self.block * (z + 1) - 1)
+    def nearest_to_zero(self, x: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return m_z for each x: the number in its block that is nearest to zero."""
+        nearest: npt.NDArray[np.int64] = np.where(x >= 0, x & -self.block, x | self.block - 1)
         return nearest
 
+    def find(
+        self, cell: npt.NDArray[np.uint16], pick: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.int64]:
+        """Return the places in ``cumulative`` of the blocks that 64 bits pick.
+
+        Args:
+            cell: The first 16 of them.
+            pick: All of them.
+        """
+        index = (self.cells[cell] >> 16) + np.int64(self.reach)
+        # Most cells that do not settle it hold one boundary, and a search takes five times this.
+        index += self.cumulative[index] <= pick
+        beyond = np.flatnonzero(self.cumulative[index] <= pick)
+        index[beyond] = np.searchsorted(self.cumulative, pick[beyond], side="right")
+        return index
+
     def is_tie(
-        self, pick: npt.NDArray[np.uint64], index: npt.NDArray[np.intp]
+        self, pick: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         """Say where 64 bits equal a boundary's first 64, so that more bits must decide."""
         tie: npt.NDArray[np.bool_] = self.cumulative[np.maximum(index - 1, 0)] == pick

@@ -2,11 +2,18 @@ import random
 
 import mpmath
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from securevfl.dp.noise_tables import EXTENSION_BITS, NoiseTables
 
 STDS = [64.0, 100.3, 12_345.678, 2.0**26]
+
+
+def parts(tables: NoiseTables) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each cell's block, and the coins that are surely accepted."""
+    cells = tables.cells.astype(np.int64)
+    return cells >> 16, cells & 0xFFFF
 
 
 @pytest.mark.parametrize("std", STDS)
@@ -28,13 +35,11 @@ def test_the_cumulative_table_is_right_to_its_last_bit(std: float) -> None:
 def test_what_sixteen_bits_accept_every_longer_number_accepts(std: float) -> None:
     """At every settled cell and the ends of its block: the next coin keeps below exp(-t)."""
     tables = NoiseTables(std)
-    settled = np.flatnonzero(tables.sure)
-    last_sure = tables.sure[settled].astype(np.float64) - 1
+    z, sure = parts(tables)
+    z, last_sure = z[sure > 0], sure[sure > 0] - 1.0
     for offset in {0, tables.block // 3, tables.block // 2, tables.block - 1}:
-        x = tables.start[settled] + np.int32(offset)
-        z = tables.start[settled].astype(np.int64) // tables.block
-        nearest = tables.nearest_to_zero(z)
-        wide = x.astype(np.int64)
+        wide = tables.block * z + offset
+        nearest = tables.nearest_to_zero(wide)
         t = ((wide - nearest) * (wide + nearest)) / (2 * std**2)
         # Whatever follows the largest coin that is surely accepted, it is below the next coin.
         assert bool(((last_sure + 1) * 2.0**-16 <= np.exp(-t)).all())
@@ -44,24 +49,38 @@ def test_what_sixteen_bits_accept_every_longer_number_accepts(std: float) -> Non
 def test_settled_cells_pick_the_block_that_64_bits_pick(std: float) -> None:
     """The first and the last number of a settled cell fall into the same block."""
     tables = NoiseTables(std)
-    cells = np.flatnonzero(tables.settled >= 0).astype(np.uint64)
-    first = cells << np.uint64(48)
+    z, sure = parts(tables)
+    cells = np.flatnonzero(sure)
+    first = cells.astype(np.uint64) << np.uint64(48)
     last = first + np.uint64(2**48 - 1)
 
     for pick in (first, last):
         index = np.searchsorted(tables.cumulative, pick, side="right")
-        assert np.array_equal(index, tables.settled[cells])
-        assert np.array_equal((index - tables.reach) * tables.block, tables.start[cells])
+        assert np.array_equal(index - tables.reach, z[cells])
         assert not tables.is_tie(pick, index).any()
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_every_cell_finds_the_block_that_a_search_finds(std: float) -> None:
+    """At both ends of every cell, in its middle, and at every boundary and one step before it."""
+    tables = NoiseTables(std)
+    edges = np.arange(2**16, dtype=np.uint64) << np.uint64(48)
+    within = [np.uint64(0), np.uint64(2**47), np.uint64(2**48 - 1)]
+    boundaries = tables.cumulative[tables.cumulative > 0]
+    pick = np.concatenate([*(edges + more for more in within), boundaries - 1, boundaries])
+    cell = (pick >> np.uint64(48)).astype(np.uint16)
+
+    found = tables.find(cell, pick)
+    assert np.array_equal(found, np.searchsorted(tables.cumulative, pick, side="right"))
 
 
 def test_nearly_all_candidates_are_settled_by_their_first_bits() -> None:
     """Speed rests on it: at most 1.5 % need more bits for their block, 3 % for it or their coin."""
     for std in STDS:
         tables = NoiseTables(std)
-        assert (tables.settled < 0).mean() < 0.015
-        assert (tables.sure[tables.settled < 0] == 0).all()
-        assert 1 - tables.sure.mean() / 2**16 < 0.03
+        _, sure = parts(tables)
+        assert (sure == 0).mean() < 0.015
+        assert 1 - sure.mean() / 2**16 < 0.03
 
 
 def test_a_tie_is_seen_and_settled_by_the_extension() -> None:
@@ -91,9 +110,8 @@ def test_the_exact_toss_agrees_with_mpmath_at_the_threshold() -> None:
     std = 12_345.678
     tables = NoiseTables(std)
     for _ in range(50):
-        z = source.randrange(-200, 200)
-        nearest = int(tables.nearest_to_zero(np.array([z]))[0])
-        x = tables.block * z + source.randrange(tables.block)
+        x = tables.block * source.randrange(-200, 200) + source.randrange(tables.block)
+        nearest = int(tables.nearest_to_zero(np.array([x]))[0])
         with mpmath.workdps(120):
             t = mpmath.mpf(x * x - nearest * nearest) / (2 * mpmath.mpf(std) ** 2)
             threshold = int(mpmath.floor(mpmath.exp(-t) * 2**256))
