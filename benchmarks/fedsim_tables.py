@@ -47,6 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedsim-mlp": {"family": "fedsim", "merge": "perceptron"},
     "fedsim-average": {"family": "fedsim", "merge": "average"},
     "fedsim-no-gates": {"family": "fedsim", "weight": "none", "sort": "none", "merge": "average"},
+    # Step sizes that fall along half a cosine.
+    "fet-cosine": {"family": "fet", "schedule": "cosine"},
+    "fedsim-cosine": {"family": "fedsim", "schedule": "cosine"},
     # FeT's positional encoding with frequencies of one scale, as in its paper, and a finer one.
     "fet-one-scale": {"family": "fet", "fourier_octaves": 0},
     "fet-fine-scale": {"family": "fet", "fourier_octaves": 0, "fourier_scale": 0.1},

@@ -106,6 +106,12 @@ class FederationConfig:
         return self.family.epochs(self.model, asked=self.training.epochs)
 
     @property
+    def learning_rate(self) -> float:
+        """Step size of every party's optimizer: what ``[training]`` says, or else the family."""
+        asked = self.training.learning_rate
+        return self.family.learning_rate if asked is None else asked
+
+    @property
     def label_epsilon(self) -> float | None:
         """What secondaries may learn of one training row's label where they are told of rows.
 

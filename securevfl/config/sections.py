@@ -7,6 +7,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.rows import SplitKind
+from securevfl.models.schedule import Schedule
 from securevfl.models.threshold import Rule
 
 
@@ -50,8 +51,13 @@ class TrainingSettings:
     batch_size: int = 128
     """Rows of the primary in a round."""
 
-    learning_rate: float = 1e-3
-    """Step size of every party's optimizer."""
+    learning_rate: float | None = None
+    """Step size of every party's optimizer. Default: 0.003; of ``fedhssl`` and its parts 0.001."""
+
+    schedule: Schedule = "constant"
+    """How step sizes go on from epoch to epoch: ``constant``, or ``cosine``, half a period of it
+    from ``learning_rate`` down, which would reach 0 one epoch after the last of ``epochs`` ([SGDR]
+    equation 5, by epochs)."""
 
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
@@ -116,7 +122,8 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
-        checks.positive(learning_rate=self.learning_rate)
+        if self.learning_rate is not None:
+            checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(weight_decay=self.weight_decay, iso_gradients=self.iso_gradients)
         if isinstance(self.threshold, float):
             checks.open_unit(threshold=self.threshold)

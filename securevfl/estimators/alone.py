@@ -16,6 +16,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import label_scaler_of, own_inputs, targets_of
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.models.family import Family
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.predictions import Predictions, predictions_of
 
@@ -92,7 +93,7 @@ def train_alone_on(
         network=BaselineConfig(
             epochs=training.epochs,
             batch_size=training.batch_size,
-            learning_rate=training.learning_rate,
+            learning_rate=training.learning_rate or Family.learning_rate,
             weight_decay=training.weight_decay,
             patience=training.patience,
         ),

@@ -164,11 +164,14 @@ class Allowance:
         self._seen[plan.purpose] = self._seen.get(plan.purpose, 0) + len(rows)
 
     @property
+    def epoch(self) -> int:
+        """The epoch that training rounds are of, from 1."""
+        return self._epoch + 1
+
+    @property
     def next_epoch(self) -> int | None:
         """The epoch that is under way, or comes next; None where training is over."""
-        if self._testing or self._epoch >= self.limits.epochs:
-            return None
-        return self._epoch + 1
+        return None if self._testing or self._epoch >= self.limits.epochs else self.epoch
 
     def used_for_another(self, part: Part, rows: Int64[np.ndarray, " some"]) -> bool:
         """Return whether some of the rows belong to another part of the table."""

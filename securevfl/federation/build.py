@@ -51,7 +51,7 @@ from securevfl.models.building import bottom_of, require_no_batch_norm, require_
 from securevfl.models.directions import DirectionBottom
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.initial import initialise
-from securevfl.models.optimisers import build_optimizer
+from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import TaskHead
 from securevfl.models.tied_top import TiedTop
@@ -245,14 +245,20 @@ def _gradient_noise(plan: RunPlan) -> GradientNoise | None:
     )
 
 
-def optimizer_of(config: FederationConfig, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(config: FederationConfig, model: nn.Module) -> PacedOptimizer:
     """Return a party's optimizer, as the federation file sets it."""
     training = config.training
-    return build_optimizer(
+    optimizer = build_optimizer(
         training.optimizer,
         model.parameters(),
-        learning_rate=training.learning_rate,
+        learning_rate=config.learning_rate,
         weight_decay=training.weight_decay,
+    )
+    return PacedOptimizer(
+        optimizer,
+        learning_rate=config.learning_rate,
+        schedule=training.schedule,
+        epochs=config.epochs,
     )
 
 

@@ -24,6 +24,7 @@ from securevfl.federation.worker_group import WorkerGroup
 from securevfl.federation.workers import Workers
 from securevfl.models.alone.rule import choose_scale
 from securevfl.models.encodings import PositionsTaken, alignment
+from securevfl.models.optimisers import PacedOptimizer
 
 
 class NetworkPrimary(Primary):
@@ -36,7 +37,7 @@ class NetworkPrimary(Primary):
         top: nn.Module,
         exchange: Exchange,
         *,
-        optimizer: torch.optim.Optimizer,
+        optimizer: PacedOptimizer,
         dropout: DropoutStream,
         observe: Observer,
     ) -> None:
@@ -86,7 +87,7 @@ class NetworkPrimary(Primary):
             epoch=epoch,
         )
         for done, rows in enumerate(parts, 1):
-            loss, output = self._train_batch(rows, self._draw_active(chosen))
+            loss, output = self._train_batch(rows, self._draw_active(chosen), epoch=epoch)
             self.losses.append(loss)
             total += loss * len(rows)
             outputs.append(output)
@@ -97,7 +98,7 @@ class NetworkPrimary(Primary):
         return total / len(self.data.training_rows), np.concatenate(parts), torch.cat(outputs)
 
     def _train_batch(
-        self, rows: npt.NDArray[np.int64], active: tuple[int, ...]
+        self, rows: npt.NDArray[np.int64], active: tuple[int, ...], *, epoch: int
     ) -> tuple[float, Tensor]:
         plan = self._plan(rows, "train", active)
         self.top.train()
@@ -108,7 +109,7 @@ class NetworkPrimary(Primary):
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
             self.optimizer.zero_grad()
             loss.backward()
-        self.optimizer.step()
+        self.optimizer.step(epoch=epoch)
         return float(loss.detach()), output.detach()
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:

@@ -31,6 +31,7 @@ from securevfl.federation.worker_group import WorkerGroup
 from securevfl.federation.workers import Workers
 from securevfl.linkage.sources import LinkSource
 from securevfl.models.encodings import PositionsTaken, alignment
+from securevfl.models.optimisers import PacedOptimizer
 from securevfl.models.split import ExplainedBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
@@ -83,7 +84,7 @@ class Secondary:
         *,
         allowance: Allowance,
         dropout: DropoutStream,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: PacedOptimizer | None,
         gradient_noise: GradientNoise | None = None,
         kept: KeptRelease | None = None,
         voter: Voter | None = None,
@@ -237,7 +238,7 @@ class Secondary:
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
         if self._may_step(self.optimizer, plan.round_number):
-            self.optimizer.step()
+            self.optimizer.step(epoch=self.allowance.epoch)
 
     def hear(self, message: Message) -> TypedMessage | None:
         """Take one of the messages that it hears, and return its answer, if one is due.
@@ -247,14 +248,13 @@ class Secondary:
         """
         raise ProtocolError(f"{message!r} is not for {self.name!r}")
 
-    def _may_step(self, optimizer: torch.optim.Optimizer, round_number: int) -> bool:
+    def _may_step(self, optimizer: PacedOptimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
 
         Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
         finite; it then leaves the step out, since stopping would tell everybody of the record.
         """
-        parameters = (one for group in optimizer.param_groups for one in group["params"])
-        gradients = [one.grad.flatten() for one in parameters if one.grad is not None]
+        gradients = [one.grad.flatten() for one in optimizer.parameters if one.grad is not None]
         # Together: a test of each takes longer than the step.
         if not gradients or is_finite(torch.cat(gradients)):
             return True

@@ -81,6 +81,9 @@ class Family(ABC, Generic[S]):
     """Steps of self-supervised pretraining before training; none for most families. Whoever names
     some offers :meth:`build_learner` and :meth:`load_pretrained`."""
 
+    learning_rate: ClassVar[float] = 3e-3
+    """Step size of every party's optimizer where ``training.learning_rate`` says none."""
+
     assisted: ClassVar[bool] = False
     """Whether secondaries fit models of their own to residuals, a round an epoch, rather than learn
     from gradients. Only ``assist`` does."""

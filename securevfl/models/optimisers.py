@@ -1,19 +1,71 @@
-"""Optimizers by name; each party has its own, over its own parameters."""
+"""Optimizers by name, and their step sizes; each party has its own, over its own parameters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.schedule import Schedule, learning_rate_in
 
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
 """The names that :func:`build_optimizer` knows."""
 
 _Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
+
+
+class PacedOptimizer:
+    """An optimizer whose step size is that of the epoch, whoever was absent before."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        learning_rate: float,
+        schedule: Schedule = "constant",
+        epochs: int = 1,
+    ) -> None:
+        """Make it.
+
+        Args:
+            optimizer: Takes the steps.
+            learning_rate: Step size of the first epoch.
+            schedule: How it goes on; see :func:`securevfl.models.schedule.learning_rate_in`.
+            epochs: How many there are, at most.
+        """
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._schedule = schedule
+        self._epochs = epochs
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What it changes."""
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._optimizer.zero_grad()
+
+    def step(self, *, epoch: int) -> None:
+        """Take a step of that epoch, counted from 1."""
+        rate = learning_rate_in(
+            epoch, first=self._learning_rate, schedule=self._schedule, epochs=self._epochs
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` takes."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to an earlier state."""
+        self._optimizer.load_state_dict(dict(state))
 
 
 def build_optimizer(

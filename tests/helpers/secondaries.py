@@ -14,6 +14,7 @@ from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
+from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc.ring_format import RingFormat
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
@@ -122,6 +123,8 @@ def make_secondary(
         ),
         allowance=allowance or AnyRound(frozen=frozen),
         dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
-        optimizer=None if frozen else torch.optim.SGD(bottom.parameters(), lr=0.5),
+        optimizer=None
+        if frozen
+        else PacedOptimizer(torch.optim.SGD(bottom.parameters()), learning_rate=0.5),
         row_by_row=row_by_row,
     )

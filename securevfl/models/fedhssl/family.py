@@ -32,6 +32,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     links_to_one = True
     settings_class: type[FedHSSLConfig] = FedHSSLConfig
     pretraining = FedHSSLConfig.STEPS
+    learning_rate = 1e-3
     presets = MappingProxyType(
         {
             "paper": Preset(

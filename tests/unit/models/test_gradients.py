@@ -15,6 +15,7 @@ from securevfl.federation.secondary import Secondary, SecondaryData
 from securevfl.federation.splitavg import split_average
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sources import FixedLinks
+from securevfl.models.optimisers import PacedOptimizer
 
 RATE = 1.0
 
@@ -76,5 +77,5 @@ def _secondary(network: Network, rank: int, bottom: nn.Module) -> Secondary:
             Contribution(network.aggregation, noise=None, ledger=NoCharge()),
             allowance=AnyRound(),
             dropout=DropoutStream(0, f"bank-{rank}", device=torch.device("cpu")),
-            optimizer=torch.optim.SGD(bottom.parameters(), lr=RATE),
+            optimizer=PacedOptimizer(torch.optim.SGD(bottom.parameters()), learning_rate=RATE),
         )

@@ -19,7 +19,7 @@ from securevfl.runtime.tables import read_tables
 
 EPOCHS = 5
 MODEL = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}
-SHORT = {"rows": 90, "training": {"epochs": EPOCHS, "batch_size": 32}}
+SHORT = {"rows": 90, "training": {"epochs": EPOCHS, "batch_size": 32, "schedule": "cosine"}}
 
 
 class PowerCutError(Exception):
@@ -56,9 +56,9 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunRe
 def test_interrupted_run_ends_like_an_undisturbed_one(
     epoch: int, done: int, base: str, tmp_path: Path
 ) -> None:
-    """With dropout, party dropout and averaged encodings: every later loss is the same number.
+    """Every later loss is the same number, and with a base, which is fitted again, the choice too.
 
-    With a base, which is fitted again: the same choice too.
+    With dropout, party dropout, averaged encodings, and steps that grow smaller.
     """
     path = write_federation(tmp_path, model=MODEL, base={"estimator": base}, **SHORT)
     once = run(path, tmp_path / "once")
