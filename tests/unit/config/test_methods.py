@@ -1,10 +1,11 @@
 """Settings of a comparison's methods: what is inherited, overridden, refused."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
+from helpers.federations import save, write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import baseline_settings, known_methods
@@ -35,6 +36,24 @@ def test_a_method_has_its_own_settings_on_top_of_the_file(tmp_path: Path) -> Non
         assert (one.model.neighbours, one.training.epochs) == (4, 2)
         assert one.parties == config.parties
     assert config.training.learning_rate == 5e-3
+
+
+def test_each_family_has_its_step_size_where_the_file_says_none(tmp_path: Path) -> None:
+    """One written rate is everybody's; otherwise FedHSSL's parts take smaller steps than others."""
+    path = write_federation(tmp_path, secondaries=1, rows=60)
+    written = read_federation(path)
+    source = tomllib.loads(path.read_text())
+    del source["training"]["learning_rate"]
+    silent = read_federation(save(tmp_path, source))
+
+    for method, expected in {
+        "fet": 3e-3,
+        "top1sim": 3e-3,
+        "fedhssl": 1e-3,
+        "fedsplitnn": 1e-3,
+    }.items():
+        assert method_config(silent, method).learning_rate == expected
+        assert method_config(written, method).learning_rate == 5e-3
 
 
 def test_baselines_have_settings_of_their_own(tmp_path: Path) -> None:

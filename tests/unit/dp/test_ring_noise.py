@@ -3,12 +3,16 @@ import math
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import mpmath
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from securevfl.core.errors import ConfigError
+from securevfl.dp.noise_tables import NoiseTables
 from securevfl.dp.ring_noise import (
     MIN_STD_UNITS,
     ExactDiscreteGaussian,
@@ -54,6 +58,28 @@ def test_a_seed_gives_the_samples_that_it_always_gave(std: float, digest: str) -
     samples = ExactDiscreteGaussian(std, insecure_seed=7).sample((200_001,))
 
     assert hashlib.sha256(samples.numpy().tobytes()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+def test_no_rejected_candidate_is_returned(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever share is rejected, batch after batch, and however far spare ones reach."""
+    noise = ExactDiscreteGaussian(100.0, insecure_seed=1)
+    monkeypatch.setattr(noise, "_tables", NoiseTables(100.0))
+    noise._tables.cells &= ~0xFFFF  # no coin is sure, so that every candidate is decided
+    decide, chance, marked = noise._decide, np.random.default_rng(2), 10**6
+
+    def reject_many(
+        out: npt.NDArray[np.int32], places: npt.NDArray[np.intp], *bits: Any
+    ) -> npt.NDArray[np.bool_]:
+        accepted = decide(out, places, *bits) & (chance.random(len(places)) >= share)
+        out[places[~accepted]] = marked
+        return accepted
+
+    monkeypatch.setattr(noise, "_decide", reject_many)
+    samples = noise.sample((20_000,))
+
+    assert len(samples) == 20_000
+    assert int(samples.abs().max()) < 100 * 20
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sampler", "buffer"])
