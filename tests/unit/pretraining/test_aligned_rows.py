@@ -251,9 +251,9 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     seen: list[Rows] = []
     train = NetworkPrimary._train_batch
 
-    def noted(self: NetworkPrimary, rows: Rows, active: tuple[int, ...]) -> Any:
+    def noted(self: NetworkPrimary, rows: Rows, active: tuple[int, ...], *, epoch: int) -> Any:
         seen.append(rows)
-        return train(self, rows, active)
+        return train(self, rows, active, epoch=epoch)
 
     monkeypatch.setattr(NetworkPrimary, "_train_batch", noted)
     sections = {"model": model} if model else {}
