@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from securevfl.cli.figure_table import print_figures
 from securevfl.cli.study_progress import StudyProgress
 from securevfl.config.reading import read_federation
 from securevfl.core import files
@@ -78,21 +78,15 @@ def _write_plot(folder: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _print_table(figures: Mapping[str, Any], folder: Path) -> None:
-    head, *rows = table_rows(figures, narrow=True)
     better = "higher" if figures["higher_is_better"] else "lower"
     seeds = figures["seed_numbers"]
-    table = Table(
-        title=f"{figures['federation']}: test {figures['metric']} ({better} is better), "
+    title = (
+        f"{figures['federation']}: test {figures['metric']} ({better} is better), "
         f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; "
-        f"best epochs by validation {figures['chosen_by']}",
-        title_justify="left",
+        f"best epochs by validation {figures['chosen_by']}"
     )
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    for cells in rows:
-        table.add_row(*cells)
     console = Console()
-    console.print(table)
+    print_figures(console, table_rows(figures, narrow=True), title=title)
     for name, one in figures["left_out"].items():
         console.print(
             f"{name} {one['status']}: {one['reason']}",

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from securevfl.cli.figure_table import print_figures
 from securevfl.cli.progress import RunProgress
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
@@ -61,10 +60,8 @@ def _print(measured: dict[str, Any]) -> None:
     better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):
         print(f"securevfl: {reading.title}; {reading.summary}", file=sys.stderr)
-        table = Table("secondary", *reading.columns)
-        for name, cells in reading.rows.items():
-            table.add_row(Text(name), *cells)
-        Console().print(table)
+        rows = ([name, *cells] for name, cells in reading.rows.items())
+        print_figures(Console(), [["secondary", *reading.columns], *rows])
     print(
         f"securevfl: positive is better, also of {measured['metric']} ({better} is better); "
         f"{measured['level']:.0%} intervals over {measured['rows']} test rows",

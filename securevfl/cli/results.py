@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from securevfl.cli.figure_table import print_figures
 from securevfl.core.progress import alignment_in_words
 from securevfl.federation.presence import absences_in_words
 from securevfl.runtime.figures import (
@@ -42,20 +43,15 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     """Print a row a metric: the joint model with its interval, then every other model."""
     evaluation, measured = metrics["evaluation"], models_measured(metrics)
     first, *others = measured
-    rows = "no test rows" if "untested" in metrics else "test rows"
-    title = f"{metrics['federation']}: {rows}; best epoch by validation {metrics['metric']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("metric", no_wrap=True)
-    table.add_column(first, justify="right")
-    if evaluation:
-        table.add_column(interval_heading(evaluation), justify="right", no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right")
+    tested = "no test rows" if "untested" in metrics else "test rows"
+    title = f"{metrics['federation']}: {tested}; best epoch by validation {metrics['metric']}"
+    heading = [interval_heading(evaluation)] if evaluation else []
+    rows = [["metric", first, *heading, *others]]
     for name, value in measured[first].items():
         interval = [interval_in_words(evaluation["intervals"][name])] if evaluation else []
         rest = (_figure(measured[other][name]) for other in others)
-        table.add_row(name, _figure(value), *interval, *rest)
-    console.print(table)
+        rows.append([name, _figure(value), *interval, *rest])
+    print_figures(console, rows, title=title)
     if "untested" in metrics:
         console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from securevfl.cli.figure_table import print_figures
 from securevfl.cli.study_progress import StudyProgress
 from securevfl.config.reading import read_federation
 from securevfl.core import files
@@ -102,7 +102,8 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
         f"over {seeds} seed{'s' if seeds > 1 else ''}; best epochs by validation "
         f"{figures['chosen_by']}"
     )
-    _print_table(console, title, table_rows(figures, narrow=True))
+    names = max(1, len(figures["settings"]))
+    print_figures(console, table_rows(figures, narrow=True), title=title, names=names)
     if figures["best"] is not None and len(figures["points"]) > 1:
         best = figures["points"][figures["best"]]
         _say(
@@ -120,7 +121,7 @@ def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
         f"{figures['federation']}: validation {figures['metric']} of trials, mean over {seeds} "
         f"seed{'s' if seeds > 1 else ''}"
     )
-    _print_table(console, title, rows[: _TRIALS_ON_A_SCREEN + 1])
+    print_figures(console, rows[: _TRIALS_ON_A_SCREEN + 1], title=title)
     trials = len(figures["trials"])
     if trials > _TRIALS_ON_A_SCREEN:
         _say(console, f"and {trials - _TRIALS_ON_A_SCREEN} more in search.md")
@@ -137,16 +138,6 @@ def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
     alone = figures["alone"]
     beside = "" if alone is None else f"; the primary alone: {cell(alone)}"
     _say(console, f"its run's test {figures['metric']}: {cell(best['test'])}{beside}")
-
-
-def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
-    head, *rest = rows
-    table = Table(title=title, title_justify="left")
-    for name in head:
-        table.add_column(name, justify="right")
-    for cells in rest:
-        table.add_row(*cells)
-    console.print(table)
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
