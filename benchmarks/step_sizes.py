@@ -2,15 +2,16 @@
 
     SECUREVFL_DATA=... python benchmarks/step_sizes.py [SET ...] [--families fet,fedsim]
         [--steps 0.001,0.003,0.003:cosine] [--seeds 2] [--first-seed 100] [--epochs 20]
-        [--epsilon E]
+        [--epsilon E] [--model 'party_dropout = 0.5']
 
 Everything else is as it comes, but for K = 10 and no base, so that the joint model shows by itself.
-With ``--epsilon`` encoders are dp-trained, 20 links a record. ``digits`` and ``diabetes`` need no
-``SECUREVFL_DATA``.
+``--model`` changes the families' own settings, as TOML. With ``--epsilon`` encoders are dp-trained,
+20 links a record. ``digits`` and ``diabetes`` need no ``SECUREVFL_DATA``.
 """
 
 import argparse
 import statistics
+import tomllib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -39,7 +40,8 @@ def one_run(tables: Tables, family: str, step: str, seed: int, options: argparse
     """Return the best validation metric, the test metric and the epochs of a run."""
     rate, _, schedule = step.partition(":")
     training = {"learning_rate": float(rate), "schedule": schedule or "constant"}
-    model = family_named(family).settings_from({"neighbours": NEIGHBOURS})
+    own = tomllib.loads(options.model)
+    model = family_named(family).settings_from({"neighbours": NEIGHBOURS, **own})
     privacy, bounds = Privacy(mechanism="none"), None
     if options.epsilon:
         privacy = Privacy(epsilon=options.epsilon, encoder="dp-trained", links_per_record=20)
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--epsilon", type=float, help="of dp-trained encoders; digits alone")
+    parser.add_argument("--model", default="", help="settings of [model], as TOML")
     options = parser.parse_args()
     if unknown := set(options.sets) - set(SETS):
         parser.error(f"no such set: {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")

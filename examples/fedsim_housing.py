@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     # No noise, no promise: this shows what the model is worth. docs/fedsim.md says what each
     # party sees; linkage.similarity_noise puts noise on the similarities.
     privacy = sv.dp.Privacy(mechanism="none")
-    training = sv.TrainingSettings(epochs=options.epochs, batch_size=128, learning_rate=1e-3)
+    training = sv.TrainingSettings(epochs=options.epochs, batch_size=128)
     methods: dict[str, sv.models.FamilySettings] = {
         "fedsim": sv.models.FedSim(neighbours=neighbours),
         "top1sim": sv.models.Top1Sim(),
