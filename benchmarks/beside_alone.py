@@ -50,7 +50,7 @@ def dealt(name: str, parties: int, neighbours: int, most: int | None) -> Callabl
     """Return a maker of a table whose columns are dealt out by FeT's protocol."""
 
     def make(*, rows: int | None) -> Tables:
-        table = load_full(name) if name == "mnist" else load_builtin(name)
+        table = load_full(name) if name in ("letter", "mnist") else load_builtin(name)
         number = min(rows or len(table.y), most or len(table.y))
         chosen = np.random.default_rng(MADE_SEED).permutation(len(table.y))[:number]
         own = split_table(

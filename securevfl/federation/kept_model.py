@@ -36,7 +36,7 @@ from securevfl.models.tasks import TaskHead
 from securevfl.models.threshold import HALF
 from securevfl.version import __version__
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"

@@ -25,6 +25,7 @@ from securevfl.models.registry import FAMILIES
 B, K, H, F, D = 6, 8, 4, 3, 2
 NAN = float("nan")
 SMALL = FedSimConfig(neighbours=K, hidden=H, layer_width=7, merge_width=9, kernel=3, dropout=0.0)
+EVEN = dataclasses.replace(SMALL, rank_decay=0.0)
 
 
 def batch(*, secondaries: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -148,19 +149,34 @@ def test_perceptron_gate_has_about_as_many_weights() -> None:
 
 def test_residual_gate_starts_from_the_mean_of_predictions() -> None:
     """Without its linear part an untrained gate is AvgSim's: its convolution starts silent."""
-    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0)
+    gate = ResidualMerge(EVEN, outputs=2, dropout=0.0)
     initialise(gate, seed=3, positions_seed=3)
-    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    pairs = torch.randn(B, K, merged_width(EVEN, outputs=2))
     gate.linear.weight.data.zero_()
 
     torch.testing.assert_close(gate(pairs), pairs[:, :, :2].mean(dim=1))
 
 
+@pytest.mark.parametrize("decay", [1.0, 2.0])
+def test_places_start_by_their_rank(decay: float) -> None:
+    """The untrained mean has place j by j^-decay of it, whatever the gate was before."""
+    config = dataclasses.replace(SMALL, rank_decay=decay)
+    gate = ResidualMerge(config, outputs=2, dropout=0.0)
+    gate.places.data.normal_()
+    initialise(gate, seed=3, positions_seed=3)
+    pairs = torch.randn(B, K, merged_width(config, outputs=2))
+    gate.linear.weight.data.zero_()
+    shares = torch.tensor([j**-decay for j in range(1, K + 1)])
+
+    expected = (pairs[:, :, :2] * shares[:, None]).sum(dim=1) / shares.sum()
+    torch.testing.assert_close(gate(pairs), expected)
+
+
 def test_residual_gate_can_hold_on_to_one_place() -> None:
     """An output whose first place has all the weight is Top1Sim's, whatever the others do."""
-    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0)
+    gate = ResidualMerge(EVEN, outputs=2, dropout=0.0)
     initialise(gate, seed=3, positions_seed=3)
-    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    pairs = torch.randn(B, K, merged_width(EVEN, outputs=2))
     gate.linear.weight.data.zero_()
     gate.places.data[0, 0] = 100.0
     expected = torch.stack([pairs[:, 0, 0], pairs[:, :, 1].mean(dim=1)], dim=1)
@@ -170,8 +186,8 @@ def test_residual_gate_can_hold_on_to_one_place() -> None:
 
 def test_correction_of_the_residual_gate_is_the_papers_convolution_of_its_own_outputs() -> None:
     """Predictions go around the convolution; the l_m further outputs go through both parts."""
-    gate = ResidualMerge(SMALL, outputs=2, dropout=0.0).eval()
-    pairs = torch.randn(B, K, merged_width(SMALL, outputs=2))
+    gate = ResidualMerge(EVEN, outputs=2, dropout=0.0).eval()
+    pairs = torch.randn(B, K, merged_width(EVEN, outputs=2))
     even = pairs.mean(dim=1)
     expected = even[:, :2] + gate.linear(even[:, 2:]) + gate.correction(pairs[:, :, 2:])
 
@@ -320,6 +336,8 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
         ({"merge": "cnn"}, "model.merge: must be one of 'residual', 'convolution', 'perceptron'"),
         ({"sort": "distance"}, "model.sort: must be one of 'similarity', 'weight', 'none'"),
         ({"channels": 0}, "model.channels must be at least 1"),
+        ({"rank_decay": -1}, "model.rank_decay must be at least 0, got -1"),
+        ({"rank_decay": 17}, "model.rank_decay must be at most 16, got 17"),
         ({"dropout": 1.0}, r"model.dropout must lie in \[0, 1\)"),
         ({"heads": 2}, "model.heads: no such field"),
     ],

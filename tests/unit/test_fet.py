@@ -208,6 +208,45 @@ def test_learned_ranks_know_the_order_of_links() -> None:
     assert not torch.allclose(bottom(features[:, swapped], keys[:, swapped], present), out)
 
 
+@pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])
+def test_a_pooled_row_starts_by_the_ranks_of_its_links(decay: float) -> None:
+    """Without a mask and blocks, the j-th of the links that are there has j^-decay of the mean."""
+    config = dataclasses.replace(POOLED, rank_decay=decay, dynamic_masking=False)
+    bottom = build_bottom(config)
+    bottom.blocks = nn.ModuleList()
+    features, keys, present = batch(2)
+    shares = torch.tensor([j**-decay for j in range(1, K + 1)]) * present
+    shares = shares / shares.sum(dim=1, keepdim=True).clamp_min(1e-9)
+    links = bottom.norm(bottom.embedding(features, keys))
+
+    expected = (links * shares.unsqueeze(2)).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(bottom(features, keys, present), expected)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+def test_the_primarys_attention_starts_by_ranks(decay: float) -> None:
+    """Positions that all look alike get j^-decay of its attention each; with 0 it is even."""
+    config = dataclasses.replace(SEQUENCE, rank_decay=decay)
+    top = FeTTop(config, num_features=F, key_dim=D, outputs=1)
+    initialise(top, seed=3, positions_seed=3)
+    alike = torch.randn(B, 1, 16).expand(-1, K, -1)
+    told = top.eval().explain(torch.randn(B, F), torch.randn(B, D), alike, None)
+    shares = np.arange(1, K + 1) ** -decay
+
+    assert told["attention"][0] == pytest.approx(shares / shares.sum(), abs=1e-5)
+
+
+def test_without_ranks_nothing_tells_a_near_link_from_a_far_one() -> None:
+    """``rank_decay`` is a start of what is learned; where nothing is, it is not there."""
+    config = dataclasses.replace(SEQUENCE, ranked=False, rank_decay=4.0)
+    top = FeTTop(config, num_features=F, key_dim=D, outputs=1)
+    initialise(top, seed=3, positions_seed=3)
+    features, keys, aggregate = torch.randn(B, F), torch.randn(B, D), torch.randn(B, K, 16)
+    told = top.eval()(features, keys, aggregate, None)
+
+    torch.testing.assert_close(top(features, keys, aggregate.flip(1), None), told)
+
+
 @pytest.mark.parametrize("config", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
 def test_absent_links_have_no_influence(config: FeTConfig) -> None:
     """What stands in an absent link's place changes nothing, gradients included."""

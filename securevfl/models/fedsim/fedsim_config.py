@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.link_ranks import STEEPEST
 from securevfl.models.pair_settings import ManyLinksSettings
 
 _KERNEL: Final = 5
@@ -36,6 +37,10 @@ class FedSimConfig(ManyLinksSettings):
     correction; the paper's convolution over neighbouring links alone; a perceptron of as many
     weights over all of them; or their mean."""
 
+    rank_decay: float = 1.0
+    """How far the first places of the sorted links start ahead in ``residual``'s mean: place j
+    starts with a weight in proportion to j^-rank_decay, at most 16. 0 starts even."""
+
     pair_outputs: int = 5
     """l_m, outputs of the split network for one pair; ``residual`` adds the task's own number to
     it, and ``average`` takes that number alone."""
@@ -64,6 +69,8 @@ class FedSimConfig(ManyLinksSettings):
         if self.kernel is not None:
             checks.whole(kernel=self.kernel)
             checks.at_least(1, kernel=self.kernel)
+        checks.at_least(0, rank_decay=self.rank_decay)
+        checks.at_most(STEEPEST, rank_decay=self.rank_decay)
         if self.dropout is not None:
             checks.fraction(dropout=self.dropout)
         checks.one_of(("per-output", "learned", "similarity", "none"), weight=self.weight)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from securevfl.models.dropout import ByteDropout
 from securevfl.models.fedsim.fedsim_config import FedSimConfig
+from securevfl.models.link_ranks import rank_scores
 
 
 class ConvolutionMerge(nn.Module):
@@ -57,8 +58,8 @@ class ResidualMerge(nn.Module):
     """A mean over the places of the sorted links, and the convolution as its correction.
 
     A pair has O outputs that are its prediction and P for the convolution. Every output has its
-    own weights over places, a softmax that starts even: one that holds on to the first place is
-    Top1Sim, an even one AvgSim. The convolution's last layer starts at zero, so that training
+    own weights over places, a softmax that starts with j^-rank_decay at place j: one that holds on
+    to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero, so that training
     starts from the mean of the pairs' predictions, and goes as far from it as that helps. The
     convolution alone has to learn the mean too, and over-fits to small tables on the way.
 
@@ -70,18 +71,24 @@ class ResidualMerge(nn.Module):
     def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
         super().__init__()
         self.outputs = outputs
+        self.rank_decay = config.rank_decay
         self.places = nn.Parameter(
-            torch.zeros(config.neighbours, merged_width(config, outputs=outputs))
+            torch.empty(config.neighbours, merged_width(config, outputs=outputs))
         )
+        self._start()
         self.linear = nn.Linear(config.pair_outputs, outputs, bias=False)
         self.correction = ConvolutionMerge(
             config, outputs=outputs, dropout=dropout, last=SilentLinear
         )
 
     def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
-        """Make all places alike."""
-        with torch.no_grad():
-            self.places.zero_()
+        """Start the places anew: nothing of it is random."""
+        self._start()
+
+    @torch.no_grad()
+    def _start(self) -> None:
+        scores = rank_scores(len(self.places), decay=self.rank_decay)
+        self.places.copy_(scores.unsqueeze(1).expand_as(self.places))
 
     def forward(
         self, pairs: Float[Tensor, "batch links pair_outputs"]

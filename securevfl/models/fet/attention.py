@@ -296,11 +296,12 @@ class DecoderBlock(_Block):
         self,
         hidden: Float[Tensor, "batch queries width"],
         memory: Float[Tensor, "batch memory width"],
+        bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch heads queries memory"]:
         """Return how much of each memory position :meth:`forward` looks up for each query."""
         looking = self._looking(hidden)
         asking = self.memory_norm(looking) if self.norm_first else looking
-        return self.memory_attention.weights(asking, memory)
+        return self.memory_attention.weights(asking, memory, bias)
 
     def _looking(self, hidden: Tensor) -> Tensor:
         """Return the queries after they have attended to one another."""

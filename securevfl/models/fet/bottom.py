@@ -12,6 +12,7 @@ from securevfl.models.fet.explain import attention_by_rank, mask_by_rank, mask_p
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.masking import attention_bias, dynamic_mask
 from securevfl.models.fet.positions import FourierPositions
+from securevfl.models.link_ranks import rank_scores
 
 
 class FeTBottom(nn.Module):
@@ -33,7 +34,11 @@ class FeTBottom(nn.Module):
         self.pools = config.release == "pooled"
         self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
         self.mask = dynamic_mask(config, key_dim) if config.dynamic_masking else None
-        self.rank_bias = nn.Parameter(torch.zeros(config.neighbours)) if config.ranked else None
+        self.rank_bias = (
+            nn.Parameter(rank_scores(config.neighbours, decay=config.rank_decay))
+            if config.ranked
+            else None
+        )
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
         self.norm = last_norm(config)
 

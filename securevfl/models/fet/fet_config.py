@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.link_ranks import STEEPEST
 
 _HEADS: Final = 4
 _OCTAVES: Final = 5
@@ -58,6 +59,11 @@ class FeTConfig:
     ranked: bool = True
     """Whether the model may learn what a link's rank is worth; links are listed nearest first. The
     paper has no ranks."""
+
+    rank_decay: float = 1.0
+    """How far nearer links start ahead, where ranks may be learned: the j-th nearest starts with a
+    share of attention, or of the pooled row, in proportion to j^-rank_decay, at most 16. 0 starts
+    even."""
 
     memory_norm: bool = True
     """Whether the primary norms the aggregate before its decoder; the paper does not."""
@@ -123,8 +129,11 @@ class FeTConfig:
             checks.whole(fourier_octaves=self.fourier_octaves)
             checks.at_least(0, fourier_octaves=self.fourier_octaves)
             checks.at_most(_MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
+        checks.at_most(STEEPEST, rank_decay=self.rank_decay)
         checks.at_least(2, fourier_features=self.fourier_features)
-        checks.at_least(0, average_positions_every=self.average_positions_every)
+        checks.at_least(
+            0, average_positions_every=self.average_positions_every, rank_decay=self.rank_decay
+        )
         checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
         checks.positive(fourier_scale=self.fourier_scale, frozen_bandwidth=self.frozen_bandwidth)
         if self.own_clip_norm is not None:

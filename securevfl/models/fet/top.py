@@ -11,6 +11,7 @@ from securevfl.models.fet.embedding import RecordEmbedding
 from securevfl.models.fet.explain import attention_by_rank
 from securevfl.models.fet.fet_config import FeTConfig
 from securevfl.models.fet.positions import FourierPositions
+from securevfl.models.link_ranks import rank_scores
 
 # The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
 _MEMORY_EPSILON: Final = 1e-10
@@ -37,6 +38,12 @@ class FeTTop(nn.Module):
         )
         # Position j of a sequence averages the parties' j-th nearest links.
         self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
+        positions = config.cut_shape[0]
+        self.rank_bias = (
+            nn.Parameter(rank_scores(positions, decay=config.rank_decay))
+            if config.ranked and positions > 1
+            else None
+        )
         self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_blocks))
         self.norm = last_norm(config)
         self.output = nn.Linear(config.hidden, outputs)
@@ -55,8 +62,9 @@ class FeTTop(nn.Module):
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch; similarities are no input of this family."""
         hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
         for block in self.decoder:
-            hidden = block(hidden, memory)
+            hidden = block(hidden, memory, bias)
         out: Tensor = self.output(self.norm(hidden.squeeze(1)))
         return out
 
@@ -71,6 +79,10 @@ class FeTTop(nn.Module):
             hidden = hidden.renorm(2, 0, self.own_clip_norm)
         memory = self.memory_norm(aggregate)
         return hidden, memory if self.ranks is None else memory + self.ranks
+
+    def _bias_of(self, memory: Tensor) -> Tensor | None:
+        """Return what ranks add to the attention that positions get, (B, L)."""
+        return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
 
     def explain(
         self,
@@ -93,8 +105,10 @@ class FeTTop(nn.Module):
         if aggregate.shape[1] == 1:
             return {"notes": ["the decoder attends to the one position that was released"]}
         hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
         attention = []
         for block in self.decoder:
-            attention.append(attention_by_rank(cast(DecoderBlock, block).weights(hidden, memory)))
-            hidden = block(hidden, memory)
+            weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
+            attention.append(attention_by_rank(weights))
+            hidden = block(hidden, memory, bias)
         return {"attention": attention}

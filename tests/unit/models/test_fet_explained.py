@@ -116,7 +116,7 @@ def test_the_primary_shows_what_its_decoder_looks_up(norm: str) -> None:
     aggregate = torch.randn(B, K, 8, generator=generator)
     seen: list[Tensor] = []
     handle = top.decoder[0].memory_attention.register_forward_pre_hook(
-        lambda _layer, inputs: seen.extend(inputs[:2])
+        lambda _layer, inputs: seen.extend(inputs)
     )
     top(features, keys, aggregate, None)
     handle.remove()
