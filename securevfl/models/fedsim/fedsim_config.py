@@ -37,7 +37,7 @@ class FedSimConfig(ManyLinksSettings):
     correction; the paper's convolution over neighbouring links alone; a perceptron of as many
     weights over all of them; or their mean."""
 
-    rank_decay: float = 2.0
+    rank_decay: float = 1.0
     """How far the first places of the sorted links start ahead in ``residual``'s mean: place j
     starts with a weight in proportion to j^-rank_decay, at most 16. 0 starts even."""
 
