@@ -1,6 +1,7 @@
 """FeT by the figures of its paper: links, parties, parts, party dropout, noise; beside FedSim.
 
     [SECUREVFL_DATA=...] python benchmarks/fet_figures.py FIGURE TABLE [--seeds 3] [--plot F.svg]
+        [--only 'fet, 10 parties' ...] [--between]
 
 FIGURE is one of
 
@@ -15,7 +16,8 @@ FIGURE is one of
 TABLE is ``digits`` (five parties, FeT's protocol), ``mnist`` (the same on 4,000 rows) or
 ``house_kc`` (two parties, 4,000 rows). No base and no alone: the networks by themselves, as in the
 paper. Each line is a mean and deviation over seeds; differences to the first are paired by seed.
-``--store`` keeps each run as a line and skips what is there.
+``--store`` keeps each run as a line and skips what is there. ``--between`` runs every line between
+processes, as ``dropout`` does by itself: the metric is the simulation's.
 """
 
 import argparse
@@ -281,12 +283,18 @@ def main() -> None:
     parser.add_argument("figure", choices=figures)
     parser.add_argument("table", choices=["digits", "mnist", "house_kc"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="LINE", help="lines by name; default: all")
+    parser.add_argument("--between", action="store_true", help="between processes; not for solo")
     parser.add_argument("--store", type=Path, help="a file that keeps what is done")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     lines, store = lines_of(options.figure, options.table), Store(options.store)
+    if options.only:
+        if unknown := set(options.only) - {line.name for line in lines}:
+            parser.error(f"no such line: {', '.join(sorted(unknown))}")
+        lines = [line for line in lines if line.name in options.only]
     metric = "RMSE" if options.table == "house_kc" else "accuracy"
     heads = [options.figure, f"test {metric}", "minus the first"]
     heads += MORE_HEADS.get(options.figure, [])
@@ -295,8 +303,9 @@ def main() -> None:
     for line in lines:
         runs = []
         for seed in range(options.seeds):
+            processes = options.between or options.figure == "dropout"
             key = f"{options.figure} {options.table} {ROWS} {line} seed {seed}"
-            processes = options.figure == "dropout"
+            key += " between" if options.between else ""
             make = partial(measure, line, options.table, seed, processes=processes)
             runs.append(store.get(key, make))
         values = [float(run["test"]) for run in runs]
