@@ -19,4 +19,4 @@ def rank_scores(links: int, *, decay: float) -> Tensor:
         links: K, links of a row.
         decay: 0 starts even; the larger, the more the first link counts.
     """
-    return -decay * torch.arange(1, links + 1, dtype=torch.float32).log()
+    return -decay * torch.arange(1, links + 1).log()

@@ -38,8 +38,8 @@ class FedSimConfig(ManyLinksSettings):
     weights over all of them; or their mean."""
 
     rank_decay: float = 1.0
-    """How far the first places of the sorted links start ahead in ``residual``'s mean: place j
-    starts with a weight in proportion to j^-rank_decay, at most 16. 0 starts even."""
+    """How far near links start ahead in ``residual``'s mean: place j of the sorted links starts
+    with a weight in proportion to j^-rank_decay. From 0, where all start alike, to 16."""
 
     pair_outputs: int = 5
     """l_m, outputs of the split network for one pair; ``residual`` adds the task's own number to

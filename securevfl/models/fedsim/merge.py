@@ -59,9 +59,10 @@ class ResidualMerge(nn.Module):
 
     A pair has O outputs that are its prediction and P for the convolution. Every output has its
     own weights over places, a softmax that starts with j^-rank_decay at place j: one that holds on
-    to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero, so that training
-    starts from the mean of the pairs' predictions, and goes as far from it as that helps. The
-    convolution alone has to learn the mean too, and over-fits to small tables on the way.
+    to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero,
+    so that training starts from the mean of the pairs' predictions, and goes as far from it as that
+    helps. The convolution alone has to learn the mean too, and over-fits to small tables on the
+    way.
 
     References:
         [FedSim] section 4.2, "Merge Gate": an average where a linear aggregation is enough, a

@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 

@@ -61,9 +61,9 @@ class FeTConfig:
     paper has no ranks."""
 
     rank_decay: float = 1.0
-    """How far nearer links start ahead, where ranks may be learned: the j-th nearest starts with a
-    share of attention, or of the pooled row, in proportion to j^-rank_decay, at most 16. 0 starts
-    even."""
+    """How far near links start ahead, where ranks may be learned: the j-th nearest starts with a
+    share of attention, and of a pooled row, in proportion to j^-rank_decay. From 0, where all start
+    alike, to 16."""
 
     memory_norm: bool = True
     """Whether the primary norms the aggregate before its decoder; the paper does not."""
