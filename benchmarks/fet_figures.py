@@ -1,7 +1,7 @@
 """FeT by the figures of its paper: links, parties, parts, party dropout, noise; beside FedSim.
 
     [SECUREVFL_DATA=...] python benchmarks/fet_figures.py FIGURE TABLE [--seeds 3] [--plot F.svg]
-        [--only 'fet, 10 parties' ...] [--between]
+        [--rows 4000] [--only 'fet, 10 parties' ...] [--between]
 
 FIGURE is one of
 
@@ -172,9 +172,9 @@ def lines_of(figure: str, table: str) -> list[Line]:
     return parts(table) if figure == "parts" else makers[figure]()
 
 
-def measure(line: Line, table: str, seed: int, *, processes: bool) -> dict[str, Any]:
+def measure(line: Line, table: str, seed: int, rows: int, *, processes: bool) -> dict[str, Any]:
     """Return what one line's run gives with one seed."""
-    study = study_of(table, seed=seed, **line.tables)
+    study = study_of(table, seed=seed, rows=rows, **line.tables)
     config = federation(study, line.changed, seed=seed)
     tables = {one.name: one for one in study.tables}
     cpu = torch.device("cpu")
@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("figure", choices=figures)
     parser.add_argument("table", choices=["digits", "mnist", "house_kc"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of the primary, at most")
     parser.add_argument("--only", nargs="+", metavar="LINE", help="lines by name; default: all")
     parser.add_argument("--between", action="store_true", help="between processes; not for solo")
     parser.add_argument("--store", type=Path, help="a file that keeps what is done")
@@ -304,9 +305,9 @@ def main() -> None:
         runs = []
         for seed in range(options.seeds):
             processes = options.between or options.figure == "dropout"
-            key = f"{options.figure} {options.table} {ROWS} {line} seed {seed}"
+            key = f"{options.figure} {options.table} {options.rows} {line} seed {seed}"
             key += " between" if options.between else ""
-            make = partial(measure, line, options.table, seed, processes=processes)
+            make = partial(measure, line, options.table, seed, options.rows, processes=processes)
             runs.append(store.get(key, make))
         values = [float(run["test"]) for run in runs]
         found.append((line, values))

@@ -74,11 +74,13 @@ class Study:
     """Declared of every column; None where columns have none in common."""
 
 
-def study_of(name: str, *, seed: int, parties: int = 5, key_noise: float = 0.05) -> Study:
+def study_of(
+    name: str, *, seed: int, parties: int = 5, key_noise: float = 0.05, rows: int = ROWS
+) -> Study:
     """Return the tables of a study; number of parties and noise are of those that are dealt out."""
     if name == "house_kc":
         primary, secondary = load_folder(name)
-        chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:ROWS])
+        chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:rows])
         assert primary.labels is not None
         primary = dataclasses.replace(
             primary,
@@ -88,7 +90,7 @@ def study_of(name: str, *, seed: int, parties: int = 5, key_noise: float = 0.05)
         )
         return Study(tables=[primary, secondary], task="regression", neighbours=10, epochs=8)
     table = load_builtin(name) if name == "digits" else load_full(name)
-    chosen = np.random.RandomState(0).permutation(len(table.y))[:ROWS]
+    chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
     tables = split_table(
         table.X[chosen], table.y[chosen], parties=parties, key_noise=key_noise, seed=seed
     )
