@@ -1,34 +1,26 @@
 """What each partner of a finished run is worth, measured without asking anybody."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import torch
-
-from securevfl.config.federation import FederationConfig
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, DataError, PrivacyError
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.absence import in_blocks
-from securevfl.federation.kept_model import KeptModel
-from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.models.bootstrap import LEVEL
-from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, measure, solve
+from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, solve
 from securevfl.runtime.coalitions_of_models import KeptModels
 from securevfl.runtime.coalitions_of_releases import Releases
-from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource
-from securevfl.runtime.kept_contribution import read_contribution, write_contribution
+from securevfl.runtime.kept_contribution import write_contribution
 from securevfl.runtime.prediction_entry import trained_run
-from securevfl.runtime.released_table import COST, METADATA, released_table
+from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.simulation import RunResult
-from securevfl.runtime.tables import read_party
-from securevfl.runtime.trained_run import NEVER_FEWER, TrainedRun
+from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.without_partners import NEVER_FEWER, source_of
 
 PERMUTATIONS: Final = 32
 """Drawn where there are too many partners for exact Shapley values."""
@@ -158,7 +150,7 @@ def _measured(
     model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
-    source = _source(trained, model, figures)
+    source = source_of(trained, model, figures)
     cost = COST if isinstance(source, Releases) else _NOT_SENT
     if isinstance(source, KeptModels) and config.model.party_dropout == 0:
         notes.append(NEVER_FEWER)
@@ -205,142 +197,4 @@ def _measured(
         again=again,
         cost=cost,
         notes=tuple(notes),
-    )
-
-
-def worth_without(
-    trained: TrainedRun, absent: Sequence[str], *, observe: Observer = unheard
-) -> dict[str, Any] | None:
-    """Return what the kept model is worth on the run's test rows without some partners.
-
-    Args:
-        trained: The run.
-        absent: Names of those that are gone.
-        observe: Hears that it is measured.
-
-    Returns:
-        ``used``, who answers then (the primary alone where that is better on validation rows);
-        ``threshold`` of the primary alone; ``metrics``, each with ``value`` and ``interval``. From
-        ``contribution.json``, or measured now where that is free; None where it is neither.
-
-    Reveals:
-        Nothing: nobody is asked, and no ledger is charged.
-    """
-    config = trained.config
-    model = trained.model(config.primary.name)
-    present = {party.name for party in config.secondaries} - set(absent)
-    kept = read_contribution(trained.folder, run=model.run)
-    if kept is not None:
-        for one in kept["gone"]["values"]:
-            if set(one["partners"]) == present:
-                found = {name: one[name] for name in ("used", "metrics")}
-                return {**found, "threshold": kept["threshold"]}
-    try:
-        source = _source(trained, model, read_figures(trained.folder))
-    except (ConfigError, DataError, PrivacyError):
-        # It would take releases, or what it takes is not here.
-        return None
-    observe(Stage(text="measuring the model without them"))
-    valued = source.gone()(frozenset(present))
-    figures = measure(valued, source.data.head, source.alone.tested, seed=config.federation.seed)
-    return {
-        "used": valued.used,
-        "metrics": {name: figure.as_json() for name, figure in figures.items()},
-        "threshold": source.alone.threshold,
-    }
-
-
-def _source(
-    trained: TrainedRun, model: KeptModel, figures: Mapping[str, Any]
-) -> Releases | KeptModels:
-    """Return where outputs with fewer partners come from.
-
-    Raises:
-        ConfigError: Like DataError and PrivacyError, if they cannot be had for nothing.
-    """
-    if _in_blocks(trained.config):
-        return _releases(trained, model)
-    return _kept_models(trained, figures)
-
-
-def _in_blocks(config: FederationConfig) -> bool:
-    if config.privacy.encoder != "frozen":
-        return False
-    return len(config.secondaries) == 1 or in_blocks(config)
-
-
-def _releases(trained: TrainedRun, model: KeptModel) -> Releases:
-    config = trained.config
-    if config.training.rows == "aligned":
-        raise ConfigError(
-            'training.rows = "aligned": which rows were trained on is not kept, so nothing can be '
-            'trained again; run with training.rows = "all"'
-        )
-    if config.family.needs_similarities(config.model):
-        raise ConfigError(
-            f"model.family: {config.family.name!r} reads similarities, which are not kept; the "
-            f"value of partners can be measured of families that read releases alone"
-        )
-    table = (trained.tables or {}).get(config.primary.name)
-    if table is None:
-        table = read_party(config, config.primary, trained.data_root)
-    frame = released_table(config, trained.folder, table)
-    shape = frame.attrs[METADATA]["shape"]
-    numbers = frame.iloc[:, -int(np.prod(shape)) :].to_numpy(dtype=np.float32, copy=True)
-    return Releases(
-        config,
-        table,
-        model,
-        torch.from_numpy(numbers.reshape(len(frame), *shape)),
-        device=device_named(trained.device),
-    )
-
-
-def _kept_models(trained: TrainedRun, figures: Mapping[str, Any]) -> KeptModels:
-    config = trained.config
-    if config.privacy.mechanism != "none":
-        raise PrivacyError(_what_it_would_take(trained, figures))
-    if figures["mode"] != "simulated":
-        raise ConfigError(
-            "run: its parties have processes and tables of their own; simulate the same file, or "
-            'take privacy.encoder = "frozen" with encoder.layout = "blocks", of which everything '
-            "lies at the primary"
-        )
-    tables = trained.tables or {
-        party.name: read_party(config, party, trained.data_root) for party in config.table_parties
-    }
-    models = {party.name: trained.model(party.name) for party in config.table_parties}
-    return KeptModels(config, tables, models, device=device_named(trained.device))
-
-
-def _what_it_would_take(trained: TrainedRun, figures: Mapping[str, Any]) -> str:
-    config, rows = trained.config, figures["evaluation"]["rows"]
-    passes = len(config.secondaries)
-    model = trained.model(config.primary.name)
-    facts = RunFacts(
-        rows=rows,
-        train_rows=0,
-        validation_rows=0,
-        test_rows=0,
-        predicts=True,
-        predicted_rows=rows,
-    )
-    plan = plan_prediction(config, facts, noise_share_std=model.noise_share_std)
-    once = plan.releases
-    several = replace(
-        once,
-        min_active=max(1, passes - 1),
-        rounds=passes * once.rounds,
-        row_releases=passes * once.row_releases,
-        releases_per_row=passes,
-    )
-    epsilon = several.epsilon(plan.noise_share_std)
-    own_numbers = '[encoder] layout = "blocks"'
-    if config.encoder is not None and config.encoder.method == "votes":
-        own_numbers = f'{own_numbers} (method = "principal"; votes share their numbers)'
-    return (
-        f"contribution: this run's releases are sums over the secondaries, and leaving out each "
-        f"of {passes} would take {passes} more releases of the {rows} test rows, epsilon "
-        f'{epsilon:.3g} beside the run\'s; a run with privacy.encoder = "frozen" and '
-        f"{own_numbers} has the answer in what it releases, for nothing"
     )

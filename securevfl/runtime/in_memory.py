@@ -24,8 +24,8 @@ from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource, simulate_from_file
+from securevfl.runtime.kept_run import TemporaryFolder
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.trained_run import TemporaryFolder
 
 
 @overload

@@ -1,26 +1,21 @@
-"""A run whose parties have kept their models: what it takes to predict new rows with it."""
+"""What it takes to predict new rows with a run whose parties have kept their models."""
 
-import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 
-from securevfl.config.federation import FederationConfig
-from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.frame_tables import as_pandas
 from securevfl.data.tables import PartyTable
 from securevfl.federation.absence import absent_names, active_without, in_blocks
-from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
 from securevfl.runtime.device import device_named
+from securevfl.runtime.kept_run import KeptRun
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.new_rows import NamedRows, read_new_rows, rows_of_frame, rows_of_table
 from securevfl.runtime.party_job import NewRows, PartyJob
@@ -31,64 +26,17 @@ from securevfl.runtime.predictor import Predictor
 from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.tables import read_party
-
-
-class TemporaryFolder:
-    """A run folder that is removed when nobody can predict with it any more, or Python ends.
-
-    ``tempfile.TemporaryDirectory`` warns when it is left to that, and a result in memory always is.
-    """
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="securevfl-"))
-        self._removal = weakref.finalize(self, _remove, self.path, os.getpid())
-
-    def remove(self) -> None:
-        """Remove it now."""
-        self._removal()
-
-    def __getstate__(self) -> dict[str, bytes]:
-        """Return what is in it: another process has other folders, and this one may go before."""
-        return {
-            str(path.relative_to(self.path)): path.read_bytes()
-            for path in sorted(self.path.rglob("*"))
-            if path.is_file()
-        }
-
-    def __setstate__(self, contents: Mapping[str, bytes]) -> None:
-        self.__init__()  # type: ignore[misc]
-        for name, content in contents.items():
-            files.write_bytes(self.path / name, content)
-
-
-def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not a process that was forked from it
-        shutil.rmtree(path, ignore_errors=True)
+from securevfl.runtime.without_partners import NEVER_FEWER, worth_without
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedRun:
-    """Where the models of a run lie, and where its parties' tables are."""
+class TrainedRun(KeptRun):
+    """A kept run, and how its parties are asked."""
 
-    config: FederationConfig
-    """The federation file."""
-    place: Path | TemporaryFolder
-    """The run folder."""
-    data_root: Path = field(default_factory=Path)
-    """Where relative data paths start."""
-    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
-    """The parties' tables by name, where they are in memory; None: they are read."""
     identity: Path | None = None
     """The primary's own folder, where the other parties come by themselves."""
     listen: str | None = None
     """Where the primary then listens, if not at its address in the file."""
-    device: str = "cpu"
-    """``"cpu"`` or ``"cuda"``, where parties compute."""
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
 
     def predict(
         self,
@@ -159,8 +107,6 @@ class TrainedRun:
     def _measured_without(
         self, absent: tuple[str, ...], observe: Observer
     ) -> Mapping[str, Any] | None:
-        from securevfl.runtime.contribution import worth_without
-
         if absent not in self._worths:
             self._worths[absent] = worth_without(self, absent, observe=observe)
         return self._worths[absent]
@@ -224,14 +170,6 @@ class TrainedRun:
             table = read_party(self.config, self.config.primary, self.data_root)
         return released_table(self.config, self.folder, table, own=own)
 
-    def model(self, party: str) -> KeptModel:
-        """Read a party's model.
-
-        Raises:
-            ConfigError: As :func:`securevfl.federation.kept_model.load_model`.
-        """
-        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
-
     @cached_property
     def _predictors(self) -> dict[tuple[str, ...], Predictor]:
         return {}
@@ -262,13 +200,6 @@ class TrainedRun:
         """Return the fields alone: a loaded model is loaded again."""
         loaded = ("_predictors", "_worths")
         return {name: value for name, value in vars(self).items() if name not in loaded}
-
-
-NEVER_FEWER: Final = (
-    "the model was trained without party dropout and has never met an average over fewer "
-    "secondaries; with model.party_dropout it would have"
-)
-"""What there is to say of an average over fewer secondaries than in training."""
 
 
 def _file_of(rows: Any, folder: Path) -> Path:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,20 @@ def test_every_module_has_a_docstring_and_one_concept() -> None:
     assert silent == []
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in modules()}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_no_module_needs_one_that_needs_it() -> None:
+    """Modules have an order in which each needs earlier ones alone, functions' imports included."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+
+    def needed(path: Path) -> set[str]:
+        found = imported(path)
+        return {*found, *(one.rpartition(".")[0] for one in found)} & {*names}
+
+    order = [
+        *TopologicalSorter({name: needed(path) for name, path in names.items()}).static_order()
+    ]
+    assert len(order) == len(names)
 
 
 @pytest.mark.parametrize("forbidden", ["torch.distributed", "pickle", "cloudpickle", "dill"])
