@@ -143,19 +143,22 @@ def _replay(stage: Stage, victim: str) -> None:
 
 
 def _second(stage: Stage, victim: str) -> None:
-    """Start a second party of the name, with the same key and on another machine."""
+    """Start a second party of the name, with the same key and on another machine.
+
+    The first one's run is not over before the second has called.
+    """
     home = stage.folder / f"{victim}-second"
     home.mkdir()
     own = stage.home(victim)
     shutil.copytree(own / "identity", home / "identity")
     for table in own.glob("*.csv"):
         shutil.copy(table, home)
-    stage.start(victim, home=home)
+    stage.wait_for_word_of(stage.start(victim, home=home))
 
 
 def _second_in_folder(stage: Stage, victim: str) -> None:
     """Start a party once more where it is at work already."""
-    stage.start(victim, home=stage.home(victim))
+    stage.wait_for_word_of(stage.start(victim, home=stage.home(victim)))
 
 
 def _small_disk(stage: Stage, victim: str) -> None:

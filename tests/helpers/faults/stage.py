@@ -241,9 +241,7 @@ class Stage:
         until = time.monotonic() + PATIENCE_S
         while alive := [one for one in self.everybody() if one.code is None]:
             now = time.monotonic()
-            waits = [wait for line in self.lines.values() if (wait := line.tick(now)) is not None]
-            for key, events in self.selector.select(min([0.1, *waits])):
-                key.data(events)
+            self._turn(now)
             self.on_turn(time.monotonic())
             if now > until:
                 for party in alive:
@@ -251,6 +249,22 @@ class Stage:
                     self._end(party)
                 return False
         return True
+
+    def wait_for_word_of(self, party: Party) -> None:
+        """Let all live until one of them has warned its user or ended, or a join's time is over.
+
+        Whoever waits for :attr:`on_point` goes on waiting.
+        """
+        until = time.monotonic() + JOIN_S / 2
+        while party.code is None and (now := time.monotonic()) < until:
+            if any(text.startswith("warning: ") for _, text in party.lines):
+                return
+            self._turn(now)
+
+    def _turn(self, now: float) -> None:
+        waits = [wait for line in self.lines.values() if (wait := line.tick(now)) is not None]
+        for key, events in self.selector.select(min([0.1, *waits])):
+            key.data(events)
 
     def let_disk_be_small(self, name: str) -> None:
         """Give a party a disk of its own for its home."""
