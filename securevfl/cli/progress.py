@@ -212,15 +212,17 @@ def spending_in_words(event: SpendingPlanned) -> str:
     before = "nothing was spent on this table before"
     if event.runs_before:
         runs = f"{event.runs_before} earlier {'run' if event.runs_before == 1 else 'runs'}"
-        before = f"this table has spent {_epsilon(event.total_before)} in {runs}, which makes "
-        before += f"{_epsilon(event.total)} together"
+        before = f"this table has spent {_epsilon(event.total_before)} in {runs}"
+        if event.total_before is not None:
+            before += f", which makes {_epsilon(event.total)} together"
     limit = "no limit is set by its owner"
     if event.limit is not None:
         limit = f"limit {event.limit:g} at delta = {event.limit_delta:g}"
-    return (
-        f"{event.party}: this run may spend epsilon = {_epsilon(event.epsilon)} at delta = "
-        f"{event.delta:g} (unit {event.unit}); {before}; {limit}"
-    )
+    own = "this run may spend epsilon without bound"
+    if event.epsilon is not None:
+        own = f"this run may spend epsilon = {_epsilon(event.epsilon)} at delta = {event.delta:g}"
+        own += f" (unit {event.unit})"
+    return f"{event.party}: {own}; {before}; {limit}"
 
 
 def _epsilon(value: float | None) -> str:
