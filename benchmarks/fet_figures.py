@@ -6,7 +6,8 @@
 FIGURE is one of
 
 - ``neighbours``: K from 1 to 100 (Figure 6), FeT and FedSim, beside top1sim and solo;
-- ``parties``: 10 to 50 of them (Figure 7), FeT, FedSim, top1sim and solo; TABLE is ``mnist``;
+- ``parties``: 10 to 50 of them (Figure 7), FeT as it comes and with the paper's ``party_dropout``,
+  FedSim, top1sim and solo; TABLE is ``mnist``;
 - ``parts``: without dynamic masks, without places, encodings averaged never or rarely, pooled
   releases, keys with more noise or none;
 - ``dropout``: parties left out of a round at random, 0 to 0.9, between processes, with bytes sent;
@@ -43,6 +44,7 @@ from securevfl.studies.runs.pooled_methods import train_in_one_place
 
 NEIGHBOURS = (1, 5, 10, 25, 50, 100)
 PARTIES = (10, 20, 30, 40, 50)
+PAPERS_DROPOUT = 0.6
 DROPPED = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
 NOISES = (0.5, 1.0, 2.0, 4.0)
 RATES = (1.0, 0.5, 0.1)
@@ -85,6 +87,7 @@ def parties() -> list[Line]:
     """Figure 7."""
     kinds: dict[str, dict[str, Any]] = {
         "fet": {},
+        "fet-dropout": {"party_dropout": PAPERS_DROPOUT},
         "fedsim": {"family": "fedsim"},
         "top1sim": TOP1SIM,
         "solo": {},
@@ -226,7 +229,9 @@ class Store:
         return found
 
 
-def draw(found: list[tuple[Line, list[float]]], what: str, title: str, path: Path) -> None:
+def draw(
+    found: list[tuple[Line, list[float]]], what: str, figure_name: str, table: str, path: Path
+) -> None:
     """Draw differences to the first line, by series; bars are deviations over seeds.
 
     Lines without an x go across; where none has one, each gets a bar.
@@ -235,7 +240,7 @@ def draw(found: list[tuple[Line, list[float]]], what: str, title: str, path: Pat
     gaps = [[one - other for one, other in zip(values, own, strict=True)] for _, values in found]
     means = [statistics.mean(values) for values in gaps]
     spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in gaps]
-    figure, (axes,) = panels_of(1, most=1, size=(5.4, 3.4))
+    figure, (axes,) = panels_of(1, most=1, size=(6.2, 3.4))
     label = f"test {what}, minus {first.name}"
     series = list(dict.fromkeys(line.series for line, _ in found))
     if all(line.at is None for line, _ in found):
@@ -258,8 +263,9 @@ def draw(found: list[tuple[Line, list[float]]], what: str, title: str, path: Pat
             axes.axhline(points[0][1], color=f"C{number}", linestyle="--", label=name)
     if series:
         axes.set_ylabel(label)
-        axes.legend(fontsize=8)
-    axes.set_title(title, fontsize=9)
+        axes.set_xlabel(ACROSS[figure_name])
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_title(f"{table}: {figure_name}", fontsize=9)
     save(figure, path)
 
 
@@ -273,6 +279,12 @@ def more_cells(figure: str, runs: list[dict[str, Any]]) -> list[str]:
     return []
 
 
+ACROSS = {
+    "neighbours": "links a row, K",
+    "parties": "parties",
+    "dropout": "share of the secondaries left out of a round",
+    "privacy": "noise multiplier",
+}
 MORE_HEADS = {"dropout": ["MB sent by a secondary"], "privacy": ["epsilon"]}
 
 
@@ -315,7 +327,7 @@ def main() -> None:
         cells = [line.name, spread(values), paired(values, first)]
         print(f"| {' | '.join([*cells, *more_cells(options.figure, runs)])} |", flush=True)
     if options.plot is not None:
-        draw(found, metric, f"{options.table}: {options.figure}", options.plot)
+        draw(found, metric, options.figure, options.table, options.plot)
 
 
 if __name__ == "__main__":
