@@ -22,7 +22,7 @@ from securevfl.core.errors import (
     StorageError,
     of_this_machine,
 )
-from securevfl.core.memory import loading
+from securevfl.core.memory import give_back_memory, loading
 from securevfl.core.progress import Observer, SessionLost
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.party_files import LOG_FILE, PartyFiles
@@ -84,6 +84,8 @@ def _lived(life: PartyLife) -> _Ended:
         digest=job.config.digest,
         resume=job.resume,
     )
+    if job.after_loss:
+        give_back_memory()
     with loading():
         begin = _life_of(job.config.party(job.name).role, serves=job.serves)
     ended = begin(life)

@@ -69,3 +69,35 @@ assert lost() is None
         [sys.executable, "-c", text], check=False, timeout=PATIENCE_S, capture_output=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_memory_is_given_back_though_some_of_it_is_in_use() -> None:
+    """Between small things that stay, 64 MiB that a circle held go back to the system."""
+    text = """
+import sys
+from securevfl.core.memory import give_back_memory, keep_freed_memory
+
+def held():
+    with open("/proc/self/smaps_rollup") as lines:
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) >> 10
+
+class Session:
+    def __init__(self):
+        self.itself = self
+        self.blocks = []
+
+if not keep_freed_memory():
+    sys.exit(0)
+session, stays = Session(), []
+for _ in range(1024):
+    session.blocks.append(bytes(1 << 16))
+    stays.append(bytes(1024))
+full = held()
+del session
+assert give_back_memory()
+assert full - held() > 48, (full, held())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], check=False, timeout=PATIENCE_S, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
