@@ -38,7 +38,7 @@ from helpers.chaos.witness import Watch, notes_of  # noqa: E402
 from helpers.federations import write_federation  # noqa: E402
 from helpers.undisturbed import undisturbed  # noqa: E402
 
-from securevfl.report.drawing import BLUE, GREY, ORANGE, new_axes, svg  # noqa: E402
+from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, new_axes, svg  # noqa: E402
 
 _ROWS: Final = 60
 _FIGURES: Final = ("train", "validation", "test", "epochs", "best_epoch")
@@ -268,12 +268,14 @@ def _plot(soaked: Soaked, path: Path) -> None:
 
 def _below_one_another(drawn: Sequence[str], path: Path) -> None:
     """Write SVG elements into one, each below the one before it."""
-    height = 210
+    # Each says its size in points, of which 3 are 4 of the units that the place of one is in.
+    width, height = (round(inches * 96) for inches in SIZE)
     placed = "".join(
         one.replace("<svg", f'<svg x="0" y="{number * height}"', 1)
         for number, one in enumerate(drawn)
     )
-    size = f'viewBox="0 0 465 {height * len(drawn)}" width="465" height="{height * len(drawn)}"'
+    whole = height * len(drawn)
+    size = f'viewBox="0 0 {width} {whole}" width="{width}" height="{whole}"'
     path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{placed}</svg>')
 
 
