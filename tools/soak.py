@@ -37,8 +37,9 @@ from helpers.chaos.soak import PRIMARY, WAYS, Sample, Soak, Soaked  # noqa: E402
 from helpers.chaos.witness import Watch, notes_of  # noqa: E402
 from helpers.federations import write_federation  # noqa: E402
 from helpers.undisturbed import undisturbed  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
-from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, new_axes, svg  # noqa: E402
+from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, svg, titled  # noqa: E402
 
 _ROWS: Final = 60
 _FIGURES: Final = ("train", "validation", "test", "epochs", "best_epoch")
@@ -222,14 +223,16 @@ def _plot(soaked: Soaked, path: Path) -> None:
     for one in soaked.samples:
         minutes[one.at / 60].append(one)
     times = sorted(minutes)
-    figures = []
+    figure = Figure(figsize=(SIZE[0], 5 * SIZE[1]), layout="constrained")
+    panels = iter(figure.subplots(5))
 
-    figure, axes = new_axes("memory of all parties together", "minutes", "MiB (Pss)")
+    axes = titled(next(panels), "memory of all parties together", "minutes", "MiB (Pss)")
     axes.plot(times, [sum(one.pss for one in minutes[at]) for at in times], color=BLUE)
     axes.set_ylim(bottom=0)
-    figures.append(figure)
 
-    figure, axes = new_axes("the primary's own memory, and a secondary's mean", "minutes", "MiB")
+    axes = titled(
+        next(panels), "the primary's own memory, and a secondary's mean", "minutes", "MiB"
+    )
     for primary, colour, label in ((True, ORANGE, "primary"), (False, BLUE, "secondary")):
         means = []
         for at in times:
@@ -238,22 +241,21 @@ def _plot(soaked: Soaked, path: Path) -> None:
         axes.plot(times, means, color=colour, label=label)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
-    figures.append(figure)
 
-    figure, axes = new_axes("open descriptors of all parties together", "minutes", "descriptors")
+    axes = titled(
+        next(panels), "open descriptors of all parties together", "minutes", "descriptors"
+    )
     axes.plot(times, [sum(one.descriptors for one in minutes[at]) for at in times], color=BLUE)
     axes.set_ylim(bottom=0)
-    figures.append(figure)
 
-    figure, axes = new_axes("sessions and epochs", "minutes", "sessions")
+    axes = titled(next(panels), "sessions and epochs", "minutes", "sessions")
     lost = [at / 60 for at, _ in soaked.losses]
     axes.step([0.0, *lost], range(1, len(lost) + 2), where="post", color=ORANGE)
     beside = axes.twinx()
     beside.plot([at / 60 for at in soaked.epochs], range(len(soaked.epochs)), color=BLUE)
     beside.set_ylabel("epochs", fontsize=9)
-    figures.append(figure)
 
-    figure, axes = new_axes("from a fault to when the primary notices", "seconds", "share")
+    axes = titled(next(panels), "from a fault to when the primary notices", "seconds", "share")
     for way, colour in (("killed", ORANGE), ("cut", BLUE), ("stopped", GREY)):
         seconds = sorted(
             f.noticed_s for f in soaked.faults if f.way == way and f.noticed_s is not None
@@ -262,21 +264,7 @@ def _plot(soaked: Soaked, path: Path) -> None:
         axes.step(seconds, shares, where="post", color=colour, label=way)
     axes.set_xscale("log")
     axes.legend(fontsize=8, frameon=False)
-    figures.append(figure)
-    _below_one_another([svg(one) for one in figures], path)
-
-
-def _below_one_another(drawn: Sequence[str], path: Path) -> None:
-    """Write SVG elements into one, each below the one before it."""
-    # Each says its size in points, of which 3 are 4 of the units that the place of one is in.
-    width, height = (round(inches * 96) for inches in SIZE)
-    placed = "".join(
-        one.replace("<svg", f'<svg x="0" y="{number * height}"', 1)
-        for number, one in enumerate(drawn)
-    )
-    whole = height * len(drawn)
-    size = f'viewBox="0 0 {width} {whole}" width="{width}" height="{whole}"'
-    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{placed}</svg>')
+    path.write_text(svg(figure))
 
 
 def _said(figures: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -60,9 +60,7 @@ def keep_freed_memory() -> bool:
         Whether the allocator took it; other C libraries than glibc have no such setting, and
         nothing depends on it but speed.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is None:
         return False
     taken = [mallopt(name, _KEEP_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
@@ -79,10 +77,15 @@ def give_back_memory() -> bool:
         Whether the allocator handed anything back; other C libraries than glibc have no such call.
     """
     gc.collect()
-    if not sys.platform.startswith("linux"):
-        return False
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _of_glibc("malloc_trim")
     return trim is not None and bool(trim(ctypes.c_size_t(0)))
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library, or None where it has none of that name."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 @contextlib.contextmanager

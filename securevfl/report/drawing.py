@@ -28,11 +28,15 @@ def svg(figure: Figure) -> str:
 def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, titled and labelled."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    axes = figure.subplots()
+    return figure, titled(figure.subplots(), title, x, y)
+
+
+def titled(axes: Axes, title: str, x: str, y: str) -> Axes:
+    """Title and label axes, and return them."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    return figure, axes
+    return axes
