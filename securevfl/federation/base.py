@@ -1,5 +1,6 @@
 """The base of a run: margins of the primary alone, which the joint model is averaged with."""
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,13 @@ from torch import Tensor
 from securevfl.config.base import OWN
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
+from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.models.alone.choice import Alone, Model, fit_alone
+from securevfl.models.alone.choice import Alone, Model, cross_fitted, fit_alone
 from securevfl.models.alone.keeping import require_keepable
-from securevfl.models.alone.margins import MarginModel, cross_fit, fit_margins, out_of_fold
-from securevfl.models.alone.network import NetworkModel, fit_network
+from securevfl.models.alone.margins import CrossFitted, MarginModel, cross_fit
 from securevfl.models.alone.rule import Decision
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.tasks import Metrics
@@ -50,6 +51,8 @@ class Base:
     """Fitted to all labelled training rows."""
     margins: Float[Tensor, "rows outputs"] = field(repr=False)
     """Of all rows, out of fold on training rows."""
+    fitted_to: str
+    """A digest of the rows that fitted and chose it."""
     alone: Alone | None = None
     """The models of the primary alone, where the base was chosen among them."""
     cpu_seconds: float = 0.0
@@ -92,33 +95,44 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
         )
         # Now, rather than when everything is trained.
         require_keepable(fitted.model)
-        return Base(model=fitted.model, margins=torch.from_numpy(fitted.margins).to(device))
-    alone, own = _fit_alone(config, table, data, {}), BaselineConfig()
-    best = alone.best.model
+        return Base(
+            model=fitted.model,
+            margins=torch.from_numpy(fitted.margins).to(device),
+            fitted_to=digest_of_rows(split),
+        )
+    alone = _fit_alone(config, table, data, {})
+    margins = alone.best.margins
+    if margins is None:
+        margins = cross_fitted(
+            alone.best.model,
+            inputs,
+            targets,
+            data.head,
+            train=split.train,
+            validation=split.validation,
+            seed=seed,
+            config=BaselineConfig(),
+        )
+    return Base(
+        model=alone.best.model,
+        margins=torch.from_numpy(margins).to(device),
+        fitted_to=digest_of_rows(split),
+        alone=alone,
+    )
 
-    def again(rows: Int64[np.ndarray, " some"]) -> Model:
-        if isinstance(best, NetworkModel):
-            return fit_network(
-                inputs,
-                targets,
-                data.head,
-                train=rows,
-                validation=split.validation,
-                seed=seed,
-                # Until it was best and no longer: what comes behind that is waiting in vain.
-                config=replace(own, epochs=max(1, best.epochs - own.patience)),
-            )
-        return fit_margins(alone.chosen, inputs.take(rows), targets[rows], data.head, seed=seed)
 
-    margins = out_of_fold(best, again, inputs, targets, data.head, train=split.train, seed=seed)
-    return Base(model=best, margins=torch.from_numpy(margins).to(device), alone=alone)
+def digest_of_rows(split: RowSplit) -> str:
+    """Return a digest of which rows train and which validate: what a base depends on."""
+    made = hashlib.sha256(np.ascontiguousarray(split.train).tobytes())
+    made.update(b"validation" + np.ascontiguousarray(split.validation).tobytes())
+    return made.hexdigest()
 
 
 def _fit_alone(
     config: FederationConfig,
     table: PartyTable,
     data: PrimaryData,
-    fitted: Mapping[str, MarginModel],
+    fitted: Mapping[str, CrossFitted],
 ) -> Alone:
     return fit_alone(
         own_inputs(table),
@@ -145,6 +159,9 @@ class Choice:
     """Of the model that answers, of a binary task."""
     margins: Float[Tensor, "rows outputs"] = field(repr=False)
     """Of the primary alone, of all rows."""
+    own: Primary | None = field(default=None, repr=False)
+    """The primary's own network without partners, weighed with the base by its own lambda; None
+    where the family has none."""
     joint_test: Metrics | None = None
     """Of the joint model, every metric of the test rows, whoever answers."""
 
@@ -184,17 +201,29 @@ class Choice:
             "estimator": config.base.estimator,
             "alone": self.alone.chosen,
             **self.decision.as_json(),
+            **({} if self.own is None else {"own_lambda": self.own.scale}),
         }
 
 
-def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: Base) -> Choice:
-    """Fit the models of the primary alone, and decide who answers.
+def choose(
+    config: FederationConfig,
+    table: PartyTable,
+    primary: Primary,
+    base: Base,
+    *,
+    own: Primary | None = None,
+) -> Choice:
+    """Fit the local baseline, and decide who answers.
+
+    The joint model has to be better than the local baseline, and than the primary's own network
+    without partners, which is weighed with the base by the same rule.
 
     Args:
         config: The federation file.
         table: The primary's table.
         primary: At its best epoch; its lambda is set.
         base: What it is averaged with.
+        own: The network without partners, at its best epoch; its lambda is set.
 
     Reveals:
         Nothing: nobody is asked.
@@ -202,9 +231,14 @@ def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: 
     data, alone = primary.data, base.alone
     if alone is None:
         assert isinstance(base.model, MarginModel), "others were chosen among all"
-        alone = _fit_alone(config, table, data, {config.base.estimator: base.model})
+        before = CrossFitted(model=base.model, margins=base.margins.cpu().numpy())
+        alone = _fit_alone(config, table, data, {config.base.estimator: before})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
     decision = primary.decide(margins, base_is_alone=base.alone is not None)
+    if own is not None:
+        own.decide(margins, base_is_alone=base.alone is not None)
+        if decision.used == "joint":
+            decision = replace(decision, used=primary.answers_before(own))
     joint = decision.used == "joint"
     return Choice(
         base=base.model,
@@ -213,4 +247,5 @@ def choose(config: FederationConfig, table: PartyTable, primary: Primary, base: 
         validation=primary.best_validation if joint else alone.best.validation,
         threshold=primary.threshold if joint else alone.best.threshold,
         margins=margins,
+        own=own,
     )

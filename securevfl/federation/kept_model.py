@@ -2,8 +2,8 @@
 
 It lies in the party's own folder of a run, ``parties/NAME/model/``: the weights in
 ``weights.safetensors``, everything else and their hash in ``model.json``. With a base the primary
-has it in ``base.skops`` or ``base.safetensors``, and the best of its models alone, where that is
-another one, in ``alone.skops`` or ``alone.safetensors``. Where records choose their rows
+has it in ``base.skops``, ``base.safetensors`` or, an average of several, ``base.models``; and its
+local baseline, where that is another model, in ``alone.*``. Where records choose their rows
 (``privacy.links_per_record``) the primary keeps its keys of training too, in ``keys.parquet``: new
 rows are linked beside them, so that records go on to choose as they did.
 """
@@ -29,14 +29,13 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.alone.choice import Model
-from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
-from securevfl.models.alone.margins import MarginModel
+from securevfl.models.alone.keeping import model_bytes, model_of
 from securevfl.models.alone.rule import Used
 from securevfl.models.tasks import TaskHead
 from securevfl.models.threshold import HALF
 from securevfl.version import __version__
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
@@ -45,6 +44,7 @@ _Kind = TypeVar("_Kind")
 _WEIGHTS: Final = "weights.safetensors"
 _KEYS: Final = "keys.parquet"
 _MOST_LEVELS: Final = 32
+_ENDINGS: Final = {"estimator": "skops", "network": "safetensors", "average": "models"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,25 +306,17 @@ def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | N
     if model is None:
         return None
     content, about = model_bytes(model)
-    estimator = isinstance(model, MarginModel)
-    file = f"{name}.{'skops' if estimator else 'safetensors'}"
+    file = f"{name}.{_ENDINGS[about['kind']]}"
     files.write_bytes(folder / file, content)
-    types = types_of(content) if estimator else []
-    digest = hashlib.sha256(content).hexdigest()
-    return {**about, "file": file, "types": types, "sha256": digest}
+    return {**about, "file": file, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
     """Read what :func:`_written` has written."""
     path = folder / Path(about["file"]).name
-    foreign = [name for name in about["types"] if not is_trusted(name)]
-    if foreign:
-        raise ConfigError(
-            f"model {path}: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
-        )
     content = _bytes_of(path, about["sha256"])
     try:
-        return model_of(content, about, head, trusted=tuple(about["types"]))
+        return model_of(content, about, head)
     except ConfigError as error:
         raise ConfigError(f"model {path}: {error}") from None
     except Exception as error:

@@ -18,7 +18,7 @@ from securevfl.federation.epoch_lines import BY_ITSELF, epoch_line, last_gain, m
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import PrimaryInputs, TopModel
-from securevfl.models.alone.rule import Decision, choose_scale, decide, scaled
+from securevfl.models.alone.rule import Decision, Used, choose_scale, decide, scaled, who_answers
 from securevfl.models.encodings import PositionsTaken
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
@@ -322,6 +322,26 @@ class Primary(TopModel, ABC):
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
+
+    def answers_before(self, own: "Primary") -> Used:
+        """Return who answers, of this joint model and the same network without partners.
+
+        Both are weighed with the base; the rule is that of :meth:`decide`, on validation rows and,
+        where both have outputs out of fold, on training rows.
+        """
+        (joint, rows), (without, _) = self._known_outputs(), own._known_outputs()
+        return who_answers(self.head, joint=joint, alone=without, targets=self.data.targets[rows])
+
+    def _known_outputs(self) -> tuple[Tensor, Tensor]:
+        """Return weighed outputs for rows that no model was fitted to, and these rows."""
+        base, outputs = self.data.base, self.best_outputs
+        assert base is not None, "there is a base"
+        assert outputs is not None, "the base was the first best epoch"
+        rows = torch.as_tensor(self.data.split.validation, device=base.device)
+        if self.out_of_fold is not None:
+            trained = torch.as_tensor(self.data.training_rows, device=base.device)
+            rows, outputs = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+        return scaled(base[rows], outputs, self.scale), rows
 
     def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
         """Return whether outputs for rows have the better metric."""

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
+from securevfl.models.alone.keeping import model_bytes, model_of
 from securevfl.models.alone.margins import MarginModel, OwnInputs
 from securevfl.models.tasks import TaskHead
 
@@ -95,7 +95,6 @@ class FittedTop(nn.Module):
         content, about = b"", dict[str, Any]()
         if self.model is not None:
             content, about = model_bytes(self.model)
-            about["types"] = types_of(content)
         whole = json.dumps({**about, "words": self.words}).encode() + b"\n" + content
         return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
@@ -109,8 +108,7 @@ class FittedTop(nn.Module):
         try:
             about: Mapping[str, Any] = json.loads(head)
             self.words = tuple(tuple(group) for group in about["words"])
-            types = tuple(filter(is_trusted, about.get("types", ())))
-            model = model_of(content, about, self.head, trusted=types) if content else None
+            model = model_of(content, about, self.head) if content else None
         except ConfigError:
             raise
         except Exception as error:

@@ -140,7 +140,13 @@ def simulate_from_file(
     files.require_writable_folder(out)
     tables = read_tables(config, root, observe)
     return simulate_federation(
-        config, tables, out, device=torch_device, resume=resume, observe=observe
+        config,
+        tables,
+        out,
+        device=torch_device,
+        resume=resume,
+        observe=observe,
+        with_placebo=True,
     )
 
 

@@ -106,7 +106,11 @@ class RunFigures:
     """The joint model's test figure minus alone's, in the direction in which positive is better:
     ``value``, ``interval`` (paired over test rows), ``metric``, ``outcome`` (``"better"``,
     ``"unclear"`` or ``"worse"``), ``used`` (whose predictions the run's are, ``"joint"`` or
-    ``"alone"``) and the ``verdict`` in words."""
+    ``"alone"``), ``partners`` and ``partners_interval`` (what of it is the partners': the joint
+    model's figure minus that of the best ``placebo``) and the ``verdict`` in words."""
+    placebos: Mapping[str, Metrics]
+    """All test metrics of the same training without what partners know: ``own``, the primary's own
+    network without partners; ``permuted``, partners' rows permuted, of simulations alone."""
     validation_metrics: Metrics
     """Every metric of the task, at the best epoch; like the next. A metric is None where the
     rows' labels do not define it."""

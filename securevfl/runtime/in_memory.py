@@ -184,6 +184,7 @@ def simulate(
                 folder,
                 device=device_named(device),
                 with_alone=with_alone,
+                with_placebo=with_alone,
                 observe=hearing.tell,
                 base=None if isinstance(base, str) else base,
                 top=None if isinstance(top, str) else top,

@@ -30,24 +30,26 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.assist_labels import tell_labels
 from securevfl.federation.assist_primary import AssistPrimary
 from securevfl.federation.ballot import Ballot, ballot_of
-from securevfl.federation.base import Base, Choice, choose, fit_base
+from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
 from securevfl.federation.keeping import keep_primary
 from securevfl.federation.kept_rows import KeptRows
+from securevfl.federation.own_network import train_own_network
 from securevfl.federation.own_numbers import label_scaler_of, own_inputs
 from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.presence import Presence
-from securevfl.federation.primary import PrimaryData
+from securevfl.federation.primary import Primary, PrimaryData
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linking.keys import keys_of
-from securevfl.models.alone.gain import AloneMeasured, measure_alone
+from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.encodings import PositionsTaken
 from securevfl.models.evaluation import Evaluation, evaluate
+from securevfl.models.tasks import Metrics
 from securevfl.runtime import room
 from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.charged_exchange import ChargedExchange
@@ -110,6 +112,7 @@ class PrimaryRun:
         self._traffic = traffic
         self._countersigning = countersigning
         self._estimator = estimator
+        self._top_estimator = top
         self._vote = vote
         self._presence = presence
         self.base = fitted
@@ -124,8 +127,10 @@ class PrimaryRun:
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
         """Of the test rows, by the model that answers, once they are asked for."""
-        self._joint_outputs: Tensor | None = None
+        self.joint_outputs: Tensor | None = None
         """Of the joint model for the test rows."""
+        self.placebo: Tensor | None = None
+        """The same of a simulation in which partners' rows were permuted; None: there was none."""
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -174,7 +179,7 @@ class PrimaryRun:
         if not self.plan.config.base.exists:
             return None
         fitted = self.base
-        if fitted is None:
+        if fitted is None or fitted.fitted_to != digest_of_rows(self.data.split):
             self._tell(Stage(text="fitting the base"))
             fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
         self.primary.take_base(fitted.margins)
@@ -243,9 +248,16 @@ class PrimaryRun:
         """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
         if base is not None:
-            self._tell(Stage(text="training the primary alone"))
-            self.choice = choose(self.plan.config, self.table, self.primary, base)
+            self._tell(Stage(text="training the primary's own network, without partners"))
+            self.choice = choose(
+                self.plan.config, self.table, self.primary, base, own=self._own_network()
+            )
         self._test()
+
+    def _own_network(self) -> Primary | None:
+        return train_own_network(
+            self.plan, self.table, self.primary.data, estimator=self._top_estimator
+        )
 
     def _test(self) -> None:
         """Measure the model that answers on the test rows, if the budget has room; keep it."""
@@ -274,7 +286,7 @@ class PrimaryRun:
                 self._observe(Warned(text=UNTESTED))
                 return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
-        self._joint_outputs = joint
+        self.joint_outputs = joint
         return joint if choice is None else choice.answered(joint, rows)
 
     def _measure(self, outputs: Tensor, threshold: float) -> None:
@@ -343,7 +355,8 @@ class PrimaryRun:
             Nothing: the primary works alone here.
         """
         tested = self.tested
-        alone = self._measure_alone() if with_alone and tested is not None else None
+        placebos = {} if tested is None else self._placebos(with_alone=with_alone)
+        alone = self._measure_alone(placebos) if with_alone and tested is not None else None
         primary, config, head = self.primary, self.plan.config, self.data.head
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
@@ -361,6 +374,7 @@ class PrimaryRun:
             alone_test=None if alone is None else head.headline(alone.metrics),
             alone=None if alone is None else alone.as_json(),
             gain=None if alone is None else alone.gain.as_json(),
+            placebos={name: self._tested(outputs) for name, outputs in placebos.items()},
             validation_metrics=validation,
             test_metrics={} if tested is None else tested.metrics,
             evaluation={} if tested is None else tested.as_json(),
@@ -382,9 +396,27 @@ class PrimaryRun:
             version=__version__,
         )
 
-    def _measure_alone(self) -> AloneMeasured:
+    def _tested(self, outputs: Tensor) -> Metrics:
+        """Return every metric of outputs for the test rows."""
+        rows = torch.from_numpy(self.data.split.test).to(outputs.device)
+        targets = self.data.targets[rows]
+        return self.data.head.metrics(outputs, targets, threshold=self.primary.threshold)
+
+    def _placebos(self, *, with_alone: bool) -> dict[Placebo, Tensor]:
+        """Return the outputs of every placebo for the test rows."""
+        found: dict[Placebo, Tensor] = {}
+        own = None if self.choice is None else self.choice.own
+        if self.choice is None and with_alone:
+            own = self._own_network()
+        if own is not None:
+            found["own"] = own.predict(self.data.split.test, "test")
+        if self.placebo is not None:
+            found["permuted"] = self.placebo
+        return found
+
+    def _measure_alone(self, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
         self._observe(Stage(text="fitting the primary alone"))
-        rows, outputs, choice = self.data.split.test, self._joint_outputs, self.choice
+        rows, outputs, choice = self.data.split.test, self.joint_outputs, self.choice
         assert outputs is not None, "a run is tested at the end of its training"
         return measure_alone(
             train_alone(self.plan.config, self.table, self.data)
@@ -396,4 +428,5 @@ class PrimaryRun:
             threshold=self.primary.threshold,
             seed=self.plan.config.federation.seed,
             used="joint" if choice is None else choice.decision.used,
+            placebos=placebos,
         )

@@ -1,6 +1,7 @@
 """The whole federation in one process: the same parties, the same noise, no cryptography."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
@@ -17,6 +19,7 @@ from securevfl.config.rules import require_covered_channels, require_enough_reco
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, unheard
+from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data
@@ -61,6 +64,9 @@ class RunResult:
 
     base: Base | None = field(default=None, repr=False)
     """What the joint model is averaged with; None where there is none."""
+
+    joint_outputs: Tensor | None = field(default=None, repr=False)
+    """The joint model's for the test rows of a simulation, as the task reads them."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
     """Where the models are; None of a run that has only pretrained."""
@@ -144,6 +150,7 @@ def simulate_federation(
     base: Any = None,
     top: Any = None,
     fitted: Base | None = None,
+    with_placebo: bool = False,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -158,8 +165,10 @@ def simulate_federation(
         pretrain_only: End when pretraining is done; the metrics are its figures.
         base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
         top: The same where ``model.top`` is one that Python handed over.
-        fitted: The base of another run, of the same table, split, seed and ``[base]``: it would be
-            fitted to the same again.
+        fitted: The base of another run of the same table, seed and ``[base]``, which is taken if
+            its rows were split alike.
+        with_placebo: Train once more with each partner's rows permuted against its keys, and say
+            what of the gain is the partners'.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -260,6 +269,11 @@ def simulate_federation(
         run.train()
         for name, simulated in parties.items():
             _keep(plan, tables[name], linked[name], simulated)
+        if with_placebo and run.tested is not None:
+            observe(Stage(text="placebo: the same training with partners' rows permuted"))
+            run.placebo = _placebo(
+                config, tables, device=device, base=base, top=top, fitted=run.base
+            )
         figures = run.finish(
             run_folder,
             mode="simulated",
@@ -274,8 +288,41 @@ def simulate_federation(
             losses=run.primary.losses,
             ledger=lines_of_run(own.run_ledger, facts.run),
             base=run.base,
+            joint_outputs=run.joint_outputs,
             trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
+
+
+def _placebo(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    *,
+    device: torch.device,
+    base: Any,
+    top: Any,
+    fitted: Base | None,
+) -> Tensor | None:
+    """Return the joint model's outputs for the test rows if partners' rows said nothing.
+
+    Each secondary's features are permuted against its keys: links, similarities and each column's
+    values are as they were, and none of them belongs to the row that it is linked to.
+    """
+    permuted = dict(tables)
+    for party in config.secondaries:
+        table = tables[party.name]
+        order = stream(config.federation.seed, "placebo", party.name).permutation(table.num_rows)
+        permuted[party.name] = replace(table, features=table.features[order])
+    with tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder:
+        return simulate_federation(
+            config,
+            permuted,
+            Path(folder),
+            device=device,
+            with_alone=False,
+            base=base,
+            top=top,
+            fitted=fitted,
+        ).joint_outputs
 
 
 def _link(

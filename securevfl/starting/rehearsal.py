@@ -245,6 +245,7 @@ def _simulated(
             device=torch.device("cpu"),
             with_alone=with_alone,
             fitted=fitted,
+            with_placebo=True,
         )
 
 

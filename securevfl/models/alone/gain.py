@@ -1,14 +1,20 @@
-"""What a joint model adds to the primary alone: a paired interval, and a verdict in words."""
+"""What a joint model adds to the local baseline, and how much of it partners bring.
+
+A **placebo** is the same training without what partners know: with each partner's rows permuted
+against its keys, or with the primary's own network and no partner. What a placebo gains as well is
+not the partners'.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
-from securevfl.models.alone.choice import CONSTANT, Alone
+from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.alone.rule import Used
 from securevfl.models.bootstrap import (
@@ -30,13 +36,21 @@ _MODEL_IN_WORDS = {
     CONSTANT: "a constant, without columns of its own",
     "linear": "the linear model",
     "network": "the network",
+    AVERAGE: "an average of its models",
+}
+Placebo = Literal["permuted", "own"]
+"""Partners' rows permuted against their keys, or the primary's own network without partners."""
+
+_PLACEBO_IN_WORDS: Final[dict[Placebo, str]] = {
+    "permuted": "the same training with partners' rows permuted",
+    "own": "the same network without partners",
 }
 _METRIC_IN_WORDS = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "f1": "F1"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """The joint model's test metric minus alone's, counted so that positive is better."""
+    """The joint model's test metric minus the local baseline's; positive is better."""
 
     metric: str
     """What is compared: the metric that training goes by, in its own unit."""
@@ -44,14 +58,24 @@ class Gain:
     interval: Interval | None
     """Of paired resamples of the test rows; None where too few of them define the metric."""
     outcome: Outcome
+    """``"better"`` only where the joint model answers, and both the gain and what of it is the
+    partners' are above zero."""
     used: Used
-    """``"alone"`` where the run's own predictions are alone's."""
+    """``"alone"`` where the run's own predictions are the local baseline's."""
+    placebo: Placebo | None
+    """The placebo that did best on the test rows; None: the family has none but the base."""
+    partners: float
+    """The joint model's test metric minus that placebo's, or minus the local baseline's."""
+    partners_interval: Interval | None
+    """As :attr:`interval`, of :attr:`partners`."""
     verdict: str
     """All of it in words."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` has under ``gain``."""
-        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+        ends = {"interval": self.interval, "partners_interval": self.partners_interval}
+        listed = {name: None if one is None else list(one) for name, one in ends.items()}
+        return {**asdict(self), **listed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +106,12 @@ def measure_alone(
     threshold: float,
     seed: int,
     used: Used = "joint",
+    placebos: Mapping[Placebo, Float32[Tensor, "rows outputs"]] = MappingProxyType({}),
 ) -> AloneMeasured:
-    """Measure the primary alone on test rows, and the joint model against it.
+    """Measure the local baseline on test rows, and the joint model against it and its placebos.
 
-    Both are measured on the same resamples of the rows, so that rows which are hard for both do
-    not blur the difference.
+    All are measured on the same resamples of the rows, so that rows which are hard for all of
+    them do not blur a difference.
 
     Args:
         alone: Fitted and chosen; nothing here changes the choice.
@@ -96,6 +121,8 @@ def measure_alone(
         threshold: The joint model's, of a binary task.
         seed: Run seed of the bootstrap.
         used: Whose predictions the run's are.
+        placebos: What the head reads of each; the one with the best test metric counts. A binary
+            metric that needs a threshold takes the joint model's.
 
     Raises:
         DataError: If the metric that training goes by is not defined for these labels.
@@ -118,20 +145,34 @@ def measure_alone(
     }
     together, by_itself = resampled(on_cpu(joint, targets)[0], threshold), models[alone.chosen]
     sign = 1.0 if head.higher_is_better else -1.0
+    value = head.metric(joint, targets, threshold=threshold)
+    tested = measured[alone.chosen]
+    of_placebos = {
+        name: head.metric(outputs, targets, threshold=threshold)
+        for name, outputs in placebos.items()
+    }
+    placebo = max(of_placebos, key=lambda name: sign * of_placebos[name], default=None)
+    without = (
+        by_itself
+        if placebo is None
+        else resampled(on_cpu(placebos[placebo], targets)[0], threshold)
+    )
 
-    def difference(weights: Weights) -> Float64[np.ndarray, " resamples"]:
-        return sign * (together(weights) - by_itself(weights))
+    def less(other: Resampled) -> Resampled:
+        def difference(weights: Weights) -> Float64[np.ndarray, " resamples"]:
+            return sign * (together(weights) - other(weights))
 
-    # No candidate is called like this.
+        return difference
+
+    # No candidate is called like these.
     drawn = bootstrap_intervals(
-        {**models, "gain": difference},
+        {**models, "gain": less(by_itself), "partners": less(without)},
         rows=len(true),
         resamples=resamples_for(len(true), head.outputs),
         seed=seed,
     )
     intervals = {name: head.in_label_units(head.metric_name, one) for name, one in drawn.items()}
-    tested = measured[alone.chosen]
-    value = head.metric(joint, targets, threshold=threshold) - head.headline(tested)
+    partners = value - (head.headline(tested) if placebo is None else of_placebos[placebo])
     return AloneMeasured(
         chosen=alone.chosen,
         candidates={
@@ -143,12 +184,29 @@ def measure_alone(
             for name, one in alone.candidates.items()
         },
         metrics=tested,
-        gain=gain_in_words(head, sign * value, intervals["gain"], chosen=alone.chosen, used=used),
+        gain=gain_in_words(
+            head,
+            sign * (value - head.headline(tested)),
+            intervals["gain"],
+            chosen=alone.chosen,
+            used=used,
+            placebo=placebo,
+            partners=sign * partners,
+            partners_interval=intervals["partners"],
+        ),
     )
 
 
 def gain_in_words(
-    head: TaskHead, value: float, interval: Interval | None, *, chosen: str, used: Used
+    head: TaskHead,
+    value: float,
+    interval: Interval | None,
+    *,
+    chosen: str,
+    used: Used,
+    placebo: Placebo | None = None,
+    partners: float | None = None,
+    partners_interval: Interval | None = None,
 ) -> Gain:
     """Return a gain with its verdict.
 
@@ -156,47 +214,96 @@ def gain_in_words(
         head: The task.
         value: The gain; positive is better.
         interval: Of it.
-        chosen: Alone's model.
+        chosen: The local baseline's model.
         used: Whose predictions the run's are.
+        placebo: What the partners' part is counted from; None: the local baseline.
+        partners: What of the gain the partners bring; None: all of it.
+        partners_interval: Of that.
     """
-    outcome: Outcome = "unclear"
-    if interval is not None and interval[0] > 0:
-        outcome = "better"
-    elif interval is not None and interval[1] < 0:
-        outcome = "worse"
+    if partners is None:
+        partners, partners_interval = value, interval
+    outcome = _outcome(interval)
+    of_partners = _outcome(partners_interval)
     name = _METRIC_IN_WORDS.get(head.metric_name, head.metric_name.replace("_", " "))
     turned = -1.0 if outcome == "worse" else 1.0
-    ends = None if interval is None else sorted(turned * end for end in interval)
     sign = "+" if outcome == "unclear" else ""
-    digits = _digits([value, *(ends or ())])
-
-    def written(number: float) -> str:
-        # Not "-0.000".
-        return f"{round(number, digits) + 0.0:{sign}.{digits}f}"
-
-    amount = f"{written(turned * value)} {name}"
-    if ends is None:
-        within = "too few test rows for an interval"
-    else:
-        within = f"{LEVEL:.0%} interval {written(ends[0])} to {written(ends[1])}".replace("%", " %")
-    within += "" if head.higher_is_better else f"; lower {name} is better"
-    who = f"alone is {_MODEL_IN_WORDS.get(chosen, chosen)}"
+    ends = () if interval is None else interval
+    digits = _digits([value, *ends])
+    amount = f"{_written(turned * value, digits, sign)} {name}"
+    within = _within(interval, turned, digits, sign, head=head, name=name)
+    who = f"the local baseline is {_MODEL_IN_WORDS.get(chosen, chosen)}"
+    text = f"no clear gain over the local baseline: {amount} ({within}); {who}"
     if used == "alone":
-        text = f"no clear gain on validation rows: predictions are alone's; {who}"
-    elif outcome == "better":
-        text = f"joint beats alone by {amount} ({within}); {who}"
+        text = (
+            f"no clear gain on validation rows: predictions are the local baseline's, which is "
+            f"{_MODEL_IN_WORDS.get(chosen, chosen)}"
+        )
+        outcome = "unclear"
     elif outcome == "worse":
-        text = f"joint is worse than alone by {amount} ({within}): use alone; {who}"
-    else:
-        text = f"no clear gain over alone: {amount} ({within}); {who}"
+        text = (
+            f"joint is worse than the local baseline by {amount} ({within}): use the local "
+            f"baseline; {who}"
+        )
+    elif outcome == "better":
+        part = _written(partners, digits, "+" if of_partners != "better" else "")
+        bounds = _within(partners_interval, 1.0, digits, "+" if of_partners != "better" else "")
+        if placebo is None:
+            text = f"joint improves on the local baseline by {amount} ({within}); {who}"
+        elif of_partners == "better":
+            text = (
+                f"joint improves on the local baseline by {amount} ({within}), of which {part} "
+                f"({bounds}) from the partners; {who}"
+            )
+        else:
+            outcome = "unclear"
+            text = (
+                f"no clear gain from the partners: joint improves on the local baseline by "
+                f"{amount} ({within}), and on {_PLACEBO_IN_WORDS[placebo]} by {part} ({bounds}); "
+                f"{who}"
+            )
     return Gain(
         metric=head.metric_name,
         value=value,
         interval=interval,
         outcome=outcome,
         used=used,
+        placebo=placebo,
+        partners=partners,
+        partners_interval=partners_interval,
         verdict=text,
     )
+
+
+def _outcome(interval: Interval | None) -> Outcome:
+    if interval is not None and interval[0] > 0:
+        return "better"
+    return "worse" if interval is not None and interval[1] < 0 else "unclear"
+
+
+def _written(number: float, digits: int, sign: str) -> str:
+    # Not "-0.000".
+    return f"{round(number, digits) + 0.0:{sign}.{digits}f}"
+
+
+def _within(
+    interval: Interval | None,
+    turned: float,
+    digits: int,
+    sign: str,
+    *,
+    head: TaskHead | None = None,
+    name: str = "",
+) -> str:
+    """Return an interval in words; with a head, also which way its metric is better."""
+    if interval is None:
+        text = "too few test rows for an interval"
+    else:
+        low, high = sorted(turned * end for end in interval)
+        ends = f"{_written(low, digits, sign)} to {_written(high, digits, sign)}"
+        text = f"{LEVEL:.0%} interval ".replace("%", " %") + ends if head is not None else ends
+    if head is None or head.higher_is_better:
+        return text
+    return f"{text}; lower {name} is better"
 
 
 def _digits(numbers: list[float]) -> int:

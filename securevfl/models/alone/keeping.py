@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import Model
+from securevfl.models.alone.choice import AverageModel, Model
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.network import NetworkModel
 from securevfl.models.mlp import MLP
@@ -37,6 +37,16 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
     Raises:
         ConfigError: If an estimator can't be kept.
     """
+    if isinstance(model, AverageModel):
+        parts = {name: model_bytes(one) for name, one in model.parts.items()}
+        average: dict[str, Any] = {
+            "kind": "average",
+            "parts": [
+                {**of_part, "name": name, "weight": model.weights[name], "length": len(content)}
+                for name, (content, of_part) in parts.items()
+            ],
+        }
+        return b"".join(content for content, _ in parts.values()), average
     if isinstance(model, NetworkModel):
         tensors = {
             "mean": torch.from_numpy(model.mean),
@@ -48,13 +58,17 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         return safetensors.torch.save(whole), about
     import skops.io  # It brings scikit-learn, which secondaries never use.
 
-    about = {"kind": "estimator", "words_as_one": model.words_as_one}
     try:
-        return skops.io.dumps(model.estimator), about
+        content: bytes = skops.io.dumps(model.estimator)
     except Exception as error:
         raise ConfigError(
             f"base.estimator: {type(model.estimator).__name__} can't be kept: {error}"
         ) from error
+    return content, {
+        "kind": "estimator",
+        "words_as_one": model.words_as_one,
+        "types": types_of(content),
+    }
 
 
 def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> None:
@@ -67,7 +81,7 @@ def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> No
     Raises:
         ConfigError: Naming the types that are not scikit-learn's.
     """
-    foreign = [name for name in types_of(model_bytes(model)[0]) if not is_trusted(name)]
+    foreign = [name for name in model_bytes(model)[1]["types"] if not is_trusted(name)]
     if foreign:
         raise ConfigError(
             f"{where}: {type(model.estimator).__name__} can't be kept: of what it holds, "
@@ -99,21 +113,28 @@ def is_trusted(name: str) -> bool:
     return isinstance(found, type) and found.__module__ == place
 
 
-def model_of(
-    content: bytes, about: Mapping[str, Any], head: TaskHead, *, trusted: tuple[str, ...] = ()
-) -> Model:
+def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
     """Return the model that :func:`model_bytes` has made bytes of.
 
     Args:
         content: These; whoever reads them has compared their hash.
         about: What was returned beside them.
         head: The task.
-        trusted: Types of an estimator's own that are loaded too, by their full names.
 
     Raises:
-        ConfigError: If an estimator holds types that nobody trusts.
+        ConfigError: If an estimator holds types that are not scikit-learn's.
         KeyError: Like ValueError and TypeError, if something is missing or damaged.
     """
+    if about["kind"] == "average":
+        parts, begin = {}, 0
+        for one in about["parts"]:
+            end = begin + int(one["length"])
+            part = model_of(content[begin:end], one, head)
+            if isinstance(part, AverageModel) or len(content[begin:end]) != int(one["length"]):
+                raise ValueError("a part is no single model, or is cut off")
+            parts[str(one["name"])], begin = part, end
+        weights = {str(one["name"]): float(one["weight"]) for one in about["parts"]}
+        return AverageModel(parts=parts, weights=weights, head=head)
     if about["kind"] == "network":
         tensors = safetensors.torch.load(content)
         mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
@@ -136,8 +157,13 @@ def model_of(
     import skops.io
     from skops.io.exceptions import UntrustedTypesFoundException
 
+    foreign = [name for name in about["types"] if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"model: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
+        )
     try:
-        estimator = skops.io.loads(content, trusted=[*_TRUSTED, *trusted])
+        estimator = skops.io.loads(content, trusted=[*_TRUSTED, *about["types"]])
     except UntrustedTypesFoundException as error:
         raise ConfigError(f"model: {error}") from None
     return MarginModel(estimator=estimator, head=head, words_as_one=bool(about["words_as_one"]))

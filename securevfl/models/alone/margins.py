@@ -8,7 +8,7 @@ out that nothing averaged with it could bring it back.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -32,6 +32,15 @@ _MOST_WORDS: Final = 254
 
 _ROWS_TO_STOP_BY: Final = 1000
 """From so many training rows on, a tenth of them says when to stop growing trees."""
+
+MOST_ROUNDS: Final = 5000
+"""Rounds of boosting that nobody is expected to reach: early stopping ends them."""
+
+ROUNDS_WITHOUT_GAIN: Final = 20
+"""Rounds without a better validation loss after which boosting stops."""
+
+LEAVES: Final = (31, 63)
+"""Leaves of a tree, of which the rows that stop boosting choose."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,19 +117,71 @@ def fit_margins(
         DataError: If it can't be fitted to these rows.
     """
     # scikit-learn takes a second to load, and secondaries never use it.
-    from sklearn.dummy import DummyClassifier, DummyRegressor
-    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.base import clone
 
     labels = targets if head.task == "regression" else targets.astype(np.int64)
-    blind = not inputs.values.shape[1]
-    if head.task != "regression" and (blind or len(np.unique(labels)) < 2):
-        model: Any = DummyClassifier(strategy="prior")
-    elif head.task == "regression" and (blind or len(labels) < 2):
-        model = DummyRegressor()
-    else:
-        model = _unfitted(estimator, inputs, head, rows=len(labels), seed=seed, where=where)
+    model = _constant(inputs, labels, head)
+    if model is None:
+        model = _unfitted(estimator, inputs, labels, head, seed=seed, where=where)
     words_as_one = estimator == "boosting" and bool(inputs.words)
     table = _categories(inputs)[0] if words_as_one else inputs.values
+    _fit_estimator(model, table, labels, where=where)
+    if estimator == "boosting" and getattr(model, "do_early_stopping_", False):
+        for leaves in LEAVES[1:]:
+            other = clone(model).set_params(max_leaf_nodes=leaves)
+            _fit_estimator(other, table, labels, where=where)
+            # The same rows stop all of them: the seed draws them.
+            if max(other.validation_score_) > max(model.validation_score_):
+                model = other
+    return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
+
+
+def refit(
+    model: MarginModel, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
+) -> MarginModel:
+    """Fit a model of the same settings to other rows: what was chosen once is not chosen again.
+
+    Args:
+        model: Fitted to rows of the same columns.
+        inputs: The rows.
+        targets: As the head takes them.
+
+    Raises:
+        DataError: If it can't be fitted to these rows.
+    """
+    from sklearn.base import clone
+
+    labels = targets if model.head.task == "regression" else targets.astype(np.int64)
+    again = _constant(inputs, labels, model.head) or clone(model.estimator)
+    if getattr(again, "early_stopping", None) is True and _has_single(labels, model.head):
+        # The rows that stop boosting are drawn by class, which takes two rows of each.
+        again.set_params(early_stopping=False, max_iter=model.estimator.n_iter_)
+    table = _categories(inputs)[0] if model.words_as_one else inputs.values
+    _fit_estimator(again, table, labels, where="base.estimator")
+    return replace(model, estimator=again)
+
+
+def _constant(inputs: OwnInputs, labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> Any | None:
+    """Return a constant where rows leave nothing to fit: no column, one class, or one number."""
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+
+    blind = not inputs.values.shape[1]
+    if head.task == "regression":
+        return DummyRegressor() if blind or len(labels) < 2 else None
+    one_class = len(np.unique(labels)) < 2
+    return DummyClassifier(strategy="prior") if blind or one_class else None
+
+
+def _has_single(labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> bool:
+    """Whether a class has one row alone."""
+    return head.task != "regression" and int(np.unique(labels, return_counts=True)[1].min()) < 2
+
+
+def _fit_estimator(
+    model: Any, table: np.ndarray, labels: Shaped[np.ndarray, " rows"], *, where: str
+) -> None:
+    from sklearn.exceptions import ConvergenceWarning
+
     try:
         with warnings.catch_warnings():
             # A linear model that is nearly there is as good as one that is.
@@ -129,7 +190,6 @@ def fit_margins(
     except ValueError as error:
         line = str(error).splitlines()[0]
         raise DataError(f"{where}: {model!r} can't be fitted: {line}") from error
-    return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,14 +227,12 @@ def cross_fit(
         ConfigError: If it is no estimator for the task.
         DataError: If it can't be fitted to these rows.
     """
+    model = fit_margins(estimator, inputs.take(train), targets[train], head, seed=seed, where=where)
 
-    def fitted(rows: Int64[np.ndarray, " some"]) -> MarginModel:
-        return fit_margins(
-            estimator, inputs.take(rows), targets[rows], head, seed=seed, where=where
-        )
+    def again(rows: Int64[np.ndarray, " some"]) -> MarginModel:
+        return refit(model, inputs.take(rows), targets[rows])
 
-    model = fitted(train)
-    margins = out_of_fold(model, fitted, inputs, targets, head, train=train, seed=seed)
+    margins = out_of_fold(model, again, inputs, targets, head, train=train, seed=seed)
     return CrossFitted(model=model, margins=margins)
 
 
@@ -228,9 +286,9 @@ def _folds(
 def _unfitted(
     estimator: Named | Any,
     inputs: OwnInputs,
+    labels: Shaped[np.ndarray, " rows"],
     head: TaskHead,
     *,
-    rows: int,
     seed: int,
     where: str,
 ) -> Any:
@@ -244,11 +302,15 @@ def _unfitted(
     numbers = head.task == "regression"
     if estimator == "boosting":
         kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
-        stops = rows >= _ROWS_TO_STOP_BY
+        rows = len(labels)
+        stops = rows >= _ROWS_TO_STOP_BY and not _has_single(labels, head)
         return kind(
-            max_iter=400 if stops else 100,
-            learning_rate=0.06,
+            # Few rows are too few to spare a tenth of them.
+            max_iter=MOST_ROUNDS if stops else 100,
+            learning_rate=0.1 if stops else 0.06,
+            max_leaf_nodes=LEAVES[0],
             early_stopping=stops,
+            n_iter_no_change=ROUNDS_WITHOUT_GAIN,
             # scikit-learn's own 20 can't split twenty labelled rows.
             min_samples_leaf=min(20, max(3, rows // 50)),
             categorical_features=_categories(inputs)[1],

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.task import Task
-from securevfl.models.task_metrics import metrics_of
+from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.studies.runs.figures import (
     by_name,
     cell,
@@ -22,6 +22,9 @@ from securevfl.version import __version__
 
 REFERENCES: Final = ("alone", "fedsim", "fet")
 """Methods that the others are compared with seed by seed, where they take part."""
+
+PLACEBO: Final = "placebo"
+"""The same method without what partners know: what it gains as well is not the partners'."""
 
 _OTHERS_ON_A_SCREEN: Final = 3
 
@@ -66,9 +69,10 @@ def summary(
         test metric of each), and the same of every metric of the task in ``metrics``; of the
         primary alone, and of ``auto``, also what was ``chosen`` with each seed; of the primary
         alone every model's figures in ``candidates``; and ``differences``: for each reference that
-        takes part, each other method minus it, seed by seed; ``left_out`` with the ``status`` and
-        ``reason`` of each method without figures; and ``adapted``. A metric that is not defined
-        for some seed's rows has no mean and no deviation.
+        takes part, each other method minus it, seed by seed, and each method minus its own
+        ``placebo`` (partners' rows permuted, or no partners: the better one); ``left_out`` with the
+        ``status`` and ``reason`` of each method without figures; and ``adapted``. A metric that is
+        not defined for some seed's rows has no mean and no deviation.
 
     Raises:
         ConfigError: If the task has no such metric.
@@ -94,7 +98,8 @@ def summary(
             }
             for name, runs in methods.items()
         },
-        "differences": {
+        "differences": _from_partners(methods, shown)
+        | {
             reference: {
                 name: spread(
                     [
@@ -112,6 +117,25 @@ def summary(
         "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
         "version": __version__,
     }
+
+
+def _from_partners(
+    methods: Mapping[str, Sequence[Mapping[str, Any]]], metric: TaskMetric
+) -> dict[str, Any]:
+    """Return each method's test figure minus that of the best of its placebos, seed by seed."""
+    better = max if metric.higher_is_better else min
+    found = {}
+    for name, runs in methods.items():
+        known = [[one[metric.name] for one in run["placebos"].values()] for run in runs]
+        pairs = zip(on_test_rows(runs, metric.name), known, strict=True)
+        if all(known):
+            found[name] = spread(
+                [
+                    None if mine is None or None in theirs else mine - better(theirs)
+                    for mine, theirs in pairs
+                ]
+            )
+    return {PLACEBO: found} if found else {}
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -36,6 +36,7 @@ _KEPT: Final = (
     "test_metrics",
     "epochs",
     "best_epoch",
+    "placebos",
 )
 """What of a simulated run's figures stands in its result, as every method's does."""
 
@@ -251,6 +252,7 @@ def train_run(
                 "metric": head.metric_name,
                 "higher_is_better": head.higher_is_better,
                 **dataclasses.asdict(figures),
+                "placebos": {},
                 "epsilon": None,
             },
             True,
@@ -258,7 +260,16 @@ def train_run(
     else:
         key = _base_key(own, task.tables)
         base = _bases.get(key)
-        result, whole, found = _simulate(own, tables, folder, base, device=device, observe=observe)
+        result, whole, found = _simulate(
+            own,
+            tables,
+            folder,
+            base,
+            device=device,
+            observe=observe,
+            # A sweep chooses settings on validation rows, and says nothing of partners.
+            placebo=recipe.method is not None,
+        )
         if found is not None:
             _bases.clear()
             _bases[key] = found
@@ -300,6 +311,7 @@ def _simulate(
     *,
     device: torch.device,
     observe: Observer,
+    placebo: bool,
 ) -> tuple[dict[str, Any], bool, Base | None]:
     """Return a simulated run's figures, whether it was done in one go, and its base.
 
@@ -310,19 +322,27 @@ def _simulate(
         base: Of an earlier run that fitted the same.
         device: Where models are computed.
         observe: Hears of progress.
+        placebo: Whether a placebo is trained too.
     """
     metrics, whole = None, True
     if (folder / "parties").is_dir():
         # What a run with noise has released before would count against its budget a second time,
         # and it would end earlier than one in one go.
         if own.privacy.mechanism == "none":
-            metrics = _go_on(own, tables, folder, device=device, observe=observe)
+            metrics = _go_on(own, tables, folder, device=device, observe=observe, placebo=placebo)
             whole = metrics is None
         if metrics is None:
             shutil.rmtree(folder)
     if metrics is None:
         result = simulate_federation(
-            own, tables, folder, device=device, with_alone=False, observe=observe, fitted=base
+            own,
+            tables,
+            folder,
+            device=device,
+            with_alone=False,
+            observe=observe,
+            fitted=base,
+            with_placebo=placebo,
         )
         metrics, base = result.metrics, result.base
     figures = {name: metrics[name] for name in _KEPT}
@@ -336,10 +356,18 @@ def _go_on(
     *,
     device: torch.device,
     observe: Observer,
+    placebo: bool,
 ) -> dict[str, Any] | None:
     try:
         return simulate_federation(
-            own, tables, folder, device=device, resume=True, with_alone=False, observe=observe
+            own,
+            tables,
+            folder,
+            device=device,
+            resume=True,
+            with_alone=False,
+            observe=observe,
+            with_placebo=placebo,
         ).metrics
     except (ConfigError, PrivacyError):
         # Cut off before its first epoch was saved by all, or under other settings.

@@ -12,9 +12,15 @@ import pytest
 from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import Alone, fit_alone
+from securevfl.models.alone.choice import (
+    Alone,
+    AverageModel,
+    best_weights,
+    fit_alone,
+    level_with_best,
+)
 from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
-from securevfl.models.alone.margins import OwnInputs, fit_margins
+from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins
 from securevfl.models.baselines.baseline_config import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
@@ -52,8 +58,73 @@ def test_each_kind_of_table_has_its_model() -> None:
     curve = np.sin(2 * (first + second)).astype(np.float32)
     patient = BaselineConfig(hidden=(32,), epochs=80, batch_size=25, learning_rate=2e-2, dropout=0)
     found = chosen_among(inputs, curve, NUMBER, network=patient)
-    assert found.chosen == "network"
+    model = found.best.model
+    assert isinstance(model, AverageModel)
+    assert model.weights["network"] > 0.5
     assert np.abs(found.margins(inputs.take(TEST))[:, 0] - curve[TEST]).mean() < 0.3
+
+
+def test_models_that_validate_alike_are_averaged_by_what_none_was_fitted_to() -> None:
+    """The average of level models has the least loss out of fold, and is measured as itself."""
+    inputs = table(2)
+    first, second = inputs.values.T
+    labels = (first + np.sign(second) + 0.5 * np.random.default_rng(5).normal(size=180)).astype(
+        np.float32
+    )
+    found = chosen_among(inputs, labels, NUMBER)
+    assert found.chosen == "average"
+    model = found.best.model
+    assert isinstance(model, AverageModel)
+    assert sum(model.weights.values()) == pytest.approx(1)
+    parts = {name: one.margins(inputs) for name, one in model.parts.items()}
+    mean = sum(model.weights[name] * one for name, one in parts.items())
+    assert found.margins(inputs) == pytest.approx(mean, abs=1e-6)
+    rows = np.concatenate([TRAIN, VALIDATION])
+    assert found.best.margins is not None
+    loss = np.mean((found.best.margins[rows, 0] - labels[rows]) ** 2)
+    for name in model.parts:
+        by_itself = found.candidates[name].margins
+        assert by_itself is not None
+        assert loss < np.mean((by_itself[rows, 0] - labels[rows]) ** 2)
+        # Out of fold: a model that had seen the row would be nearer to its label.
+        assert not np.array_equal(by_itself[TRAIN], parts[name][TRAIN])
+
+
+def test_few_validation_rows_do_not_choose_the_lucky_model() -> None:
+    """A model that is better on validation rows by luck counts for little: its folds say so."""
+    drawn = np.random.default_rng(0)
+    labels = drawn.normal(size=1000).astype(np.float32)
+    rows = np.arange(1000)
+    good, lucky = labels + drawn.normal(size=1000), labels + 2 * drawn.normal(size=1000)
+    lucky[900:] = labels[900:] + 0.9 * drawn.normal(size=100)
+    losses = {"good": (good[900:] - labels[900:]) ** 2, "lucky": (lucky[900:] - labels[900:]) ** 2}
+    assert losses["lucky"].mean() < losses["good"].mean()
+    assert level_with_best(losses, also="lucky") == ("good", "lucky")
+    margins = {
+        "good": good.astype(np.float32)[:, None],
+        "lucky": lucky.astype(np.float32)[:, None],
+    }
+    assert best_weights(margins, labels[rows], NUMBER)["good"] >= 0.7
+
+
+def test_a_model_that_is_clearly_worse_is_not_level() -> None:
+    """Beyond two standard errors of the paired difference nothing is averaged."""
+    drawn = np.random.default_rng(1)
+    near = drawn.normal(size=400) ** 2
+    losses = {"near": near, "far": near + 0.1 + 0.2 * drawn.normal(size=400)}
+    assert level_with_best(losses, also="near") == ("near",)
+    assert level_with_best(losses, also="far") == ("near", "far")
+
+
+def test_trees_are_boosted_until_they_no_longer_learn() -> None:
+    """A sum of many columns takes far more rounds than a few hundred, and is given them."""
+    drawn = np.random.default_rng(3)
+    values = drawn.normal(size=(1600, 24))
+    labels = values.sum(axis=1).astype(np.float32)
+    model = fit_margins("boosting", OwnInputs(values=values), labels, NUMBER, seed=0)
+    assert 400 < model.estimator.n_iter_ < MOST_ROUNDS
+    scores = model.estimator.validation_score_
+    assert max(scores) > max(scores[:400])
 
 
 def test_test_rows_never_matter() -> None:
@@ -110,9 +181,9 @@ def test_what_was_fitted_is_not_fitted_again() -> None:
     """The base is handed in, and used as it is."""
     inputs = table()
     labels = inputs.values[:, 0].astype(np.float32)
-    base = fit_margins("boosting", inputs.take(TRAIN), labels[TRAIN], NUMBER, seed=1)
+    base = cross_fit("boosting", inputs, labels, NUMBER, train=TRAIN, seed=1)
     found = chosen_among(inputs, labels, NUMBER, fitted={"boosting": base})
-    assert found.candidates["boosting"].model is base
+    assert found.candidates["boosting"].model is base.model
 
 
 @pytest.mark.parametrize("head", [BINARY, NUMBER, THREE], ids=lambda head: head.task)
@@ -200,8 +271,8 @@ def test_a_kept_estimator_calls_nothing(tmp_path: Path) -> None:
     """Whoever may write a model's folder can name any type in its description, and any hash."""
     trace = tmp_path / "trace"
     content = estimator_that_calls(trace)
-    about = {"kind": "estimator", "words_as_one": False}
-    asked = tuple(filter(is_trusted, types_of(content)))
+    asked = list(filter(is_trusted, types_of(content)))
+    about = {"kind": "estimator", "words_as_one": False, "types": asked}
     with pytest.raises(ConfigError, match=r"sklearn\.utils\._testing\.check_output"):
-        model_of(content, about, NUMBER, trusted=asked)
+        model_of(content, about, NUMBER)
     assert not trace.exists()

@@ -102,16 +102,92 @@ def test_verdicts() -> None:
         for head, value, interval, chosen in cases
     ]
     assert said == [
-        "joint beats alone by 0.041 accuracy (95 % interval 0.010 to 0.072); alone is boosting",
-        "joint is worse than alone by 0.040 accuracy (95 % interval 0.020 to 0.060): use alone; "
-        "alone is the network",
-        "no clear gain over alone: +0.004 accuracy (95 % interval -0.010 to +0.018); alone is the "
-        "linear model",
-        "joint beats alone by 5.25 RMSE (95 % interval 2.00 to 9.00; lower RMSE is better); alone "
-        "is boosting",
-        "no clear gain over alone: +0.100 accuracy (too few test rows for an interval); alone is "
-        "a constant, without columns of its own",
+        "joint improves on the local baseline by 0.041 accuracy (95 % interval 0.010 to 0.072); "
+        "the local baseline is boosting",
+        "joint is worse than the local baseline by 0.040 accuracy (95 % interval 0.020 to 0.060): "
+        "use the local baseline; the local baseline is the network",
+        "no clear gain over the local baseline: +0.004 accuracy (95 % interval -0.010 to +0.018); "
+        "the local baseline is the linear model",
+        "joint improves on the local baseline by 5.25 RMSE (95 % interval 2.00 to 9.00; lower RMSE "
+        "is better); the local baseline is boosting",
+        "no clear gain over the local baseline: +0.100 accuracy (too few test rows for an "
+        "interval); the local baseline is a constant, without columns of its own",
     ]
-    gated = gain_in_words(SHARE, 0.0, (0.0, 0.0), chosen="boosting", used="alone")
-    assert gated.verdict.startswith("no clear gain on validation rows: predictions are alone's")
+    gated = gain_in_words(SHARE, 0.3, (0.2, 0.4), chosen="average", used="alone")
+    assert gated.verdict == (
+        "no clear gain on validation rows: predictions are the local baseline's, which is an "
+        "average of its models"
+    )
     assert (gated.used, gated.outcome) == ("alone", "unclear")
+
+
+@pytest.mark.parametrize(
+    ("partners", "interval", "outcome", "words"),
+    [
+        (0.03, (0.01, 0.05), "better", "of which 0.030 (0.010 to 0.050) from the partners"),
+        (
+            0.002,
+            (-0.01, 0.014),
+            "unclear",
+            "no clear gain from the partners: joint improves on the local baseline by 0.041 "
+            "accuracy (95 % interval 0.010 to 0.072), and on the same training with partners' "
+            "rows permuted by +0.002 (-0.010 to +0.014)",
+        ),
+    ],
+)
+def test_what_a_placebo_gains_as_well_is_not_the_partners(
+    partners: float, interval: tuple[float, float], outcome: str, words: str
+) -> None:
+    """A gain over the local baseline is called one only where it is one over the placebo too."""
+    found = gain_in_words(
+        SHARE,
+        0.041,
+        (0.01, 0.072),
+        chosen="boosting",
+        used="joint",
+        placebo="permuted",
+        partners=partners,
+        partners_interval=interval,
+    )
+    assert found.outcome == outcome
+    assert words in found.verdict
+
+
+def test_the_best_placebo_counts() -> None:
+    """Partners are held against the placebo that does better on the test rows."""
+    values, labels = table()
+    drawn = np.random.default_rng(5)
+    inputs = OwnInputs(values=values)
+    alone = fit_alone(
+        inputs,
+        labels,
+        ERROR,
+        train=np.arange(80),
+        validation=np.arange(80, 120),
+        seed=1,
+        network=BaselineConfig(hidden=(4,), epochs=1),
+    )
+    known = torch.from_numpy(labels[TEST])
+    near, nearer = (
+        known[:, None] + scale * torch.from_numpy(drawn.normal(size=(40, 1))).float()
+        for scale in (0.3, 0.2)
+    )
+    found = measure_alone(
+        alone,
+        inputs.take(TEST),
+        known,
+        near,
+        threshold=0.5,
+        seed=7,
+        placebos={"own": near + 5, "permuted": nearer},
+    )
+    assert found.gain.placebo == "permuted"
+    assert found.gain.value > 0 > found.gain.partners
+    assert found.gain.outcome == "unclear"
+    assert "no clear gain from the partners" in found.gain.verdict
+    again = measure_alone(
+        alone, inputs.take(TEST), known, near, threshold=0.5, seed=7, placebos={"own": near + 5}
+    )
+    assert again.gain.outcome == "better"
+    assert again.gain.partners_interval is not None
+    assert again.gain.partners_interval[0] > 0
