@@ -1,12 +1,13 @@
-"""Joint models beside what the primary has alone, on a dozen tables: results, gains, plot.
+"""Joint models, the local baseline and placebos on a dozen tables: results, gains, plot.
 
     SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET[:ROWS] ...] [--methods A,B,...]
         [--out DIR] [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg]
 
-Without noise. Each set gets a folder in DIR with its tables and two federation files, one for
-encoders that are trained and one for frozen ones, and ``securevfl compare`` runs on both; what is
-finished there is not trained again. ``--list`` says which sets there are; digits, diabetes and
-sklearn need no ``SECUREVFL_DATA``.
+Without noise. A gain is over the local baseline; what of it is the partners' is over the better of
+two placebos: the same network without partners, and partners' rows permuted. Each set gets a folder
+in DIR with its tables and two federation files, one for encoders that are trained and one for
+frozen ones, and ``securevfl compare`` runs on both; what is finished there is not trained again.
+``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
 """
 
 import argparse
@@ -247,12 +248,18 @@ def measure(asked: str, options: argparse.Namespace) -> dict[str, dict[str, Any]
         comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
         for method, figures in comparison["methods"].items():
             sign = 1 if comparison["higher_is_better"] else -1
-            found[method] = {**figures, "metric": comparison["metric"], "sign": sign}
+            placebo = comparison["differences"].get("placebo", {}).get(method)
+            found[method] = {
+                **figures,
+                "metric": comparison["metric"],
+                "sign": sign,
+                "partners": None if placebo is None else [sign * one for one in placebo["seeds"]],
+            }
     return found
 
 
 def gains(found: Mapping[str, dict[str, Any]], method: str) -> list[float]:
-    """Return what a method gains over alone, seed by seed; positive is better."""
+    """Return what a method gains over the local baseline, by seed; positive is better."""
     pairs = zip(found[method]["seeds"], found["alone"]["seeds"], strict=True)
     return [found[method]["sign"] * (own - alone) for own, alone in pairs]
 
@@ -264,7 +271,8 @@ def deviation(values: list[float]) -> float:
 def print_table(name: str, found: Mapping[str, dict[str, Any]]) -> None:
     metric = next(iter(found.values()))["metric"]
     print(
-        f"\n**{name}**, test {metric}\n\n| method | test | gain over alone |\n| --- | --- | --- |"
+        f"\n**{name}**, test {metric}\n\n| method | test | gain over the local baseline | of which "
+        "the partners' |\n| --- | --- | --- | --- |"
     )
     for method, figures in found.items():
         digits = 2 if metric in ("rmse", "mae") else 3
@@ -273,10 +281,15 @@ def print_table(name: str, found: Mapping[str, dict[str, Any]]) -> None:
             f"| {method} | {statistics.mean(values):.{digits}f} ± {deviation(values):.{digits}f} |"
         )
         if method == "alone" or "alone" not in found:
-            print(f"{text} |")
+            print(f"{text} | |")
             continue
-        own = gains(found, method)
-        print(f"{text} {statistics.mean(own):+.{digits}f} ± {deviation(own):.{digits}f} |")
+        cells = [
+            ""
+            if own is None
+            else f"{statistics.mean(own):+.{digits}f} ± {deviation(own):.{digits}f}"
+            for own in (gains(found, method), figures["partners"])
+        ]
+        print(f"{text} {' | '.join(cells)} |")
 
 
 def panels_of(number: int, *, most: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
@@ -297,16 +310,32 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> None:
-    """Draw each method's gain over alone, a panel a set; bars are deviations over seeds."""
+    """Draw each method's gain and the partners' part, a panel a set; bars are deviations."""
     figure, panels = panels_of(len(results), most=4, size=(3.4, 2.6))
     for axes, (name, found) in zip(panels, results.items(), strict=True):
         methods = [method for method in found if method != "alone"][::-1]
         own = [gains(found, method) for method in methods]
-        axes.barh(methods, [statistics.mean(one) for one in own], xerr=list(map(deviation, own)))
+        axes.barh(
+            methods,
+            [statistics.mean(one) for one in own],
+            xerr=list(map(deviation, own)),
+            color="0.8",
+            label="gain over the local baseline",
+        )
+        placed = [(one, found[one]["partners"]) for one in methods if found[one]["partners"]]
+        axes.barh(
+            [one for one, _ in placed],
+            [statistics.mean(partners) for _, partners in placed],
+            xerr=[deviation(partners) for _, partners in placed],
+            height=0.4,
+            color="#2f5d8a",
+            label="of which the partners'",
+        )
         axes.axvline(0, color="0.2", linewidth=1)
         metric = next(iter(found.values()))["metric"]
-        axes.set_title(f"{name}: gain over alone, {metric}", fontsize=8)
+        axes.set_title(f"{name}, {metric}", fontsize=8)
         axes.tick_params(labelsize=7)
+    panels[0].legend(fontsize=6)
     save(figure, path)
 
 

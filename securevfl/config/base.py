@@ -16,12 +16,12 @@ class BaseSettings:
 
     estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
     """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
-    histogram boosting; ``linear``, a ridge or logistic regression; ``best``, of these and a
-    perceptron the one that is best on the validation rows; ``none``, as in the papers: outputs are
-    those of the family alone, and nothing decides whether they are used.
-    With a base, the joint model answers only where it beats the best model of the primary alone on
-    validation rows. ``python`` stands in the file of a run for an estimator that
-    :func:`securevfl.simulate` was handed."""
+    histogram boosting; ``linear``, a ridge or logistic regression; ``best``, the best of these and
+    a perceptron, or an average of those that are level on the validation rows; ``none``, as in the
+    papers: outputs are those of the family alone, and nothing decides whether they are used.
+    With a base, the joint model answers only where it is better than the primary's local baseline
+    and than the same network without partners on validation rows. ``python`` stands in the file of
+    a run for an estimator that :func:`securevfl.simulate` was handed."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
@@ -41,10 +41,11 @@ class BaseSettings:
     def in_words(self) -> str:
         """Return what it does, for people."""
         if not self.exists:
-            return "none: the joint model answers, whether it beats the primary alone or not"
+            return "none: the joint model answers, whether it is better than a local model or not"
         return (
             f"{self.estimator} on the primary's own columns and keys; the joint model answers "
-            "where it beats the best of linear, boosting and network, else that one"
+            "where it improves on the local baseline (linear, boosting, network or their average), "
+            "else that one answers"
         )
 
 

@@ -167,7 +167,7 @@ def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what stands above the figures: the verdict on the primary alone, and its plot."""
+    """Return what stands above the figures: the verdict on the gain, and its plot."""
     alone, gain, name = metrics["alone"], metrics["gain"], metrics["metric"]
     if alone is None:
         return None
@@ -175,7 +175,7 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
     measured = {f"{metrics['family']} (joint)": of_joint}
     for model, one in alone["candidates"].items():
         chosen = ", chosen" if model == alone["chosen"] else ""
-        measured[f"{model} (alone{chosen})"] = one["test"], one["interval"]
+        measured[f"{model} (local{chosen})"] = one["test"], one["interval"]
     better = "higher" if metrics["higher_is_better"] else "lower"
     return {
         "verdict": gain["verdict"],

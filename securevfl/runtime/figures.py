@@ -207,6 +207,8 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
         f"{family} (joint)": figures["test_metrics"],
         f"{family}, validation rows": figures["validation_metrics"],
         alone_in_words(figures): alone and alone["metrics"],
+        "placebo: without partners": figures["placebos"].get("own"),
+        "placebo: partners' rows permuted (simulated)": figures["placebos"].get("permuted"),
         f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
         "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
@@ -214,18 +216,18 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
 
 
 def alone_in_words(figures: Mapping[str, Any]) -> str:
-    """Return what the primary alone is called, with its model; empty where there is none."""
-    return "" if figures["alone"] is None else f"alone ({figures['alone']['chosen']})"
+    """Return what the local baseline is called, with its model; empty where there is none."""
+    return "" if figures["alone"] is None else f"local baseline ({figures['alone']['chosen']})"
 
 
 def candidates_in_words(figures: Mapping[str, Any]) -> str:
-    """Return the figures of every candidate of the primary alone, in a line."""
+    """Return the figures of every candidate of the local baseline, in a line."""
     alone = figures["alone"]
     each = [
         f"{name} {one['test']:.4f} ({one['validation']:.4f})"
         for name, one in alone["candidates"].items()
     ]
-    return f"alone by {figures['metric']} on test (validation) rows: {', '.join(each)}"
+    return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

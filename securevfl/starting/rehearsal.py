@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -77,7 +77,8 @@ class Played:
     """Test figure of the model that answers: the joint one, or alone's where that was chosen."""
 
     gain: float
-    """Of ``test`` over ``alone``, counted so that positive is better."""
+    """What partners bring, positive is better: of ``test`` over ``alone`` and over every placebo,
+    whichever is less."""
 
     used: str
     """``"joint"`` or ``"alone"``."""
@@ -219,19 +220,26 @@ def rehearse(
             # Alone sees neither partners nor noise: once a seed is enough.
             alone = metrics["alone_test"] if alone is None else alone
             assert alone is not None, "it was asked for"
-            better = 1 if metrics["higher_is_better"] else -1
             one = Played(
                 seed=cast.seed,
                 epsilon=epsilon,
                 metric=metrics["metric"],
                 alone=alone,
                 test=metrics["test"],
-                gain=better * (metrics["test"] - alone),
+                gain=_of_partners(metrics, alone),
                 used="joint" if metrics.get("base") is None else metrics["base"]["used"],
             )
             played.append(one)
             done(one)
     return casts, played
+
+
+def _of_partners(metrics: Mapping[str, Any], alone: float) -> float:
+    """Return what partners bring to a run: over the local baseline, and over every placebo."""
+    joint = metrics.get("base") is None or metrics["base"]["used"] == "joint"
+    placebos = [one[metrics["metric"]] for one in metrics["placebos"].values()] if joint else []
+    sign = 1 if metrics["higher_is_better"] else -1
+    return min(sign * (metrics["test"] - one) for one in (alone, *placebos))
 
 
 def _simulated(

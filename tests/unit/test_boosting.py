@@ -47,6 +47,24 @@ def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: floa
     assert 1 <= result.iterations <= 15
 
 
+def test_boosting_ends_where_validation_rows_no_longer_gain() -> None:
+    """Far beyond a hundred rounds where these help, and long before the most that are allowed."""
+    drawn = np.random.default_rng(3)
+    values = drawn.normal(size=(900, 16))
+    result = fit_boosting(
+        torch.as_tensor(values, dtype=torch.float32),
+        torch.as_tensor(values.sum(axis=1), dtype=torch.float32),
+        head=TaskHead(task="regression", label_deviation=1.0),
+        train=rows(0, 700),
+        validation=rows(700, 800),
+        test=rows(800, 900),
+        config=BoostingConfig(),
+        seed=0,
+    )
+
+    assert 100 < result.iterations <= result.grown < BoostingConfig().iterations
+
+
 def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
     """The test metric is that of the plain model."""
     table = load_builtin("wine")

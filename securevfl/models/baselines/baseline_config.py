@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from securevfl.core import checks
+from securevfl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +43,29 @@ class BaselineConfig:
 class BoostingConfig:
     """Trees and how they are grown."""
 
-    iterations: int = 100
-    """Rounds of boosting, at most; one tree a class each."""
+    iterations: int = 5000
+    """Rounds of boosting, at most; one tree a class each. Validation rows end them earlier."""
 
     learning_rate: float = 0.1
     """Weight of a tree."""
 
-    leaves: int = 31
-    """Leaves of a tree, at most."""
+    leaves: tuple[int, ...] = (31, 63)
+    """Leaves of a tree, at most; the validation rows choose one of these."""
+
+    patience: int = 20
+    """Rounds without a better loss of the validation rows before boosting ends."""
 
     smallest_leaf: int = 5
     """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
 
     def __post_init__(self) -> None:
-        checks.at_least(1, iterations=self.iterations, smallest_leaf=self.smallest_leaf)
-        checks.at_least(2, leaves=self.leaves)
+        checks.at_least(
+            1,
+            iterations=self.iterations,
+            smallest_leaf=self.smallest_leaf,
+            patience=self.patience,
+        )
+        if not self.leaves:
+            raise ConfigError("leaves: name at least one number of leaves")
+        checks.at_least(2, **{f"leaves[{i}]": number for i, number in enumerate(self.leaves)})
         checks.positive(learning_rate=self.learning_rate)

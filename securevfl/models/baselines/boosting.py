@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from securevfl.core.seeds import derive_seed
 from securevfl.models.baselines.baseline_config import BoostingConfig
 from securevfl.models.tasks import Metrics, TaskHead
 from securevfl.models.threshold import HALF
+
+_Trees: TypeAlias = HistGradientBoostingClassifier | HistGradientBoostingRegressor
 
 # What a class that no training row has gets: less than any other, and still finite.
 _NEVER = -1e9
@@ -41,6 +44,9 @@ class BoostingResult:
     iterations: int
     """Rounds of boosting that are used."""
 
+    grown: int
+    """Rounds after which boosting ended."""
+
     outputs: Float[Tensor, "test_rows outputs"]
     """What :class:`TaskHead` reads of the test rows."""
 
@@ -56,14 +62,16 @@ def fit_boosting(
     config: BoostingConfig,
     seed: int,
 ) -> BoostingResult:
-    """Boost on the training rows; the validation rows choose how many rounds are used.
+    """Boost on the training rows until the validation rows no longer gain.
+
+    The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
 
     Args:
         inputs: One table, as :mod:`securevfl.models.baselines.tables` makes it.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.
-        validation: Rows that choose the number of rounds; without any, all rounds are used.
+        validation: Rows that choose; without any, the first number of leaves and all rounds.
         test: Rows that are reported.
         config: The trees.
         seed: Run seed.
@@ -76,28 +84,36 @@ def fit_boosting(
         if len(rows) == 0:
             raise DataError(f"the baseline has no {name} rows")
     table, labels = inputs.cpu().numpy(), targets.cpu().numpy()
-    model = _model(config, head, seed)
-    own = train.cpu().numpy()
+    own, shown = train.cpu().numpy(), validation.cpu().numpy()
     if head.task != "regression" and len(np.unique(labels[own])) < 2:
         raise DataError("boosting: its training rows are all of one class")
-    model.fit(table[own], labels[own])
-
     known = targets.cpu()
 
-    def staged(rows: Tensor) -> Iterator[Tensor]:
+    def staged(model: _Trees, rows: Tensor) -> Iterator[Tensor]:
         return _staged(model, table[rows.cpu().numpy()], head)
 
     def of_round(rows: Tensor, number: int) -> Tensor:
-        return next(islice(staged(rows), number - 1, None))
+        return next(islice(staged(model, rows), number - 1, None))
 
+    # A class that no training row has says nothing of when to end.
+    of_known = shown if head.task == "regression" else shown[np.isin(labels[shown], labels[own])]
     best, rounds, threshold = math.nan, config.iterations, HALF
-    if len(validation):
-        for number, outputs in enumerate(staged(validation), 1):
+    fitted = []
+    for leaves in config.leaves if len(of_known) else config.leaves[:1]:
+        one = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
+        if len(of_known):
+            one.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
+        else:
+            one.fit(table[own], labels[own])
+        fitted.append(one)
+    model = fitted[0]
+    for one in fitted if len(validation) else ():
+        for number, outputs in enumerate(staged(one, validation), 1):
             true = known[validation.cpu()]
             cut = head.choose_threshold(outputs, true)
             value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
-                best, rounds, threshold = value, number, cut
+                model, best, rounds, threshold = one, value, number, cut
     validated = None
     if len(validation):
         validated = head.metrics(
@@ -112,13 +128,14 @@ def fit_boosting(
         validation_metrics=validated,
         test_metrics=tested,
         iterations=rounds,
+        grown=model.n_iter_,
         outputs=outputs,
     )
 
 
 def _model(
-    config: BoostingConfig, head: TaskHead, seed: int
-) -> HistGradientBoostingClassifier | HistGradientBoostingRegressor:
+    config: BoostingConfig, head: TaskHead, seed: int, *, leaves: int, stops: bool
+) -> _Trees:
     kind = (
         HistGradientBoostingRegressor
         if head.task == "regression"
@@ -127,15 +144,16 @@ def _model(
     return kind(
         max_iter=config.iterations,
         learning_rate=config.learning_rate,
-        max_leaf_nodes=config.leaves,
+        max_leaf_nodes=leaves,
         min_samples_leaf=config.smallest_leaf,
-        early_stopping=False,
+        early_stopping=stops,
+        n_iter_no_change=config.patience,
         random_state=derive_seed(seed, "boosting") % 2**32,
     )
 
 
 def _staged(
-    model: HistGradientBoostingClassifier | HistGradientBoostingRegressor,
+    model: _Trees,
     table: Float[np.ndarray, "rows inputs"],
     head: TaskHead,
 ) -> Iterator[Float[Tensor, "rows outputs"]]:

@@ -237,7 +237,7 @@ def _boosted(
         test=fit.test,
         validation_metrics=fit.validation_metrics,
         test_metrics=fit.test_metrics,
-        epochs=settings.iterations,
+        epochs=fit.grown,
         best_epoch=fit.iterations,
     )
 
