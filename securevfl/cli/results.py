@@ -17,6 +17,7 @@ from securevfl.runtime.figures import (
     interval_heading,
     interval_in_words,
     models_measured,
+    placebos_in_words,
     threshold_in_words,
 )
 
@@ -61,6 +62,8 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
         console.print(candidates_in_words(metrics), highlight=False)
+        if metrics["placebos"]:
+            console.print(placebos_in_words(metrics), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from securevfl.runtime.figures import (
     interval_heading,
     interval_in_words,
     models_measured,
+    placebos_in_words,
     threshold_in_words,
 )
 from securevfl.runtime.kept_contribution import read_contribution
@@ -181,6 +182,7 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
         "verdict": gain["verdict"],
         "clear": gain["outcome"] == "better",
         "candidates": candidates_in_words(metrics),
+        "placebos": placebos_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 

@@ -207,8 +207,6 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
         f"{family} (joint)": figures["test_metrics"],
         f"{family}, validation rows": figures["validation_metrics"],
         alone_in_words(figures): alone and alone["metrics"],
-        "placebo: without partners": figures["placebos"].get("own"),
-        "placebo: partners' rows permuted (simulated)": figures["placebos"].get("permuted"),
         f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
         "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
@@ -228,6 +226,15 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
         for name, one in alone["candidates"].items()
     ]
     return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
+
+
+def placebos_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what the same training gains without what partners know; empty without a placebo."""
+    words = {"own": "without partners", "permuted": "with partners' rows permuted"}
+    each = [
+        f"{one[figures['metric']]:.4f} {words[name]}" for name, one in figures["placebos"].items()
+    ]
+    return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

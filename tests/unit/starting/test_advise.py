@@ -75,7 +75,8 @@ def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
     assert max(low["gains"]) < 0.02
     assert low["alone"] == none["alone"]
     for one in (low, none):
-        assert one["gain"] == pytest.approx(one["test"] - one["alone"], abs=1e-9)
+        # What a placebo gains as well is not the partners'.
+        assert one["gain"] <= one["test"] - one["alone"] + 1e-9
     casts = said["rehearsal"]["casts"]
     assert [cast["seed"] for cast in casts] == [3, 4]
     assert [len(cast["set_aside"]) for cast in casts] == [2, 2]
