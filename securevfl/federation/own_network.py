@@ -6,7 +6,6 @@ of releases, and the joint model has to be better than the average of that with 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from securevfl.federation.top_model import CorrectingTopModel
 
 
 class NoPartners(ReleasedRows):
-    """An exchange that answers with zeros, as if no record were linked to any row."""
+    """An exchange that answers with zeros, as if no linked record said anything."""
 
     def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the primary's own weights: nobody else has any.
@@ -39,8 +38,9 @@ def train_own_network(
 ) -> Primary | None:
     """Train the family's top model without partners, as the run trains it with them.
 
-    It has the run's settings, seed and rows, so that it differs from the joint model's top model
-    by what partners know alone. Pretrained weights, which partners had a part in, are not taken.
+    It has the run's settings, seed, rows and links, so that it differs from the joint model's top
+    model by what partners' columns say alone: how near links are follows from keys that both know.
+    Pretrained weights, which partners had a part in, are not taken.
 
     Args:
         plan: The run.
@@ -59,10 +59,7 @@ def train_own_network(
     zeros = torch.zeros((1, *shape)).expand(len(data.targets), *shape)
     ranks = tuple(plan.ranks[party.name] for party in plan.config.secondaries)
     exchange = NoPartners(zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device)
-    unlinked = data
-    if data.similarities is not None:
-        unlinked = replace(data, similarities=torch.full_like(data.similarities, float("nan")))
-    own = build_primary(plan, table, unlinked, exchange, observe=unheard, estimator=estimator)
+    own = build_primary(plan, table, data, exchange, observe=unheard, estimator=estimator)
     if isinstance(own, CorrectingTopModel):
         return None
     if data.base is not None:
