@@ -97,8 +97,10 @@ def main() -> None:
         result[word] = found
         if not options.json:
             cells = [f"{found[n]['mean']:.3f} ± {found[n]['std']:.3f}" for n in ("joint", "alone")]
-            for name in ("gain", "partners"):
-                cells.append(f"{found[name]['mean']:+.3f} ± {found[name]['std']:.3f}")
+            cells += [
+                f"{found[name]['mean']:+.3f} ± {found[name]['std']:.3f}"
+                for name in ("gain", "partners")
+            ]
             cells.append(" ".join(f"{gain:+.3f}" for gain in found["gain"]["seeds"]))
             cells.append(f"{found['combine']['mean']:.3f} ± {found['combine']['std']:.3f}")
             print(f"| {word} | {' | '.join(cells)} |", flush=True)
