@@ -237,8 +237,8 @@ def choose(
     decision = primary.decide(margins, base_is_alone=base.alone is not None)
     if own is not None:
         own.decide(margins, base_is_alone=base.alone is not None)
-        if decision.used == "joint":
-            decision = replace(decision, used=primary.answers_before(own))
+        if decision.used == "joint" and not primary.is_better_than(own):
+            decision = replace(decision, used="alone")
     joint = decision.used == "joint"
     return Choice(
         base=base.model,

@@ -18,7 +18,7 @@ from securevfl.federation.epoch_lines import BY_ITSELF, epoch_line, last_gain, m
 from securevfl.federation.rounds import EpochMark, Exchange
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.top_model import PrimaryInputs, TopModel
-from securevfl.models.alone.rule import Decision, Used, choose_scale, decide, scaled, who_answers
+from securevfl.models.alone.rule import Decision, choose_scale, decide, scaled
 from securevfl.models.encodings import PositionsTaken
 from securevfl.models.split import Explained
 from securevfl.models.tasks import Metrics, TaskHead
@@ -323,14 +323,17 @@ class Primary(TopModel, ABC):
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
-    def answers_before(self, own: "Primary") -> Used:
-        """Return who answers, of this joint model and the same network without partners.
+    def is_better_than(self, own: "Primary") -> bool:
+        """Return whether this joint model has a lower mean loss than the network without partners.
 
-        Both are weighed with the base; the rule is that of :meth:`decide`, on validation rows and,
-        where both have outputs out of fold, on training rows.
+        Both are weighed with the base, on validation rows and, where both have outputs out of
+        fold, on training rows. No standard error is asked for: the two share most of what they
+        say, and a gain over the local baseline has had to be clear already.
         """
         (joint, rows), (without, _) = self._known_outputs(), own._known_outputs()
-        return who_answers(self.head, joint=joint, alone=without, targets=self.data.targets[rows])
+        targets = self.data.targets[rows]
+        losses = (self.head.row_losses(one, targets).mean() for one in (joint, without))
+        return bool(next(losses) < next(losses))
 
     def _known_outputs(self) -> tuple[Tensor, Tensor]:
         """Return weighed outputs for rows that no model was fitted to, and these rows."""

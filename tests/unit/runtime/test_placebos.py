@@ -50,7 +50,7 @@ def test_a_network_that_gains_without_partners_does_not_answer(
     assert base["own_lambda"] > 0
     assert base["used"] == "alone"
     with monkeypatch.context() as planted:
-        planted.setattr(Primary, "answers_before", lambda _primary, _own: "joint")
+        planted.setattr(Primary, "is_better_than", lambda _primary, _own: True)
         again = simulated(config, tables, tmp_path / "planted").metrics["base"]
     assert again["used"] == "joint"
 
