@@ -113,11 +113,8 @@ class FederationConfig:
 
     @property
     def label_epsilon(self) -> float | None:
-        """What secondaries may learn of one training row's label where they are told of rows.
-
-        None promises nothing, or no row is told of.
-        """
-        if self.encoder is not None and self.encoder.labels == "randomised":
+        """Epsilon of one training row's label against secondaries; None where none is promised."""
+        if self.encoder is not None and self.encoder.labels in ("randomised", "shares"):
             return self.encoder.label_epsilon
         return self.family.label_epsilon(self.model)
 
@@ -140,8 +137,8 @@ class FederationConfig:
     def split(self) -> SplitKind:
         """How the primary's rows are split.
 
-        Secondaries are told which rows train, and know the seed: where labels are promised
-        anything, they do not decide.
+        Secondaries know the seed, so a split by classes shows labels: where labels have an epsilon
+        the split is a function of everything but their values.
         """
         training = self.training
         if training.split is None and self.label_epsilon is not None:

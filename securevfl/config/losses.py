@@ -15,13 +15,13 @@ def helpers_stay(config: FederationConfig) -> bool:
 
 
 def keeps_room(config: FederationConfig) -> bool:
-    """Whether a budget covers one pass over the rows, and one over the test rows, more than needed.
+    """Whether the plan covers one pass over the rows, and one over the test rows, more than needed.
 
     A loss within the last epoch, or once test rows are charged, takes as much: a run that goes on
     by itself can then still test what it has trained.
     """
     privacy = config.privacy
-    budgeted = privacy.epsilon is not None and privacy.accounting == "sound"
+    budgeted = privacy.mechanism != "none" and privacy.accounting == "sound"
     return config.runtime.on_loss != "stop" and budgeted and privacy.encoder != "frozen"
 
 

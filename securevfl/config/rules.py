@@ -149,11 +149,6 @@ def _require_labels_covered(config: FederationConfig) -> None:
             )
     if regression and not (model.label_lower or 0.0) < (model.label_upper or 0.0):
         raise ConfigError("model.label_upper: must be above model.label_lower")
-    if config.training.split == "stratified":
-        raise ConfigError(
-            'training.split: "stratified" chooses rows by their labels and tells secondaries which '
-            "train, so model.label_epsilon would not hold; leave it out, for a random one"
-        )
 
 
 def require_trainable(config: FederationConfig) -> None:
@@ -169,6 +164,11 @@ def require_trainable(config: FederationConfig) -> None:
     if config.federation.task == "regression" and config.training.split == "stratified":
         raise ConfigError(
             'training.split: "stratified" needs classes, and the task is regression; leave it out'
+        )
+    if config.label_epsilon is not None and config.training.split == "stratified":
+        raise ConfigError(
+            'training.split: "stratified" chooses rows by their labels, with a seed that every '
+            "party knows, so label_epsilon would not hold; leave it out, for a random split"
         )
     if config.training.split_column == config.primary.label:
         raise ConfigError("training.split_column: is the label; name another column")
@@ -251,11 +251,6 @@ def _require_votes(config: FederationConfig) -> None:
     encoder, privacy = config.encoder, config.privacy
     if encoder is None or encoder.method != "votes":
         return
-    if encoder.labels == "randomised" and config.training.split == "stratified":
-        raise ConfigError(
-            'training.split: "stratified" chooses rows by their labels and tells secondaries which '
-            "train, so encoder.label_epsilon would not hold; leave it out, for a random one"
-        )
     smallest = SMALLEST_EPSILON * config.voters_moved
     if encoder.labels != "shown" and encoder.label_epsilon < smallest:
         raise ConfigError(

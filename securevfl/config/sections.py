@@ -95,9 +95,9 @@ class TrainingSettings:
     a class of few rows reaches training first, then testing, then validation; ``random``;
     ``group``: all rows of a group (one value of ``split_column``) are in one part, and the
     fractions are shares of the groups; ``time``: the rows with the latest ``split_column`` are for
-    testing, those before them for validation. Default: stratified, for numbers
-    random, and so wherever labels have an epsilon of their own: secondaries are told which rows
-    train."""
+    testing, those before them for validation. Default: stratified for classes, random for numbers.
+    Where labels have an epsilon (``label_epsilon``) the default is random and ``stratified`` is
+    refused: every party knows the seed, so a split by classes would show labels."""
 
     split_column: str | None = None
     """Column of the primary's table that ``group`` or ``time`` goes by: texts or whole numbers; or

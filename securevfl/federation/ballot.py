@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
+from securevfl.data.tables import Labels
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.label_release import label_noise_multiplier
 from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
@@ -48,12 +49,15 @@ def keep_of(config: FederationConfig) -> float:
     return keep_probability(encoder.label_epsilon / config.voters_moved, classes)
 
 
-def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFolder) -> Ballot:
+def ballot_of(
+    plan: RunPlan, data: PrimaryData, labels: Labels, ledger: Ledger, files: StateFolder
+) -> Ballot:
     """Charge for what secondaries will learn of labels, and return it.
 
     Args:
         plan: The run, whose encoders vote.
         data: The primary's table.
+        labels: Of its rows as they were read: standardised labels depend on all others'.
         ledger: Its own.
         files: Its own: labels by randomised response are drawn once a run.
 
@@ -64,7 +68,7 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
     """
     release = label_release(plan.config)
     assert release is not None, "encoders vote"
-    bins = _classes_of(plan.config, data)
+    bins = _classes_of(plan.config, data, labels)
     classes = plan.cut.shape[1]
     moved = plan.config.voters_moved
     if release.epsilon is None:
@@ -86,15 +90,17 @@ def ballot_of(plan: RunPlan, data: PrimaryData, ledger: Ledger, files: StateFold
     return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
 
 
-def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray, " rows"]:
+def _classes_of(
+    config: FederationConfig, data: PrimaryData, labels: Labels
+) -> Int64[np.ndarray, " rows"]:
     """Return the class of every row, and the number of classes for rows that are not for learning.
 
     Labels of a regression fall into as many classes as votes have numbers, by rank.
     """
     _, classes = config.family.cut_shape(config.model)
-    targets, train = data.targets.cpu().numpy(), data.split.train
+    train = data.split.train
     if data.head.task == "regression":
-        known = classes_by_rank(targets[train], classes)
+        known = classes_by_rank(labels[train], classes)
     else:
         there = max(2, data.head.outputs)
         if classes != there:
@@ -102,8 +108,8 @@ def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray
                 f"model.hidden: votes have one number for each class, and the label has {there}; "
                 f"write hidden = {there}, got {classes}"
             )
-        known = targets[train].astype(np.int64)
-    bins = np.full(len(targets), classes, dtype=np.int64)
+        known = labels[train].astype(np.int64)
+    bins = np.full(len(labels), classes, dtype=np.int64)
     bins[train] = known
     return bins
 
@@ -111,11 +117,11 @@ def _classes_of(config: FederationConfig, data: PrimaryData) -> Int64[np.ndarray
 def classes_by_rank(values: Float[np.ndarray, " rows"], classes: int) -> Int64[np.ndarray, " rows"]:
     """Return classes of equally many rows, the lowest values first.
 
-    Equal values are told apart by their rows' places, so that a value which is exchanged for
-    another moves its own row, and at most one more over each border between classes.
+    Equal values are ordered by their rows' places, so no two rows are level, and a value that is
+    exchanged for another moves its own row, and at most one more over each border between classes.
 
     Args:
-        values: Of the rows.
+        values: Of the rows; each must be a function of its own row alone.
         classes: >= 1.
     """
     ranks = np.empty(len(values), dtype=np.int64)

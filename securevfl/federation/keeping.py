@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from securevfl.config.parties import PartySettings
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Choice
@@ -92,10 +90,8 @@ def keep_primary(
             alone=None if choice is None else choice.alone.best.model,
             scale=primary.scale,
             used="joint" if choice is None else choice.decision.used,
-            # Without the test rows: new rows take their place beside the others.
-            keys=keys.take(np.setdiff1d(np.arange(keys.num_rows), primary.data.split.test))
-            if plan.config.privacy.links_per_record is not None
-            else None,
+            # Of all rows: to leave out those of one part would show which they are.
+            keys=None if plan.config.privacy.links_per_record is None else keys,
         ),
     ).save(folder / FOLDER)
 

@@ -70,7 +70,8 @@ class PrimaryPart:
     used: Used = "joint"
     """Who answers."""
     keys: KeyTable | None = None
-    """Keys of the rows of training, where records choose theirs; None where rows choose."""
+    """Keys of all rows of the training table, whichever part they were in, where there is a cap on
+    a record's links; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

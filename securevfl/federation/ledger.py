@@ -24,6 +24,7 @@ from securevfl.federation.ledger_book import (
     epsilon_of_sessions,
 )
 from securevfl.federation.ledger_refusals import (
+    budget_of,
     over_budget,
     over_limit,
     require_planned,
@@ -40,9 +41,9 @@ class Ledger:
     """Book every release before it is made, and refuse what the budget does not cover.
 
     Three bounds hold, each by itself. A session cannot release more rounds or rows than were
-    planned when its noise was chosen. With ``privacy.epsilon``, all sessions of the run together
-    keep that epsilon. And all runs on the table together keep the limit of the table's owner, which
-    no federation file can change.
+    planned when its noise was chosen. All sessions of the run together keep ``privacy.epsilon`` or,
+    with ``noise_multiplier``, the epsilon of the first one's plan. And all runs on the table
+    together keep the limit of the table's owner, which no federation file can change.
 
     The file stays with its party. It never holds a record, a key or a representation.
     """
@@ -206,7 +207,7 @@ class Ledger:
 
     def outlook(self) -> Outlook:
         """Return what the run may spend, beside what was spent on its table before."""
-        return self._book.outlook(self._own, self._whole)
+        return self._book.outlook(self._own, self._whole, budget=budget_of(self.budgeted))
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
         """Refuse a run that could not finish; call it before anything is sent.
@@ -377,16 +378,14 @@ class Ledger:
 
     def _require(self, *, rounds: int, rows: int, passes: int, what: str, fits: int = 0) -> float:
         """Return the run's epsilon with so many more releases, if all bounds allow them."""
-        plan = self._own.plan
         after = self._own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
         require_planned(self._own, after, what=what)
         *earlier, _ = self.budgeted
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
-        budget = plan.privacy.epsilon
-        sound = plan.privacy.accounting == "sound"
-        if budget is not None and sound and not epsilon <= budget:  # written so that NaN fails
-            before = epsilon_of_sessions(earlier, delta=self._delta)
-            raise over_budget(self._own, epsilon, spent=self.spent, before=before, what=what)
+        budget = budget_of(self.budgeted)
+        if budget is not None and not epsilon <= budget:  # written so that NaN fails
+            spent = self.spent, epsilon_of_sessions(earlier, delta=self._delta)
+            raise over_budget(self._own, epsilon, budget=budget, spent=spent, what=what)
         self._require_limit(after, what=what)
         return epsilon
 

@@ -272,12 +272,13 @@ class LedgerBook:
         *earlier, _ = [one for one in self.sessions if one.plan.privacy.unit == unit]
         return epsilon_of_sessions([*earlier, after], delta=limit.delta)
 
-    def outlook(self, own: Session, whole: Session) -> Outlook:
+    def outlook(self, own: Session, whole: Session, *, budget: float | None) -> Outlook:
         """Return what a run may spend, and what was spent before it.
 
         Args:
             own: Its session, the newest.
             whole: The same with everything released that is planned.
+            budget: Which epsilon it keeps with the run's other sessions; None for none.
         """
         privacy = own.plan.privacy
         others = [one for one in self.sessions if one.plan.privacy.unit == privacy.unit]
@@ -285,8 +286,7 @@ class LedgerBook:
         mine = [one for one in others if one.run == own.run and one is not own]
         epsilon = epsilon_of_sessions([*mine, whole], delta=privacy.delta)
         # A resumed run asks before every release, and stops within its budget.
-        if privacy.epsilon is not None and privacy.accounting == "sound":
-            epsilon = min(epsilon, privacy.epsilon)
+        epsilon = epsilon if budget is None else min(epsilon, budget)
         return Outlook(
             epsilon=epsilon,
             total_before=epsilon_of_sessions(before, delta=privacy.delta),

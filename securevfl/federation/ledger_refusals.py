@@ -1,10 +1,14 @@
 """What a ledger refuses, in words: beyond a session's plan, its budget, or the owner's limit."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.ledger_book import LedgerBook, Session
+
+_ROUNDING: Final = 1e-9
+"""Releases in parts add up with other roundings than in one go, relative to epsilon."""
 
 
 def require_size(plan: ReleasePlan, rows: int, *, party: str, what: str) -> None:
@@ -64,19 +68,37 @@ def require_rows(sessions: Sequence[Session], most: int | None, *, more: int) ->
         )
 
 
+def budget_of(sessions: Sequence[Session]) -> float | None:
+    """Return the epsilon that sessions of one budget keep together; None where nothing bounds it.
+
+    With ``noise_multiplier`` it is what the run's first session planned, whatever later ones plan.
+    Predictions then have no epsilon to keep.
+
+    Args:
+        sessions: All that share the budget, in order; the last one is under way.
+    """
+    first, own = sessions[0], sessions[-1]
+    privacy = own.plan.privacy
+    if privacy.accounting != "sound" or privacy.epsilon is not None:
+        return privacy.epsilon if privacy.accounting == "sound" else None
+    if own.model or first.noise_share_std == 0:
+        return None
+    return first.plan.epsilon(first.noise_share_std) * (1 + _ROUNDING)
+
+
 def over_budget(
-    own: Session, epsilon: float, *, spent: float, before: float, what: str
+    own: Session, epsilon: float, *, budget: float, spent: tuple[float, float], what: str
 ) -> BudgetExceededError:
-    """Return the refusal of what the file's own epsilon does not cover.
+    """Return the refusal of what a run's own budget does not cover.
 
     Args:
         own: The session.
         epsilon: What it would come to, with the sessions that share its budget.
-        spent: What its run has spent.
-        before: What the earlier sessions of the same budget have.
+        budget: What they may spend.
+        spent: What its run has spent, and what the earlier sessions of the same budget have.
         what: What was asked for.
     """
-    budget = own.plan.privacy.epsilon
+    now, before = spent
     if own.model:
         return BudgetExceededError(
             f"{own.party}: {what} would bring all predictions of this model to epsilon = "
@@ -84,10 +106,14 @@ def over_budget(
             f"raise prediction.epsilon in every party's file, or ask for all rows in one request"
         )
     had = f", {before:.4f} of it before the run was resumed" if before else ""
+    limit = f"privacy.epsilon = {budget:g}"
+    advice = "raise privacy.epsilon, lower training.epochs, or add noise"
+    if own.plan.privacy.epsilon is None:
+        limit = f"the {budget:.4f} that this run was planned to spend"
+        advice = "begin another run, with another --out"
     return BudgetExceededError(
-        f"{own.party}: {what} would bring epsilon to {epsilon:.4f}, over "
-        f"privacy.epsilon = {budget:g} ({spent:.4f} is spent{had}); raise "
-        f"privacy.epsilon, lower training.epochs, or add noise"
+        f"{own.party}: {what} would bring epsilon to {epsilon:.4f}, over {limit} ({now:.4f} is "
+        f"spent{had}); {advice}"
     )
 
 

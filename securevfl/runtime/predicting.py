@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ class Request:
     facts: RunFacts
     """How many rows are linked and predicted, under the request's own id."""
     keys: KeyTable
-    """Keys of all rows that are linked: those of training first, where records choose."""
+    """Keys of all rows that are linked: first those of the training table, where it is kept, but
+    for those that are asked for again."""
 
     @property
     def rows(self) -> Int64[np.ndarray, " predicted"]:
@@ -49,6 +51,9 @@ def request_of(
 ) -> Request:
     """Return the request for predictions of new rows.
 
+    A key of the training table that a new row has too is linked once, as the new row's: which keys
+    are shown follows from keys alone, and never from how rows were split or labelled.
+
     Args:
         config: The federation file.
         model: The primary's.
@@ -56,7 +61,8 @@ def request_of(
         active: Ranks of the secondaries that answer; None: all.
     """
     assert model.primary is not None, "the primary asks"
-    keys = new if model.primary.keys is None else _joined(model.primary.keys, new)
+    kept = model.primary.keys
+    keys = new if kept is None else _joined(kept.take(_not_again(kept, new)), new)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
     asked = PredictRequest(
         run=new_run(),
@@ -354,6 +360,20 @@ def require_one_model(primary: KeptModel, run: str, name: str) -> None:
             f"model of {name!r}: was trained by run {run}, and that of {primary.party!r} by run "
             f"{primary.run}; halves of one network belong to one run"
         )
+
+
+def _not_again(kept: KeyTable, new: KeyTable) -> Int64[np.ndarray, " others"]:
+    """Return which rows of a kept table have a key that no new row has."""
+    again = np.ones(kept.num_rows, dtype=np.bool_)
+    for name, column in kept.columns.items():
+        again &= pd.Series(column).isin(new.columns[name]).to_numpy()
+    maybe = np.flatnonzero(again)
+    mine, theirs = (
+        pd.MultiIndex.from_arrays([table.columns[name] for name in kept.columns])
+        for table in (kept.take(maybe), new)
+    )
+    again[maybe] = mine.isin(theirs)
+    return np.flatnonzero(~again)
 
 
 def _joined(first: KeyTable, second: KeyTable) -> KeyTable:

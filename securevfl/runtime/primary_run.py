@@ -212,8 +212,9 @@ class PrimaryRun:
                 self._spent(self.ledger.charge_fitting())
             if self._vote is not None:
                 self._tell(Stage(text="fitting votes"))
-                files = self.checkpoints.files
-                self._vote(partial(ballot_of, self.plan, self.data, self.ledger, files))
+                files, labels = self.checkpoints.files, self.table.labels
+                assert labels is not None, "the primary's table has labels"
+                self._vote(partial(ballot_of, self.plan, self.data, labels, self.ledger, files))
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
         if released and self._countersigning is not None:

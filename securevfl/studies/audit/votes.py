@@ -205,7 +205,7 @@ class _SumsStage:
     @cached_property
     def _ballot(self) -> Ballot:
         with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
-            return ballot_of(self._plan, self._data, _ledger(self._plan, "primary"), _state(text))
+            return _ballot(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
     def _voter(self, party: PartySettings) -> _Overheard:
         """Return a secondary's part in one round; class sums leave it once."""
@@ -271,7 +271,7 @@ def _drawn(settings: AuditSettings) -> list[AuditTest]:
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
         # A session of its own each: nothing is known but what lies in the run's folder.
         once, again = (
-            ballot_of(plan, data, ledger, _state(text)).bins_of_rows[: 2 * each] for _ in range(2)
+            _ballot(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2)
         )
     return drawn_tests(once[:each], once[each:], again, epsilon=epsilon, classes=classes)
 
@@ -354,5 +354,6 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
     return Ledger(None, party=party, plan=plan.releases, noise_share_std=plan.noise_share_std)
 
 
-def _state(folder: str) -> StateFolder:
-    return StateFolder(Path(folder), settings_digest="")
+def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> Ballot:
+    state = StateFolder(Path(folder), settings_digest="")
+    return ballot_of(plan, data, data.targets.numpy(), ledger, state)
