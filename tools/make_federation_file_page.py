@@ -15,7 +15,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -319,10 +319,10 @@ def limits_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
     for base in _bases(kind):
         for method in _class_body(base):
             if isinstance(method, ast.FunctionDef):
-                yield from _limits_in(method)
+                yield from _limits_in(method, vars(inspect.getmodule(base)))
 
 
-def _limits_in(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+def _limits_in(method: ast.FunctionDef, constants: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     dicts = {
         node.targets[0].id: list(_own_fields(node.value))
         for node in ast.walk(method)
@@ -336,6 +336,9 @@ def _limits_in(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
                 continue
         if check == "at_least":
             limit = f"≥ {ast.unparse(node.args[0])}"
+        elif check == "within":
+            least, most = (_number_of(one, constants) for one in node.args)
+            limit = f"{least} to {most:,}"
         elif check in LIMITS:
             limit = LIMITS[check]
         else:
@@ -348,6 +351,19 @@ def _limits_in(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
             else:
                 names = list(_own_fields(keyword.value))
             yield from ((name, limit) for name in names)
+
+
+def _number_of(node: ast.expr, constants: Mapping[str, Any]) -> int:
+    """Return a limit that is written as a number, as a constant or as one of a module."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return int(constants[name])
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return int(getattr(constants[module], name))
+        case _:
+            raise SystemExit(f"{ast.unparse(node)}: is no limit that this program can read")
 
 
 def _own_fields(node: ast.AST) -> Iterator[str]:

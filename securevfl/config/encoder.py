@@ -56,8 +56,7 @@ class EncoderSettings:
 
     def __post_init__(self) -> None:
         checks.one_of(("random", "principal", "autoencoder", "votes"), method=self.method)
-        checks.whole(steps=self.steps)
-        checks.at_least(1, steps=self.steps)
+        checks.within(1, checks.MOST_TIMES, steps=self.steps)
         checks.rate(sampling_rate=self.sampling_rate)
         if self.layout is not None:
             checks.one_of(("blocks", "sum"), layout=self.layout)

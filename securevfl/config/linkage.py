@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -10,6 +10,8 @@ from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
 from securevfl.linking.protections.table import PROTECTIONS
+
+_MOST_CODE_BITS: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +100,13 @@ class LinkageSettings:
                 allowed = ", ".join(map(repr, known))
                 near = checks.did_you_mean(value, known)
                 raise ConfigError(f"{name}: must be one of {allowed}; got {value!r}{near}")
-        if self.code_bits is not None and (self.code_bits < 64 or self.code_bits % 64):
-            raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
+        if self.code_bits is not None and (
+            self.code_bits % 64 or not 64 <= self.code_bits <= _MOST_CODE_BITS
+        ):
+            raise ConfigError(
+                f"code_bits: must be a multiple of 64 and at most {_MOST_CODE_BITS}, "
+                f"got {self.code_bits}"
+            )
         if self.code_concentration is not None:
             checks.open_unit(code_concentration=self.code_concentration)
         if not 0 <= self.missing_similarity <= 1:

@@ -82,7 +82,7 @@ class PartySettings:
             raise ConfigError(
                 f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
             )
-        checks.file_name(name=self.name)  # on some systems "con" is none
+        checks.file_name(name=self.name)  # "con" is none on some systems, "--out" an option
         if self.is_helper:
             self._check_helper()
         else:
@@ -121,8 +121,7 @@ class PartySettings:
             raise ConfigError(f"key: names a column twice: {', '.join(self.key)}")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
-        checks.whole(max_categories=self.max_categories)
-        checks.at_least(1, max_categories=self.max_categories)
+        checks.within(1, checks.MOST_WIDTH, max_categories=self.max_categories)
         if self.missing == "refuse" and self.missing_columns:
             raise ConfigError('missing_columns: goes with missing = "fill"')
         pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]

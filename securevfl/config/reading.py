@@ -32,6 +32,7 @@ from securevfl.config.sections import (
 from securevfl.config.top import without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.fedhssl.settings import PretrainingSettings
@@ -50,7 +51,7 @@ def read_federation(path: str | Path, *, only_linkage: bool = False) -> Federati
         PrivacyError: If the privacy settings contradict one another.
     """
     try:
-        source = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        source = tomllib.loads(read_text(Path(path), most=MOST_OF_SETTINGS))
     except OSError as error:
         raise ConfigError(f"federation file {path}: {error.strerror}") from None
     except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError

@@ -33,8 +33,7 @@ class FederationSettings:
         checks.file_name(name=self.name)
         checks.at_least(0, seed=self.seed)
         if self.classes is not None:
-            checks.whole(classes=self.classes)
-            checks.at_least(2, classes=self.classes)
+            checks.within(2, checks.MOST_WIDTH, classes=self.classes)
             if self.task != "multiclass":
                 raise ConfigError(
                     f"classes: is of a multiclass task, and this one is {self.task}; leave it out"
@@ -121,7 +120,8 @@ class TrainingSettings:
         return self.split or ("random" if task == "regression" else "stratified")
 
     def __post_init__(self) -> None:
-        checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        times = {"epochs": self.epochs, "batch_size": self.batch_size, "patience": self.patience}
+        checks.within(1, checks.MOST_TIMES, **times)
         if self.learning_rate is not None:
             checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(weight_decay=self.weight_decay, iso_gradients=self.iso_gradients)
@@ -225,8 +225,7 @@ class RuntimeSettings:
     def __post_init__(self) -> None:
         checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
         checks.at_least(0, lowest_rate=self.lowest_rate)
-        checks.whole(most_losses=self.most_losses)
-        checks.at_least(1, most_losses=self.most_losses)
+        checks.within(1, checks.MOST_TIMES, most_losses=self.most_losses)
         if self.least_secondaries is not None:
             checks.whole(least_secondaries=self.least_secondaries)
             checks.at_least(1, least_secondaries=self.least_secondaries)

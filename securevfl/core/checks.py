@@ -11,6 +11,18 @@ from typing import Final
 
 from securevfl.core.errors import ConfigError
 
+MOST_WIDTH: Final = 16_384
+"""Units of a layer, numbers of a vector: a layer between two such widths has 1 GiB of weights."""
+
+MOST_LINKS: Final = 10_000
+"""Links of a row."""
+
+MOST_LAYERS: Final = 64
+"""Blocks of a model."""
+
+MOST_TIMES: Final = 1_000_000
+"""Epochs, steps, rows of a batch, trees."""
+
 _LONGEST_FILE_NAME: Final = 100
 _NOT_IN_FILE_NAMES: Final = frozenset('/\\:*?<>|"')
 _DEVICES: Final = frozenset(
@@ -68,6 +80,20 @@ def whole(**values: object) -> None:
             raise ConfigError(f"{name} must be a whole number, got {value!r}")
 
 
+def within(least: int, most: int, **values: object) -> None:
+    """Check that every named value is a whole number from ``least`` to ``most``.
+
+    What sizes memory is bounded before any is taken: a number with too many digits is a mistake,
+    and would otherwise end on a machine without memory that does not say why.
+    """
+    whole(**values)
+    for name, value in values.items():
+        assert isinstance(value, int), "a whole number"
+        if not least <= value <= most:
+            rule = f"at least {least}" if value < least else f"at most {most}"
+            raise ConfigError(f"{name} must be {rule}, got {value!r}")
+
+
 def open_unit(**values: float) -> None:
     """Check that every named value lies in (0, 1)."""
     _number(**values)
@@ -95,8 +121,9 @@ def fraction(**values: float) -> None:
 def file_name(**values: str) -> None:
     """Check that every named value can be the name of a file or folder on any system.
 
-    It has 1 to 100 printable characters, is no path, starts with no dot, ends with no dot or
-    space, and is none of the names that Windows keeps for devices.
+    It has 1 to 100 printable characters, is no path, starts with no dot and no hyphen (commands
+    would take it for an option), ends with no dot or space, and is none of the names that Windows
+    keeps for devices.
     """
     for name, value in values.items():
         device = value.partition(".")[0].rstrip().upper()
@@ -104,13 +131,14 @@ def file_name(**values: str) -> None:
             not 1 <= len(value) <= _LONGEST_FILE_NAME
             or not value.isprintable()
             or set(value) & _NOT_IN_FILE_NAMES
-            or value[0] in ". "
+            or value[0] in ".- "
             or value[-1] in ". "
             or device in _DEVICES
         ):
             raise ConfigError(
                 f"{name}: must be a plain file name of at most {_LONGEST_FILE_NAME} characters, "
-                f"with none of / \\ : * ? < > | and quotes, and no dot in front; got {value!r}"
+                f"with none of / \\ : * ? < > | and quotes, and no dot or hyphen in front; "
+                f"got {value!r}"
             )
 
 

@@ -5,6 +5,7 @@ that it is for others: the federation file, certificates, figures and reports of
 the mode that the user's umask gives new files.
 """
 
+import errno
 import glob
 import json
 import os
@@ -18,6 +19,12 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from securevfl.core.errors import ConfigError, StorageError
+
+MOST_OF_JSON: Final = 64 * 2**20
+"""Bytes of a JSON file, which takes some thirty times as much in memory."""
+
+MOST_OF_SETTINGS: Final = 4 * 2**20
+"""Bytes of a file of settings that people write."""
 
 _PRIVATE: Final = 0o600
 _FOR_OTHERS: Final = 0o666  # less the user's umask
@@ -91,6 +98,22 @@ def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
     write_text(path, text, for_others=for_others)
 
 
+def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
+    """Read UTF-8 text of at most so many bytes; a larger file is refused before it is read.
+
+    Raises:
+        OSError: As the system says it, or that the file is too large.
+        UnicodeDecodeError: If it is no such text.
+    """
+    with path.open("rb") as file:
+        # Of a device the system tells no size.
+        large = os.fstat(file.fileno()).st_size > most
+        content = b"" if large else file.read(most + 1)
+    if large or len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return content.decode()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read what :func:`write_json` has written of a mapping.
 
@@ -98,7 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ConfigError: If the file cannot be read or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):

@@ -10,10 +10,14 @@ import numpy as np
 import sklearn.datasets
 from jaxtyping import Float64
 
+from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.task import Task
 from securevfl.data.reading import read_table
 from securevfl.data.tables import PartyTable
+
+_MOST_UNPACKED: Final = 8 * 2**30
+"""Bytes of the arrays of a ``NAME.npz``."""
 
 DATA_VARIABLE: Final = "SECUREVFL_DATA"
 """The environment variable that names a folder of tables."""
@@ -143,8 +147,10 @@ def load_archive(name: str) -> dict[str, np.ndarray]:
     """
     path = _require_folder(name) / f"{name}.npz"
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        with path.open("rb") as file:
+            require_unpackable(file, most=_MOST_UNPACKED)
+            with np.load(file, allow_pickle=False) as archive:
+                return dict(archive)
     except (OSError, ValueError) as error:
         raise DataError(f"table {path}: can't be read: {error}") from None
 

@@ -5,6 +5,12 @@ end too, and a file that was written anew. Every line is synced to the disk befo
 :meth:`ChainedFile.append` returns, unless the file is opened otherwise. Opening a file never alters
 it: what a crash left is mended by the first append, which comes after its reader has found that the
 lines are its own. A file that is made has its first line in it from its first moment on.
+
+Before each line, and once more at the end of a run (:meth:`ChainedFile.require_in_place`), the file
+must be the one that lies at its path, as long as this process has left it, and end with the line
+that this process knows. Otherwise it was moved, removed, replaced, cut or written to, what follows
+could be lost, and nothing is appended any more. Bytes that were altered before the last line show
+when the file is next opened.
 """
 
 import contextlib
@@ -68,7 +74,13 @@ class ChainedFile:
         self._handle: int | None = None
         self._let_go: Callable[[], None] = lambda: None
         self._open = not read_only
+        self._place = None if path is None else path.absolute()
         self._size = 0
+        """Bytes of whole lines."""
+        self._left = 0
+        """Bytes of the file as this process found or left it; a torn line's among them."""
+        self._last = b""
+        """The last whole line, as it lies in the file."""
         self._unended = False
         if path is None or not (read_only or os.path.lexists(path)):
             return
@@ -92,11 +104,12 @@ class ChainedFile:
         Raises:
             ConfigError: If the file was not there, and cannot be made, or another process has made
                 it.
-            PrivacyError: If the file is closed.
+            PrivacyError: If the file is closed, or not what this process has left.
             StorageError: If the line cannot be written; it is not in the file then.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
+        self.require_in_place()
         line = self.chain.line_of(entry)
         data = f"{line}\n".encode()
         if self._handle is not None:
@@ -104,6 +117,48 @@ class ChainedFile:
         elif self.path is not None:
             self._make(self.path, data)
         self.chain.add(line)
+
+    def require_in_place(self) -> None:
+        """Refuse a file that was moved, removed, replaced, cut or written to under this process.
+
+        Lines that another program has appended are refused too, not cut off: where locks do not
+        hold, as on some network folders, they may be another run's charges.
+
+        Raises:
+            PrivacyError: Saying what was done; later appends raise too.
+            StorageError: If the system cannot tell.
+        """
+        if self._handle is None or self._place is None:
+            return
+        try:
+            what = self._altered(self._handle, self._place)
+        except OSError as error:
+            raise StorageError.of(f"ledger {self.path}", error) from None
+        if what is not None:
+            self.close()
+            raise PrivacyError(
+                f"ledger {self.path}: {what} while this run was using it, so charges could be "
+                f"lost, and nothing more is released. Restore the ledger from a copy, and check "
+                f"it with securevfl verify"
+            )
+
+    def _altered(self, handle: int, place: Path) -> str | None:
+        """Return what was done to the file since this process last touched it."""
+        own = os.fstat(handle)
+        try:
+            named = place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "was moved or removed"
+        if own.st_nlink == 0 or not os.path.samestat(own, named):
+            return "was replaced by another file"
+        if own.st_size < self._left:
+            return f"was cut by {self._left - own.st_size} bytes"
+        if own.st_size > self._left:
+            return f"got {own.st_size - self._left} bytes from another program"
+        os.lseek(handle, self._size - len(self._last), os.SEEK_SET)
+        if os.read(handle, len(self._last)) != self._last:
+            return "was overwritten"
+        return None
 
     def close(self) -> None:
         """Let the file go; later appends raise."""
@@ -163,14 +218,14 @@ class ChainedFile:
         """Let go of a file that was not made."""
         if self._handle is not None:
             os.close(self._handle)
-        self._handle, self._size = None, 0
+        self._handle, self._size, self._left = None, 0, 0
         self._let_go()
         self._let_go = lambda: None
 
     def _write(self, handle: int, data: bytes) -> None:
         whole = b"\n" + data if self._unended else data
         try:
-            if os.fstat(handle).st_size != self._size:
+            if self._left > self._size:
                 # A crash or a full disk within a write: that append never returned, so nothing
                 # followed from it.
                 os.ftruncate(handle, self._size)
@@ -182,8 +237,10 @@ class ChainedFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, self._size)
+            self._left = os.fstat(handle).st_size
             raise StorageError.of(f"ledger {self.path}", error) from None
         self._size += len(whole)
+        self._left, self._last = self._size, data
         self._unended = False
 
     def _read(self, path: Path) -> None:
@@ -202,6 +259,7 @@ class ChainedFile:
                     self._taken(*before)
                 before = entry, where
                 self._size += len(data)
+                self._last = data
                 self._unended = not ended
         if before is None:
             raise PrivacyError(
@@ -209,6 +267,7 @@ class ChainedFile:
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
         self._taken(*before)
+        self._left = os.fstat(self._handle).st_size
 
 
 def _is_whole(data: bytes) -> bool:

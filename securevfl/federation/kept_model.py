@@ -199,7 +199,7 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptMod
     """
     path = folder / _DESCRIPTION
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
     except FileNotFoundError:
         raise ConfigError(
             f"model {folder}: there is none; a run keeps it when its training has ended"

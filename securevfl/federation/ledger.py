@@ -17,12 +17,8 @@ from securevfl.core import checks
 from securevfl.core.errors import BudgetExceededError, PrivacyError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.chained_file import ChainedFile, now
-from securevfl.federation.ledger_book import (
-    LedgerBook,
-    Outlook,
-    Session,
-    epsilon_of_sessions,
-)
+from securevfl.federation.ledger_book import Outlook, Session, epsilon_of_sessions
+from securevfl.federation.ledger_file import LedgerFile
 from securevfl.federation.ledger_refusals import (
     budget_of,
     over_budget,
@@ -50,7 +46,7 @@ class Ledger:
 
     def __init__(
         self,
-        path: Path | None,
+        file: LedgerFile | Path | None,
         *,
         party: str,
         plan: ReleasePlan,
@@ -61,10 +57,10 @@ class Ledger:
         settings: str = "",
         model: str = "",
     ) -> None:
-        """Open a ledger, or go on with the one that lies at ``path``.
+        """Open a ledger, or go on with the one that lies there.
 
         Args:
-            path: The file; None keeps the record in memory only (the simulator).
+            file: Its path, or the file, open; None keeps the record in memory only (the simulator).
             party: Whose releases these are, by the federation's name.
             plan: What this session will release.
             noise_share_std: ``tau``, the noise that this session really adds, as
@@ -80,9 +76,9 @@ class Ledger:
             PrivacyError: If the file was altered, or the run was charged for another unit before.
         """
         self.party = party
-        self._book = LedgerBook()
+        self._file = file if isinstance(file, LedgerFile) else LedgerFile(file, durable=durable)
+        self._book = self._file.book
         self.others = self._book.others  # as the file was when it was opened
-        self._file = ChainedFile(path, durable=durable, take=self._book.take)
         try:
             own = Session(
                 run=run or secrets.token_hex(16),

@@ -8,8 +8,9 @@ from typing import Any
 from securevfl.core.errors import ConfigError
 from securevfl.core.strict_json import strict_json
 from securevfl.federation.chain import MOST_LEVELS
-from securevfl.federation.chained_file import ChainedFile, now
+from securevfl.federation.chained_file import now
 from securevfl.federation.ledger_book import LedgerBook, Limit, Session, epsilon_of_sessions
+from securevfl.federation.ledger_file import LedgerFile
 from securevfl.federation.told_labels import LabelsSpent, labels_spent
 
 
@@ -68,10 +69,9 @@ def summary_of(path: Path) -> LedgerSummary:
         ConfigError: If it cannot be opened, is in use, or is of another version.
         PrivacyError: If it was altered.
     """
-    file = ChainedFile(path, read_only=True)
+    file = LedgerFile(path, read_only=True)
     try:
-        book = LedgerBook()
-        book.read(file.entries, where=f"ledger {path}")
+        book = file.book
         runs = [_run_spent(sessions) for sessions in book.runs().values()]
         units = [_unit_spent(book, unit) for unit in book.units]
         return LedgerSummary(
@@ -95,10 +95,9 @@ def set_limit(path: Path, limit: Limit) -> UnitSpent:
         ConfigError: If the ledger cannot be opened or written, is in use, or is of another version.
         PrivacyError: If it was altered.
     """
-    file = ChainedFile(path)
+    file = LedgerFile(path)
     try:
-        book = LedgerBook()
-        book.read(file.entries, where=f"ledger {path}")
+        book = file.book
         limit = replace(limit, time=now())
         file.append(limit.line())
         book.limits[limit.unit] = limit

@@ -9,10 +9,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import StorageError
 from securevfl.core.events import EventLog
-from securevfl.federation.chained_file import ChainedFile
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_book import LedgerBook, Outlook
+from securevfl.federation.ledger_book import Outlook
+from securevfl.federation.ledger_file import LedgerFile
 from securevfl.federation.ledger_place import Book, ledger_of_table
 from securevfl.federation.ledger_refusals import require_rows
 from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
@@ -59,6 +59,7 @@ class PartyFiles:
         self._simulated = simulated
         self._log = None if simulated else EventLog(folder / LOG_FILE, party=party)
         self._ledger: Ledger | None = None
+        self._held: LedgerFile | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -131,6 +132,17 @@ class PartyFiles:
         self.checkpoints.guard(ledger)
         return ledger.outlook()
 
+    def hold_ledger(self) -> LedgerFile:
+        """Keep the ledger for this process from now on, before anything is asked for.
+
+        Raises:
+            ConfigError: If another run or server is at work on this table.
+            PrivacyError: If the ledger was altered.
+        """
+        if self._held is None:
+            self._held = LedgerFile(self.ledger_path(), durable=not self._simulated)
+        return self._held
+
     def open_prediction(self, plan: RunPlan, *, model: str) -> Ledger:
         """Open the ledger for one request for predictions, or go on in it with another request.
 
@@ -148,12 +160,12 @@ class PartyFiles:
             require_rows(self._ledger.budgeted, most, more=releases.row_releases)
             self._ledger.begin(releases, run=plan.facts.run)
             return self._ledger
+        file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
         self._ledger = Ledger(
-            self.ledger_path(),
+            file,
             party=self.party,
             plan=releases,
             noise_share_std=plan.noise_share_std,
-            durable=not self._simulated,
             run=plan.facts.run,
             federation=self._config.federation.name,
             settings=self._config.settings_digest,
@@ -166,7 +178,7 @@ class PartyFiles:
         return self._ledger
 
     def prediction_budget(self, model: str) -> PredictionBudget:
-        """Return what predictions of a model have spent here, and what is left for them.
+        """Return what predictions of a model have spent here; the ledger is held from now on.
 
         Args:
             model: Id of the run whose model predicts.
@@ -178,12 +190,8 @@ class PartyFiles:
         if self._ledger is not None:
             asked = self._ledger.budgeted
         else:
-            path, book = self.ledger_path(), LedgerBook()
-            if path.exists():
-                file = ChainedFile(path, read_only=True)
-                file.close()
-                book.read(file.entries, where=f"ledger {path}")
-            asked = [session for session in book.sessions if session.model == model]
+            sessions = self.hold_ledger().book.sessions
+            asked = [session for session in sessions if session.model == model]
         return prediction_budget(self._config, asked, party=self.party)
 
     def close(self) -> None:
@@ -192,6 +200,8 @@ class PartyFiles:
         The run folder gets a copy of a table's ledger as it is now: the run's evidence, which
         nothing is charged to.
         """
+        if self._held is not None:
+            self._held.close()
         if self._ledger is not None:
             kept = self._ledger.path
             self._ledger.close()
@@ -208,7 +218,11 @@ class PartyFiles:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is None and self._ledger is not None:
+                self._ledger.file.require_in_place()
+        finally:
+            self.close()

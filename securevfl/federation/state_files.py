@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core import files
+from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError, StorageError
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
@@ -75,6 +76,7 @@ def read_state(path: Path) -> dict[str, Any]:
     if hashlib.sha256(data).digest() != digest:
         raise DamagedError(f"{path}: is damaged")
     try:
+        require_unpackable(data)
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # noqa: BLE001 - a foreign file may raise anything
         raise DamagedError(f"{path}: is not a state that this program wrote") from None

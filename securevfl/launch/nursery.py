@@ -5,23 +5,36 @@ process which has loaded it starts in milliseconds and shares that memory. What 
 there yet: the nursery reads no file of a federation, and gets an identity only to hand it on to the
 one child that it is for.
 
-The children belong to the nursery, so it tells the launcher how each ended. Signals go by a handle
-of the process (``pidfd``), which cannot hit another that has got its number since. Linux only.
+The children belong to the nursery, so it tells the launcher how each ended. One that was stopped is
+woken when it is late to tell; one that stays silent is ended, and its parties with it. Signals go
+by a handle of the process (``pidfd``), which cannot hit another that has got its number since.
+Linux only.
 """
 
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 MESSAGE_BYTES: Final = 1 << 16
 """No message between launcher and nursery is longer."""
+
+SILENT_S: Final = 30.0
+"""Seconds within which a nursery tells that a child has ended."""
+
+LOADING_S: Final = 300.0
+"""Seconds within which it has loaded what children need and forked one."""
+
+_WOKEN_AFTER: Final = 0.1
+"""Part of such a time after which a nursery that says nothing is woken, in case it was stopped."""
 
 
 def is_offered() -> bool:
@@ -69,6 +82,18 @@ class Forked:
         assert ended is not None, "waited for"
         return ended
 
+    @property
+    def why_lost(self) -> str | None:
+        """Why it was ended with its nursery, where that was silent; else None."""
+        return self._nursery.why_lost
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the system says that it has ended, whatever the nursery has told."""
+        asked = select.poll()
+        asked.register(self._handle, select.POLLIN)
+        return bool(asked.poll(0))
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; to one that has ended, nothing."""
         with contextlib.suppress(ProcessLookupError):
@@ -94,7 +119,11 @@ class Nursery:
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self.is_lost = False
         """Whether it has ended by itself; it forks nothing any more."""
+        self.why_lost: str | None = None
+        """What is said of a nursery that was silent for too long."""
         self._ended: dict[int, tuple[int, int]] = {}
+        self._untold: dict[int, float] = {}
+        """Since when a child's end was not told, by its number."""
         self._running: dict[int, Forked] = {}
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -118,13 +147,13 @@ class Nursery:
             name: What the system's list of processes shows, up to 15 characters of it.
 
         Raises:
-            ConnectionError: If the nursery is gone.
+            ConnectionError: If the nursery is gone, or silent for :data:`LOADING_S`.
             OSError: If it cannot fork.
         """
         asked = {"name": name, "arguments": list(arguments), "handed": list(files.handed)}
         socket.send_fds(self._wire, [json.dumps(asked).encode()], files.handles)
         while True:
-            told, given = self._receive()
+            told, given = self._receive_within(LOADING_S)
             if "refused" in told:
                 raise OSError(told["refused"], os.strerror(told["refused"]))
             if "started" in told:
@@ -136,14 +165,15 @@ class Nursery:
         """Return a child's exit code and largest memory in bytes; None if it runs."""
         while pid not in self._ended:
             try:
-                self._wire.setblocking(wait)
-                self._receive()
+                if wait:
+                    self._receive_within(SILENT_S)
+                else:
+                    self._receive(timeout_s=0)
             except BlockingIOError:
+                self._require_told(pid)
                 break
             except ConnectionError:
                 pass  # all have ended
-            finally:
-                self._wire.setblocking(True)
         return self._ended.get(pid)
 
     def close(self) -> None:
@@ -152,11 +182,46 @@ class Nursery:
         self._process.kill()
         self._process.wait()
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+    def _receive_within(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
+        """Wait for a message; a nursery that was stopped is woken on the way.
+
+        Raises:
+            ConnectionError: If the nursery is gone, or was silent and is given up.
+        """
+        for part in (_WOKEN_AFTER, 1 - _WOKEN_AFTER):
+            try:
+                return self._receive(timeout_s=part * seconds)
+            except TimeoutError:
+                self._process.send_signal(signal.SIGCONT)
+        self._give_up(seconds)
+        raise ConnectionResetError("the process that starts parties is silent")
+
+    def _require_told(self, pid: int) -> None:
+        """Wake a nursery that is late to tell of a child's end, and give up one that never does."""
+        if pid not in self._running or not self._running[pid].has_ended:
+            return
+        late_s = time.monotonic() - self._untold.setdefault(pid, time.monotonic())
+        if late_s > SILENT_S:
+            self._give_up(SILENT_S)
+        elif late_s > _WOKEN_AFTER * SILENT_S:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _give_up(self, seconds: float) -> None:
+        self.why_lost = (
+            f"was ended with the process that starts parties, which gave no sign of life for "
+            f"{seconds:g} s"
+        )
+        self._process.kill()
+        self._end_all()
+
+    def _receive(self, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        self._wire.settimeout(timeout_s)
         try:
             content, given, _, _ = socket.recv_fds(self._wire, MESSAGE_BYTES, 1)
         except ConnectionError:
             content, given = b"", []
+        finally:
+            self._wire.settimeout(None)
         if not content:
             self._end_all()
             raise ConnectionResetError("the process that starts parties has ended")

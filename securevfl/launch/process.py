@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 from securevfl.core.errors import ConfigError, StorageError
 from securevfl.core.files import open_to_append
@@ -84,6 +84,9 @@ class _Program:
             process_group=0,
         )
         self.pid = self._process.pid
+
+    why_lost: ClassVar[None] = None
+    """It is nobody's but this process's own."""
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
@@ -250,7 +253,8 @@ class PartyProcess:
             reason = f"was interrupted by its operator; its log is {self._log_path}"
             return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
         if code < 0:
-            reason = f"was ended by {_signal_name(-code)}; its log is {self._log_path}"
+            how = self._process.why_lost or f"was ended by {_signal_name(-code)}"
+            reason = f"{how}; its log is {self._log_path}"
             return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
         reason = f"exited with {code}: {self._last_words()}; its log is {self._log_path}"
         return PartyFailure(party=self.name, reason=reason, exit_code=code)

@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import DataError
 from securevfl.core.files import write_arrays, write_bytes
 from securevfl.core.strict_json import strict_json
@@ -27,6 +28,7 @@ from securevfl.linking.candidates import Candidates, tells_apart
 from securevfl.linking.similar_links import SimilarLinks, similar_links
 
 _TAG_KEY_BYTES: Final = 32
+_MOST_OF_FIGURES: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -215,10 +217,19 @@ def _of_type(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
     return array
 
 
+def _opened(file: BinaryIO) -> Any:
+    """Return numpy's reader of an archive that is no larger in memory than on the disk."""
+    require_unpackable(file)
+    return np.load(file, allow_pickle=False)
+
+
 def _load(path: Path, key: str) -> KeptLinks:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            figures = strict_json(archive["figures"].tobytes(), depth=1)
+        with path.open("rb") as file, _opened(file) as archive:
+            text = archive["figures"]
+            if text.nbytes > _MOST_OF_FIGURES:
+                raise ValueError("figures of too many bytes")
+            figures = strict_json(text.tobytes(), depth=1)
             if figures["key"] != key:
                 raise DataError(f"links {path}: belong to other keys; remove the file")
             similar = None

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -52,6 +52,9 @@ class FamilySettings(Protocol):
 
 
 S = TypeVar("S", bound=FamilySettings)
+
+_MOST_OF_A_ROW: Final = 2**20
+"""Numbers that a secondary may release for one row: 4 MiB."""
 
 
 class Family(ABC, Generic[S]):
@@ -263,14 +266,20 @@ class Family(ABC, Generic[S]):
 
 def _check_common(settings: FamilySettings) -> None:
     sizes = {f"model.cut_shape[{axis}]": size for axis, size in enumerate(settings.cut_shape)}
-    least_one = {"model.neighbours": settings.neighbours, **sizes}
     averaging = {"model.average_positions_every": settings.average_positions_every}
-    checks.whole(**least_one, **averaging)
-    checks.at_least(1, **least_one)
+    checks.within(1, checks.MOST_LINKS, **{"model.neighbours": settings.neighbours})
+    checks.within(1, _MOST_OF_A_ROW, **sizes)
+    checks.whole(**averaging)
     checks.at_least(0, **averaging)
     checks.fraction(**{"model.party_dropout": settings.party_dropout})
     if len(sizes) != 2:
         raise ConfigError(f"model.cut_shape must be two sizes, got {settings.cut_shape!r}")
+    if math.prod(settings.cut_shape) > _MOST_OF_A_ROW:
+        positions, width = settings.cut_shape
+        raise ConfigError(
+            f"model: a row's release would have {positions} x {width} numbers, and "
+            f"{_MOST_OF_A_ROW} are the most; lower model.neighbours or model.hidden"
+        )
 
 
 AnyFamily: TypeAlias = Family[Any]

@@ -54,8 +54,7 @@ class PairSettings:
     """There are no positional encodings to average."""
 
     def __post_init__(self) -> None:
-        checks.whole(hidden=self.hidden, layer_width=self.layer_width)
-        checks.at_least(1, hidden=self.hidden, layer_width=self.layer_width)
+        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, layer_width=self.layer_width)
         checks.fraction(party_dropout=self.party_dropout)
         checks.one_of(("unit", "none"), pair_scale=self.pair_scale)
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
@@ -84,8 +83,7 @@ class ManyLinksSettings(PairSettings):
 
     def __post_init__(self) -> None:
         PairSettings.__post_init__(self)
-        checks.whole(neighbours=self.neighbours)
-        checks.at_least(1, neighbours=self.neighbours)
+        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
 
     @property
     def cut_shape(self) -> tuple[int, int]:

@@ -131,18 +131,29 @@ def at_work(
     *,
     device: torch.device,
 ) -> TopModel:
-    """Return the kept half of the primary with all rows of training; it has no exchange yet."""
+    """Return the kept half of the primary with all rows of training; it has no exchange yet.
+
+    Args:
+        config: The federation file.
+        model: The primary's.
+        table: Its table, as in training.
+        linked: Links with all secondaries; a round reads the similarities of its active ones.
+        device: Where it computes.
+    """
     rows = table.num_rows
     facts = facts_of(rows)
     keys = keys_of(prediction_spec(config, model).keys, table)
-    nobody = ReleasedRows(torch.empty(0, 1, 1), ranks=(), rounds=RoundCounter(), device=device)
+    everybody = tuple(config.ranks[party.name] for party in config.secondaries)
+    nothing = ReleasedRows(
+        torch.empty(0, 1, 1), ranks=everybody, rounds=RoundCounter(), device=device
+    )
     return top_model(
         config,
         model,
         kept_top(config, model, table, device=device),
         table,
         linked,
-        nobody,
+        nothing,
         request=Request(facts=facts, keys=keys),
         device=device,
     )

@@ -57,7 +57,7 @@ def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
     if not path.exists():
         return {}
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(core_files.read_text(path))
         return {
             str(digest): {str(name): str(text) for name, text in parties.items()}
             for digest, parties in kept.items()

@@ -137,6 +137,8 @@ def top_model(
     if linked.similarities is not None:
         # The top model finds each secondary's at its rank.
         told = linked.similarities[asked]
+        # numpy would spread one secondary's over any number of places, and over none.
+        assert told.shape[1] == len(active), "one of each secondary that answers"
         similarities = np.full((len(told), len(config.secondaries), told.shape[2]), np.nan, "f4")
         similarities[:, active] = told
     if in_blocks(config) and len(active) < len(config.secondaries):

@@ -120,21 +120,21 @@ class Predictor:
             ConfigError: If a ledger is in use by another run.
         """
         with contextlib.ExitStack() as opened:
-            yield SimulatedSession(
-                self,
-                {
-                    party.name: opened.enter_context(
-                        PartyFiles(
-                            self.run_folder / "parties" / party.name,
-                            self.config,
-                            party=party.name,
-                            resume=True,
-                            simulated=True,
-                        )
+            own = {
+                party.name: opened.enter_context(
+                    PartyFiles(
+                        self.run_folder / "parties" / party.name,
+                        self.config,
+                        party=party.name,
+                        resume=True,
+                        simulated=True,
                     )
-                    for party in (self.config.primary, *self.secondaries)
-                },
-            )
+                )
+                for party in (self.config.primary, *self.secondaries)
+            }
+            for files in own.values():
+                files.hold_ledger()
+            yield SimulatedSession(self, own)
 
 
 class SimulatedSession:

@@ -20,6 +20,7 @@ from securevfl.core.errors import (
     PrivacyError,
     SecureVflError,
 )
+from securevfl.core.files import read_text
 from securevfl.federation.chain import Chain, read_chain
 from securevfl.federation.countersign import (
     COUNTERSIGNED,
@@ -320,7 +321,7 @@ def _equal(told: Any, computed: float | None) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     if not isinstance(content, dict):

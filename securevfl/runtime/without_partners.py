@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.federation.absence import in_blocks
@@ -125,6 +126,13 @@ def _kept_models(run: KeptRun, figures: Mapping[str, Any]) -> KeptModels:
             "run: its parties have processes and tables of their own; simulate the same file, or "
             'take privacy.encoder = "frozen" with encoder.layout = "blocks", of which everything '
             "lies at the primary"
+        )
+    similarities = link_spec(config).similarities
+    if similarities is not None and (similarities.noise or similarities.tau is not None):
+        raise ConfigError(
+            "linkage.similarity_noise, similarity_tau: the noise of similarities is drawn once and "
+            "not kept, so the run's model cannot be measured again; simulate it with "
+            "similarity_noise = 0"
         )
     tables = run.tables or {
         party.name: read_party(config, party, run.data_root) for party in config.table_parties

@@ -1,8 +1,8 @@
 """What a server asks: a run's parties in this process, in processes beside it, or elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -84,7 +84,8 @@ def opened(
         without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
-        ConfigError: If the run has kept no model, or one that does not fit.
+        ConfigError: If the run has kept no model, or one that does not fit, or another server or
+            run has a ledger that requests are charged to.
         DataError: If a party's table, which the model was trained on, cannot be read any more.
     """
     own = load_model(_folder(config, run_folder), config, party=config.primary.name)
@@ -100,7 +101,10 @@ def opened(
         )
         return
     if identity is None and read_figures(run_folder)["mode"] != "federated":
-        yield in_process(config, run_folder, data_root=data_root, device=device)
+        found = in_process(config, run_folder, data_root=data_root, device=device)
+        # One session from start to end: another server or request on these ledgers is refused.
+        with found.model.open() as session:
+            yield replace(found, model=replace(found.model, open=lambda: nullcontext(session)))
         return
     with ExitStack() as held:
         processes, place = None, None
@@ -186,6 +190,8 @@ def between_processes(
         config = life.config
         model = load_model(job.folder / FOLDER, config, party=job.name)
         star = _Star()
+        # Another server or request on this table ends here, before it says that it is ready.
+        life.files.hold_ledger()
         life.files.log("serving", run=model.run)
         going_on = WithoutLost(life, model, opened=star.hold, observe=observe)
         yield Opened(

@@ -23,6 +23,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
 from securevfl.config.top import without_top
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.fedhssl.settings import PretrainingSettings
@@ -67,7 +68,7 @@ def collect(path: Path) -> Collected:
     """Read a federation file and note all that is wrong with it."""
     found = Collected()
     try:
-        source = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
     except OSError as error:
         found.problems.append(f"federation file {path}: {error.strerror}; check the path")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -230,7 +230,7 @@ def read_column_list(path: Path) -> Table:
     """
     where = f"column list {path}"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(files.read_text(path))
     except OSError as error:
         raise DataError(f"{where}: can't be read: {error.strerror}") from None
     except ValueError as error:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import read_settings
 from securevfl.data.sources.settings import Source
 
@@ -25,7 +26,7 @@ def read_source(path: Path, *, where: str) -> Source:
         DataError: If it is no TOML, or a setting is wrong. Values are not shown.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
     except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
         raise DataError(f"{where}: is not TOML: {error}") from None
     except RecursionError:

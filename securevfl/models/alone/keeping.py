@@ -11,6 +11,8 @@ from typing import Any, Final
 import safetensors.torch
 import torch
 
+from securevfl.core import checks
+from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone.choice import AverageModel, Model
 from securevfl.models.alone.margins import MarginModel
@@ -138,7 +140,10 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
     if about["kind"] == "network":
         tensors = safetensors.torch.load(content)
         mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
-        hidden = tuple(int(width) for width in about["hidden"])
+        hidden = tuple(about["hidden"])
+        widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(hidden))
         network = MLP(len(mean), hidden, head.outputs).double()
         try:
             network.load_state_dict(
@@ -162,6 +167,7 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
         raise ConfigError(
             f"model: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
         )
+    require_unpackable(content)
     try:
         estimator = skops.io.loads(content, trusted=[*_TRUSTED, *about["types"]])
     except UntrustedTypesFoundException as error:

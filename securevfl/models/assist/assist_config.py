@@ -59,15 +59,10 @@ class AssistConfig:
         return 1, self.outputs
 
     def __post_init__(self) -> None:
-        sizes = {
-            "outputs": self.outputs,
-            "rounds": self.rounds,
-            "neighbours": self.neighbours,
-            "trees": self.trees,
-        }
-        checks.whole(**sizes, leaves=self.leaves)
-        checks.at_least(1, **sizes)
-        checks.at_least(2, leaves=self.leaves)
+        checks.within(1, checks.MOST_WIDTH, outputs=self.outputs)
+        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
+        checks.within(1, checks.MOST_TIMES, rounds=self.rounds, trees=self.trees)
+        checks.within(2, checks.MOST_TIMES, leaves=self.leaves)
         checks.one_of(("boosting", "forest", "linear"), estimator=self.estimator)
         if self.label_epsilon is not None:
             checks.positive(label_epsilon=self.label_epsilon)

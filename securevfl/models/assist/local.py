@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64
 
+from securevfl.core.archives import require_unpackable
 from securevfl.models.assist.assist_config import AssistConfig
 
 FOLDS: Final = 3
@@ -17,6 +18,9 @@ FOLDS: Final = 3
 
 _FEWEST: Final = 2 * FOLDS
 """Linked training rows without which nothing is fitted."""
+
+_MOST_UNPACKED: Final = 2**30
+"""Bytes of the models of all rounds, which are kept packed."""
 
 _TRUSTED: Final = (
     "numpy.dtype",
@@ -116,6 +120,7 @@ def unpacked(data: bytes) -> list[Any]:
     import skops.io
 
     try:
+        require_unpackable(data, most=_MOST_UNPACKED)
         models = skops.io.loads(data, trusted=list(_TRUSTED))
     except Exception as error:
         raise ValueError("these are no local models of assisted boosting") from error

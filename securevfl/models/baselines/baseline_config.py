@@ -32,9 +32,12 @@ class BaselineConfig:
     """Epochs without a better validation metric before training stops."""
 
     def __post_init__(self) -> None:
-        checks.at_least(1, **{f"hidden[{i}]": width for i, width in enumerate(self.hidden)})
+        widths = {f"hidden[{i}]": width for i, width in enumerate(self.hidden)}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(self.hidden))
         checks.fraction(dropout=self.dropout)
-        checks.at_least(1, epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        times = {"epochs": self.epochs, "batch_size": self.batch_size, "patience": self.patience}
+        checks.within(1, checks.MOST_TIMES, **times)
         checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(weight_decay=self.weight_decay)
 
@@ -59,13 +62,11 @@ class BoostingConfig:
     """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
 
     def __post_init__(self) -> None:
-        checks.at_least(
-            1,
-            iterations=self.iterations,
-            smallest_leaf=self.smallest_leaf,
-            patience=self.patience,
-        )
+        checks.within(1, checks.MOST_TIMES, iterations=self.iterations, patience=self.patience)
+        checks.at_least(1, smallest_leaf=self.smallest_leaf)
         if not self.leaves:
             raise ConfigError("leaves: name at least one number of leaves")
-        checks.at_least(2, **{f"leaves[{i}]": number for i, number in enumerate(self.leaves)})
+        checks.within(
+            2, checks.MOST_TIMES, **{f"leaves[{i}]": number for i, number in enumerate(self.leaves)}
+        )
         checks.positive(learning_rate=self.learning_rate)

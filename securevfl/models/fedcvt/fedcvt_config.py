@@ -46,9 +46,9 @@ class FedCVTConfig:
     """Weight of: aligned rows' estimated representations are their real ones."""
 
     def __post_init__(self) -> None:
-        checks.at_least(1, hidden=self.hidden, width=self.width)
-        checks.at_least(1, epochs=self.epochs, least_steps=self.least_steps)
-        checks.at_least(2, batch_size=self.batch_size)
+        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, width=self.width)
+        checks.within(1, checks.MOST_TIMES, epochs=self.epochs, least_steps=self.least_steps)
+        checks.within(2, checks.MOST_TIMES, batch_size=self.batch_size)
         checks.positive(learning_rate=self.learning_rate, sharpening=self.sharpening)
         checks.fraction(confidence=self.confidence)
         checks.non_negative(

@@ -53,8 +53,10 @@ class EncoderConfig:
         checks.one_of(("mlp", "embedding", "resnet18"), kind=self.kind)
         checks.one_of(("batch", "layer", "none"), norm=self.norm)
         checks.one_of(("imagenet", "small"), stem=self.stem)
-        checks.whole(hidden=self.hidden, width=self.width, embedding=self.embedding)
-        checks.at_least(1, hidden=self.hidden, width=self.width, embedding=self.embedding)
+        widths = {"hidden": self.hidden, "width": self.width, "embedding": self.embedding}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        sides = {f"image[{i}]": side for i, side in enumerate(self.image)}
+        checks.within(1, checks.MOST_WIDTH, **sides)
         if self.kind == "resnet18":
             if len(self.image) != 3 or min(self.image) < 1:
                 raise ConfigError(

@@ -71,7 +71,16 @@ class FedHSSLConfig:
 
     def __post_init__(self) -> None:
         checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
-        checks.at_least(1, **{f"head[{i}]": width for i, width in enumerate(self.head)})
+        checks.within(
+            1,
+            checks.MOST_WIDTH,
+            encoder_hidden=self.encoder_hidden,
+            hidden=self.hidden,
+            embedding=self.embedding,
+        )
+        widths = {f"head[{i}]": width for i, width in enumerate(self.head)}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.within(0, checks.MOST_LAYERS, layers_of_head=len(self.head))
         if self.neighbours != 1:
             raise ConfigError(f"neighbours must be 1: a row has one match, got {self.neighbours}")
         if self.average_positions_every != 0:

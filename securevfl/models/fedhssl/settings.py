@@ -118,13 +118,13 @@ class PretrainingSettings:
             "cross_epochs": self.cross_epochs,
             "local_epochs": self.local_epochs,
             "local_updates": self.local_updates,
-            "predictor": self.predictor,
         }
         if self.queue is not None:
             counts["queue"] = self.queue
-        checks.whole(**counts, batch_size=self.batch_size)
-        checks.at_least(1, **counts)
+        checks.within(1, checks.MOST_TIMES, **counts)
+        checks.within(1, checks.MOST_WIDTH, predictor=self.predictor)
         # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
+        checks.within(2, checks.MOST_TIMES, batch_size=self.batch_size)
         checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
         checks.rate(aligned=self.aligned)
         checks.positive(learning_rate=self.learning_rate, temperature=self.temperature)
@@ -138,8 +138,9 @@ class PretrainingSettings:
         if self.momentum is not None:
             checks.fraction(momentum=self.momentum)
         if self.projector is not None:
-            checks.at_least(1, layers_of_projector=len(self.projector))
-            checks.at_least(1, **{f"projector[{i}]": w for i, w in enumerate(self.projector)})
+            checks.within(1, checks.MOST_LAYERS, layers_of_projector=len(self.projector))
+            widths = {f"projector[{i}]": width for i, width in enumerate(self.projector)}
+            checks.within(1, checks.MOST_WIDTH, **widths)
         checks.open_unit(delta=self.delta)
         if (self.primary_sends == "gaussian") != (self.epsilon is not None):
             raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')

@@ -64,11 +64,9 @@ class FedSimConfig(ManyLinksSettings):
             name: getattr(self, name)
             for name in ("similarity_width", "pair_outputs", "channels", "merge_width")
         }
-        checks.whole(**sizes)
-        checks.at_least(1, **sizes)
+        checks.within(1, checks.MOST_WIDTH, **sizes)
         if self.kernel is not None:
-            checks.whole(kernel=self.kernel)
-            checks.at_least(1, kernel=self.kernel)
+            checks.within(1, checks.MOST_LINKS, kernel=self.kernel)
         checks.at_least(0, rank_decay=self.rank_decay)
         checks.at_most(STEEPEST, rank_decay=self.rank_decay)
         if self.dropout is not None:

@@ -108,29 +108,19 @@ class FeTConfig:
     """Length scale of the cosine features, relative to sqrt(inputs); larger is smoother."""
 
     def __post_init__(self) -> None:
-        checks.whole(
-            neighbours=self.neighbours,
-            hidden=self.hidden,
-            encoder_blocks=self.encoder_blocks,
-            decoder_blocks=self.decoder_blocks,
-            fourier_features=self.fourier_features,
-            fourier_width=self.fourier_width,
-            average_positions_every=self.average_positions_every,
-        )
-        checks.at_least(
+        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
+        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, fourier_width=self.fourier_width)
+        checks.within(2, checks.MOST_WIDTH, fourier_features=self.fourier_features)
+        checks.within(
             1,
-            neighbours=self.neighbours,
-            hidden=self.hidden,
+            checks.MOST_LAYERS,
             encoder_blocks=self.encoder_blocks,
             decoder_blocks=self.decoder_blocks,
-            fourier_width=self.fourier_width,
         )
         if self.fourier_octaves is not None:
-            checks.whole(fourier_octaves=self.fourier_octaves)
-            checks.at_least(0, fourier_octaves=self.fourier_octaves)
-            checks.at_most(_MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
+            checks.within(0, _MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
         checks.at_most(STEEPEST, rank_decay=self.rank_decay)
-        checks.at_least(2, fourier_features=self.fourier_features)
+        checks.whole(average_positions_every=self.average_positions_every)
         checks.at_least(
             0, average_positions_every=self.average_positions_every, rank_decay=self.rank_decay
         )
@@ -146,8 +136,7 @@ class FeTConfig:
         checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
         checks.one_of(("attention", "additive"), top=self.top)
         if self.heads is not None:
-            checks.whole(heads=self.heads)
-            checks.at_least(1, heads=self.heads)
+            checks.within(1, checks.MOST_WIDTH, heads=self.heads)
         if self.hidden % self.attention_heads:
             raise ConfigError(f"heads must divide hidden={self.hidden}, got {self.heads}")
         if self.fourier_features % 2:

@@ -270,9 +270,7 @@ def _drawn(settings: AuditSettings) -> list[AuditTest]:
     ledger = _ledger(plan, "primary")
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
         # A session of its own each: nothing is known but what lies in the run's folder.
-        once, again = (
-            _ballot(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2)
-        )
+        once, again = (_ballot(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2))
     return drawn_tests(once[:each], once[each:], again, epsilon=epsilon, classes=classes)
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.patience import PATIENCE_S, SOON_S
 
 from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
-from securevfl.launch import spawn
+from securevfl.launch import nursery, spawn
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 
@@ -484,6 +484,46 @@ def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(
     assert len(loaded_by) == 2
     assert len(again) == 1
     assert again[0].startswith("was ended by SIGKILL")
+
+
+def test_a_nursery_that_was_stopped_is_woken(tmp_path, module, monkeypatch):
+    """Its party has ended, and nobody would ever hear how."""
+    monkeypatch.setattr(nursery, "SILENT_S", 5.0)
+    own = {}
+
+    def on_event(_name, event):
+        own.update(event)
+        if {"loaded_by", "pid"} <= own.keys() and "stopped" not in own:
+            own["stopped"] = True
+            os.kill(own["loaded_by"], signal.SIGSTOP)
+            os.kill(own["pid"], signal.SIGUSR1)
+
+    with pytest.raises(PartyFailedError, match=r"^agency: was ended by SIGUSR1; its log is"):
+        run_party_processes(
+            [forked(tmp_path, module, "agency", "stay")], deadline_s=DEADLINE_S, on_event=on_event
+        )
+    assert own["stopped"]
+
+
+def test_a_nursery_that_stays_silent_is_given_up_in_one_line(tmp_path, module, monkeypatch):
+    """It cannot be woken: the run ends, nobody is left, and the reason is said."""
+    monkeypatch.setattr(nursery, "SILENT_S", 1.0)
+    hangs = f"import securevfl.launch.forks as f, time\nf._tell_end = lambda *_: {FOREVER}"
+    path = tmp_path / f"{module}.py"
+    path.write_text(hangs + path.read_text())
+    own = {}
+    with pytest.raises(
+        PartyFailedError,
+        match=r"^agency: was ended with the process that starts parties, which gave no sign of "
+        r"life for 1 s; its log is [^\n]*$",
+    ):
+        run_party_processes(
+            [forked(tmp_path, module, "agency", "end")],
+            deadline_s=DEADLINE_S,
+            on_event=lambda _name, event: own.update(event),
+        )
+    assert not is_alive(own["loaded_by"])
+    assert not is_alive(own["pid"])
 
 
 def test_who_is_through_is_started_again_for_one_that_was_killed(tmp_path):

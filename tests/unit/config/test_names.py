@@ -27,6 +27,8 @@ HOSTILE = [
     "LPT1",
     "ends with a dot.",
     " in front",
+    "--out",
+    "-x",
     "what?",
 ]
 
@@ -47,7 +49,7 @@ def test_names_that_people_use_are_taken(tmp_path, name):
     assert read_federation(path).federation.name == name
 
 
-@pytest.mark.parametrize("name", ["../x", ".x", "a b", "", "x" * 41, "con", "LPT9"])
+@pytest.mark.parametrize("name", ["../x", ".x", "a b", "", "x" * 41, "con", "LPT9", "--out", "-x"])
 def test_a_party_with_such_a_name_is_refused(tmp_path, name):
     """A party's folder has its name."""
     path = write_federation(tmp_path)

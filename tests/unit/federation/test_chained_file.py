@@ -233,3 +233,63 @@ def test_where_there_are_no_links_one_makes_it_too(
     again.close()
     assert again.entries == [{"number": 1}]
     assert [one.name for one in tmp_path.iterdir()] == ["ledger.jsonl"]
+
+
+def cut(path: Path) -> None:
+    """Leave the first line alone."""
+    os.truncate(path, path.read_bytes().index(b"\n") + 1)
+
+
+def put_back_as_nuls(path: Path) -> None:
+    """Leave its size, and nothing of what it held."""
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, size)
+
+
+def replace_by_a_copy(path: Path) -> None:
+    """Do as an editor, rsync or a backup that is restored."""
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+def add_a_line(path: Path) -> None:
+    """Do as another run where locks do not hold."""
+    with path.open("ab") as file:
+        file.write(b'{"kind": "charge"}\n')
+
+
+TAKEN_AWAY = {
+    "emptied": (lambda path: os.truncate(path, 0), "was cut by"),
+    "cut": (cut, "was cut by"),
+    "nuls": (put_back_as_nuls, "was overwritten"),
+    "moved": (lambda path: path.rename(path.with_suffix(".old")), "was moved or removed"),
+    "removed": (Path.unlink, "was moved or removed"),
+    "replaced": (replace_by_a_copy, "was replaced by another file"),
+    "added to": (add_a_line, "got 19 bytes from another program"),
+}
+"""What may be done to a ledger under a run, and what the run then says."""
+
+
+@pytest.mark.parametrize("how", TAKEN_AWAY)
+@pytest.mark.parametrize("opened", [False, True], ids=["made", "opened"])
+def test_a_file_that_is_taken_away_gets_no_line_more(
+    how: str, opened: bool, tmp_path: Path
+) -> None:
+    """It is left as it is: nothing is mended, cut off or made anew, then or later."""
+    take_away, said = TAKEN_AWAY[how]
+    path = tmp_path / "ledger.jsonl"
+    if opened:
+        written(path)
+    file = ChainedFile(path)
+    for number in range(2):
+        file.append({"number": number})
+    take_away(path)
+    left = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+
+    with pytest.raises(PrivacyError, match=f"{said}.* while this run was using it"):
+        file.append({"number": 2})
+    with pytest.raises(PrivacyError, match="nothing may be released any more"):
+        file.append({"number": 2})
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == left
