@@ -151,16 +151,8 @@ def _require_labels_covered(config: FederationConfig) -> None:
         raise ConfigError("model.label_upper: must be above model.label_lower")
 
 
-def require_trainable(config: FederationConfig) -> None:
-    """Check that the model can be trained on what linkage gives.
-
-    Raises:
-        ConfigError: Naming the field, the rule and the value.
-    """
-    if config.primary.label is None:
-        raise ConfigError("party.label: the primary must name its label column")
-    metrics_of(config.federation.task, config.training.metric)
-    _require_assistable(config)
+def _require_split(config: FederationConfig) -> None:
+    """Check that rows can be split as asked, and not by labels that have an epsilon."""
     if config.federation.task == "regression" and config.training.split == "stratified":
         raise ConfigError(
             'training.split: "stratified" needs classes, and the task is regression; leave it out'
@@ -172,6 +164,19 @@ def require_trainable(config: FederationConfig) -> None:
         )
     if config.training.split_column == config.primary.label:
         raise ConfigError("training.split_column: is the label; name another column")
+
+
+def require_trainable(config: FederationConfig) -> None:
+    """Check that the model can be trained on what linkage gives.
+
+    Raises:
+        ConfigError: Naming the field, the rule and the value.
+    """
+    if config.primary.label is None:
+        raise ConfigError("party.label: the primary must name its label column")
+    metrics_of(config.federation.task, config.training.metric)
+    _require_assistable(config)
+    _require_split(config)
     if config.training.threshold != "half" and config.federation.task != "binary":
         raise ConfigError(
             f"training.threshold: divides two classes; a {config.federation.task} task has none, "

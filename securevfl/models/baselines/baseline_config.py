@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +63,7 @@ class BoostingConfig:
     def __post_init__(self) -> None:
         checks.within(1, checks.MOST_TIMES, iterations=self.iterations, patience=self.patience)
         checks.at_least(1, smallest_leaf=self.smallest_leaf)
-        if not self.leaves:
-            raise ConfigError("leaves: name at least one number of leaves")
+        checks.within(1, checks.MOST_LAYERS, numbers_of_leaves=len(self.leaves))
         checks.within(
             2, checks.MOST_TIMES, **{f"leaves[{i}]": number for i, number in enumerate(self.leaves)}
         )

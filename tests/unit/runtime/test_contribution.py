@@ -161,7 +161,7 @@ def test_the_command_writes_file_plot_and_report(
 
 def test_a_base_answers_where_partners_say_nothing(tmp_path: Path) -> None:
     model = {**BLOCKS["model"], "hidden": 4}
-    path = partners(tmp_path, base="linear", known=("useful", "noise"), model=model)
+    path = partners(tmp_path, base="linear", known=("useful", "noise"), model=model, rows=600)
     result = run(path, tmp_path / "run")
     found = sv.contribution(result)
 
