@@ -122,19 +122,24 @@ def summary(
 def _from_partners(
     methods: Mapping[str, Sequence[Mapping[str, Any]]], metric: TaskMetric
 ) -> dict[str, Any]:
-    """Return each method's test figure minus that of the best of its placebos, seed by seed."""
+    """Return each method's test figure minus that of the best of its placebos, seed by seed.
+
+    It is 0 where the local baseline answers: then no partner is asked.
+    """
     better = max if metric.higher_is_better else min
-    found = {}
-    for name, runs in methods.items():
-        known = [[one[metric.name] for one in run["placebos"].values()] for run in runs]
-        pairs = zip(on_test_rows(runs, metric.name), known, strict=True)
-        if all(known):
-            found[name] = spread(
-                [
-                    None if mine is None or None in theirs else mine - better(theirs)
-                    for mine, theirs in pairs
-                ]
-            )
+
+    def less(run: Mapping[str, Any]) -> float | None:
+        if run["used"] == "alone":
+            return 0.0
+        mine = run["test_metrics"][metric.name]
+        theirs = [one[metric.name] for one in run["placebos"].values()]
+        return None if mine is None or None in theirs else mine - better(theirs)
+
+    found = {
+        name: spread([less(run) for run in runs])
+        for name, runs in methods.items()
+        if all(run["placebos"] for run in runs)
+    }
     return {PLACEBO: found} if found else {}
 
 

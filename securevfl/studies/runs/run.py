@@ -184,7 +184,7 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
             f"{path}: was trained under other settings, on other tables or by another version; "
             f"remove {path.parent}, or choose another --out"
         )
-    if not {"name", *_KEPT} <= {*result}:
+    if not {"name", "used", *_KEPT} <= {*result}:
         raise ConfigError(
             f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"
@@ -253,6 +253,7 @@ def train_run(
                 "higher_is_better": head.higher_is_better,
                 **dataclasses.asdict(figures),
                 "placebos": {},
+                "used": None,
                 "epsilon": None,
             },
             True,
@@ -346,7 +347,8 @@ def _simulate(
         )
         metrics, base = result.metrics, result.base
     figures = {name: metrics[name] for name in _KEPT}
-    return {**figures, "epsilon": metrics["privacy"]["epsilon"]}, whole, base
+    used = (metrics.get("base") or {}).get("used", "joint")
+    return {**figures, "used": used, "epsilon": metrics["privacy"]["epsilon"]}, whole, base
 
 
 def _go_on(

@@ -328,6 +328,7 @@ def made_up(method: str, seed: int, test: float, r2: float | None = 0.5) -> dict
         "epochs": 2,
         "best_epoch": 1,
         "placebos": {},
+        "used": None,
         "epsilon": None,
         "train_rows": 100,
         "seconds": 3.0,
@@ -360,17 +361,19 @@ def test_figures(tmp_path: Path) -> None:
 
 def test_every_method_is_held_against_its_placebo() -> None:
     """The better of a method's placebos, seed by seed; methods without one have no figure."""
-    results = [made_up("alone", seed, 3.0) for seed in (0, 1)]
-    for seed, test, own, permuted in ((0, 2.0, 2.5, 2.25), (1, 2.0, 1.5, 1.75)):
+    results = [made_up("alone", seed, 3.0) for seed in (0, 1, 2)]
+    for seed, test, own, permuted in ((0, 2.0, 2.5, 2.25), (1, 2.0, 1.5, 1.75), (2, 3.0, 2, 2)):
         placebos = {"own": {"rmse": own}, "permuted": {"rmse": permuted}}
-        results.append({**made_up("fet", seed, test), "placebos": placebos})
+        # With the last seed the local baseline answers, and nobody is asked.
+        used = "alone" if seed == 2 else "joint"
+        results.append({**made_up("fet", seed, test), "placebos": placebos, "used": used})
     figures = summary(results, federation="made-up", task="regression")
-    assert figures["differences"]["placebo"]["fet"]["seeds"] == [-0.25, 0.5]
+    assert figures["differences"]["placebo"]["fet"]["seeds"] == [-0.25, 0.5, 0.0]
     assert set(figures["differences"]["placebo"]) == {"fet"}
     heading, _, alone, fet = markdown_table(figures).splitlines()
     assert [cell.strip() for cell in heading.split("|")][3:5] == ["minus placebo", "minus alone"]
     assert alone.split("|")[3].strip() == ""
-    assert fet.split("|")[3].strip().startswith("+0.1250")
+    assert fet.split("|")[3].strip().startswith("+0.0833")
 
 
 def test_every_method_is_held_against_alone() -> None:
