@@ -195,6 +195,10 @@ def open_welcome(
 ) -> tuple[RunFacts, dict[int, bytes]]:
     """Check the welcome; return the run's facts and this party's key with every other caller.
 
+    The keys follow from the facts too, and from the file: callers that were told different facts
+    have different keys, so that their masks do not cancel and they cannot open one another's
+    sealed messages.
+
     Raises:
         AuthenticationError: If a session key is not signed by the identity that is pinned.
         ProtocolError: If a number is missing or impossible, or parties are left out as they must
@@ -222,7 +226,8 @@ def open_welcome(
                 f"the identity that the federation file pins"
             ) from None
         offers[offer.rank] = offer
-    return opened.facts, key.agree(offers)
+    agreed = config.digest.encode() + opened.facts.statement()
+    return opened.facts, key.agree(offers, agreed=agreed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,9 +1,10 @@
 """What a run will do: its rows, its releases and the format of what crosses the cut."""
 
+import json
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -62,6 +63,10 @@ class RunFacts:
 
     run: str = field(default_factory=new_run)
     """Names the run in every party's files, so that nobody goes on with the state of another."""
+
+    def statement(self) -> bytes:
+        """Return all of them as bytes, which go into the keys of a session."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
 
 
 def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:

@@ -1,5 +1,6 @@
 """A secondary's end of a federation between processes: wait, answer, learn, until done."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -14,7 +15,7 @@ from securevfl.federation.countersign_messages import LedgerKind
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
 from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
 from securevfl.federation.rejoining import Rejoin
-from securevfl.federation.rounds import ROUNDS_AHEAD, EpochMark, RoundPlan
+from securevfl.federation.rounds import ROUNDS_AHEAD, EpochMark
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.secondary import Secondary
 from securevfl.mpc.crypten_bridge import CrypTenBridge
@@ -56,6 +57,9 @@ def sum_from_secondary(
 ) -> tuple[SumTo, PairwiseMasks]:
     """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
 
+    Bound from the start is what a plan has beyond the session's facts, which are in the pair keys:
+    the format of words, and how many rows train.
+
     Args:
         transport: This party's end of the star.
         plan: The run.
@@ -64,6 +68,8 @@ def sum_from_secondary(
     """
     others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
     masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
+    agreed = repr((plan.cut, plan.training_rows))
+    masks.bind(hashlib.sha256(agreed.encode()).digest(), tuple(others))
     return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
 
 
@@ -130,8 +136,11 @@ class SecondaryServer:
                 self._next, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
             if message.kind is RoundKind.PLAN:
-                self._round(Announcement.from_message(message).plan)
-            elif message.kind is RoundKind.AVERAGE:
+                self._round(message)
+                continue
+            # All others go to every secondary of the session.
+            self.sum_to.bind(message.digest(), self._ranks)
+            if message.kind is RoundKind.AVERAGE:
                 self._average(message.round_number)
             elif message.kind is RoundKind.EPOCH:
                 mark = EpochEnd.from_message(message).mark
@@ -166,9 +175,8 @@ class SecondaryServer:
             message = self.transport.receive(
                 RoundKind.PLAN, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
-            plan = Announcement.from_message(message).plan
-            self._round(plan)
-            number = plan.round_number
+            self._round(message)
+            number = message.round_number
         return number
 
     def _ends(self, message: Message) -> bool:
@@ -184,7 +192,9 @@ class SecondaryServer:
         )
         return True
 
-    def _round(self, plan: RoundPlan) -> None:
+    def _round(self, message: Message) -> None:
+        plan = Announcement.from_message(message).plan
+        self.sum_to.bind(message.digest(), plan.active)
         # Whoever has not had this round's answer may have announced so many and no more.
         if (waiting := self.transport.waiting) >= ROUNDS_AHEAD:
             raise ProtocolError(
@@ -212,6 +222,7 @@ class SecondaryServer:
                 round_number=plan.round_number,
                 deadline_s=self._runtime.round_timeout_s,
             )
+            self.sum_to.bind(message.digest(), plan.active)
             shape = (len(plan.rows), *self.plan.cut.shape)
             gradient = torch.from_numpy(Gradient.from_message(message, shape=shape).gradient)
             self.secondary.learn(plan, gradient.to(self.secondary.device))
@@ -228,6 +239,7 @@ class SecondaryServer:
             round_number=round_number,
             deadline_s=self._runtime.round_timeout_s,
         )
+        self.sum_to.bind(message.digest(), self._ranks)
         shapes = {name: tuple(value.shape) for name, value in own.items()}
         mean = Mean.from_message(message, shapes=shapes).values
         self.secondary.load_position_weights(

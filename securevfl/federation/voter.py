@@ -82,6 +82,8 @@ class Voter:
             PrivacyError: If the noise leaves nothing to fit to.
         """
         assert isinstance(bottom.encode, Projection), "what votes are"
+        self.name = party.name
+        """Whose part it is."""
         self._plan = plan
         self._bottom = bottom
         self._encode = bottom.encode

@@ -18,12 +18,20 @@ Whatever the primary says in step 2, each row's vector enters exactly one line, 
 that does not follow the protocol can send anything in step 3, as it can with sums of any kind.
 
 Every mask hides one matrix, once: whoever starts again needs a new dealing.
+
+All masks are key streams of AES-256 under one key, HMAC-SHA256 of the seed and of what the dealing
+is for (:class:`DealtFor`): whose vectors, in which run, of how many rows, bins and numbers. The
+dealer has some of these from the primary, and the secondary from its own plan. A stream that both
+read in matrices of different shapes would cancel in sums of other groups of numbers, of which one
+vector changes several; under two keys nothing cancels.
 """
 
+import hmac
+import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
@@ -36,8 +44,40 @@ from securevfl.core.errors import ProtocolError
 
 SEED_BYTES: Final = 32
 
+_KEY_LABEL: Final = b"securevfl/mpc/dealt-sums/v2"
+
 # Words of one piece of masked vectors: 16 MiB.
 _PIECE_WORDS: Final = 1 << 21
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DealtFor:
+    """What one dealing is for; dealer and secondary must agree in all of it."""
+
+    run: str
+    """Id of the run."""
+
+    secondary: int
+    """Rank of the party that brings the vectors."""
+
+    rows: int
+    """Of the primary."""
+
+    bins: int
+    """That its rows fall into, >= 1."""
+
+    numbers: int
+    """Of a vector, >= 1."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the sums: bins and numbers."""
+        return self.bins, self.numbers
+
+    def key(self, seed: bytes) -> bytes:
+        """Return the key of all masks that a seed makes for it."""
+        agreed = json.dumps(asdict(self), sort_keys=True).encode()
+        return hmac.digest(seed, _KEY_LABEL + agreed, "sha256")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -51,13 +91,11 @@ class SumDealing:
     """Q: takes all masks out of the sum at once."""
 
 
-def deal(rows: int, bins: int, numbers: int) -> tuple[SumDealing, bytes]:
+def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
     """Draw fresh masks.
 
     Args:
-        rows: Of the primary.
-        bins: That its rows fall into, >= 1.
-        numbers: Of a vector, >= 1.
+        what: What they are for.
 
     Returns:
         The primary's dealing, and the secondary's seed.
@@ -68,10 +106,11 @@ def deal(rows: int, bins: int, numbers: int) -> tuple[SumDealing, bytes]:
     """
     seed = os.urandom(SEED_BYTES)
     # The remainder of 64 uniform bits is within bins / 2^64 of uniform.
-    words = np.frombuffer(os.urandom(8 * rows), dtype=np.uint64)
-    shifts = (words % np.uint64(bins)).astype(np.int64)
-    correction = _noise_mask(seed, bins, numbers)
-    for piece, masks in _row_masks(seed, rows, bins, numbers):
+    words = np.frombuffer(os.urandom(8 * what.rows), dtype=np.uint64)
+    shifts = (words % np.uint64(what.bins)).astype(np.int64)
+    key = what.key(seed)
+    correction = _noise_mask(key, what)
+    for piece, masks in _row_masks(key, what):
         correction += _rolled_sum(masks, shifts[piece])
     return SumDealing(shifts=shifts, correction=correction), seed
 
@@ -96,8 +135,7 @@ def masked(
     vectors: Int64[np.ndarray, "rows numbers"],
     said: Int64[np.ndarray, " rows"],
     seed: bytes,
-    *,
-    bins: int,
+    what: DealtFor,
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
     """Yield the secondary's vectors under the dealer's masks, piece by piece.
 
@@ -107,7 +145,7 @@ def masked(
         vectors: r: one for each of the primary's rows.
         said: s: the primary's word on each row, from :func:`shifted`.
         seed: The dealer's.
-        bins: That rows fall into.
+        what: What the vectors are, as this party has it.
 
     Raises:
         ProtocolError: If one of the primary's numbers is not in [0, bins); nothing was yielded
@@ -117,20 +155,20 @@ def masked(
         To the primary, which must not know the seed: together with :func:`masked_noise`, each bin's
         sum with the noise, where the primary decides which one bin each row is in. Nothing else.
     """
-    require_bins(said, bins, whose="shifts")
+    require_bins(said, what.bins, whose="shifts")
     own = vectors.view(np.uint64)
-    return _masked(own, said, _row_masks(seed, *_sizes(vectors, bins)))
+    return _masked(own, said, _row_masks(what.key(seed), what))
 
 
 def masked_noise(
-    noise: Int64[np.ndarray, "bins numbers"], seed: bytes
+    noise: Int64[np.ndarray, "bins numbers"], seed: bytes, what: DealtFor
 ) -> UInt64[np.ndarray, "bins numbers"]:
     """Return the secondary's noise under the dealer's mask of it.
 
     Reveals:
         To the primary: nothing by itself; see :func:`masked`.
     """
-    return noise.view(np.uint64) + _noise_mask(seed, *noise.shape)
+    return noise.view(np.uint64) + _noise_mask(what.key(seed), what)
 
 
 def opened(
@@ -184,11 +222,6 @@ def _masked(
         yield words
 
 
-def _sizes(vectors: Int64[np.ndarray, "rows numbers"], bins: int) -> tuple[int, int, int]:
-    rows, numbers = vectors.shape
-    return rows, bins, numbers
-
-
 def _rolled_sum(
     words: UInt64[np.ndarray, "some bins numbers"], shifts: Int64[np.ndarray, " some"]
 ) -> UInt64[np.ndarray, "bins numbers"]:
@@ -200,22 +233,22 @@ def _rolled_sum(
 
 
 def _row_masks(
-    seed: bytes, rows: int, bins: int, numbers: int
+    key: bytes, what: DealtFor
 ) -> Iterator[tuple[slice, UInt64[np.ndarray, "some bins numbers"]]]:
     """Yield the masks A of some rows at a time, with the rows' place."""
-    size = rows_of_piece(bins, numbers)
-    for number, start in enumerate(range(0, rows, size), 1):
-        count = min(size, rows - start)
-        yield slice(start, start + count), _uniform(seed, number, (count, bins, numbers))
+    size = rows_of_piece(*what.shape)
+    for number, start in enumerate(range(0, what.rows, size), 1):
+        count = min(size, what.rows - start)
+        yield slice(start, start + count), _uniform(key, number, (count, *what.shape))
 
 
-def _noise_mask(seed: bytes, bins: int, numbers: int) -> UInt64[np.ndarray, "bins numbers"]:
+def _noise_mask(key: bytes, what: DealtFor) -> UInt64[np.ndarray, "bins numbers"]:
     """Return the mask P."""
-    return _uniform(seed, 0, (bins, numbers))
+    return _uniform(key, 0, what.shape)
 
 
-def _uniform(seed: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
+def _uniform(key: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
     """Return a key stream of AES-256, one for each number: GCM without its tag, as for masks."""
     words = int(np.prod(shape))
-    stream = Cipher(AES256(seed), GCM(struct.pack(">IQ", 0, number))).encryptor()
+    stream = Cipher(AES256(key), GCM(struct.pack(">IQ", 0, number))).encryptor()
     return np.frombuffer(bytearray(stream.update(bytes(8 * words))), np.uint64).reshape(shape)

@@ -1,12 +1,16 @@
 """Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
 
-The mask of rank i in round r is ``sum_(j > i) F(k_ij, r) - sum_(j < i) F(k_ij, r) mod 2^64``, over
-its neighbours j among the active ranks, where F is the pair's AES-256 key stream with nonce r. With
-all others as neighbours, k_ij is the pair's key of the session. With fewer it is derived from that
-key and all active ranks: a primary that tells two secondaries of two sets, to choose neighbours
-for them, gets masks that cancel nowhere.
+The mask of rank i in round r is ``sum_(j > i) F(k_ijr, r) - sum_(j < i) F(k_ijr, r) mod 2^64``, over
+its neighbours j among the active ranks, where F is an AES-256 key stream with nonce r.
+
+``k_ijr`` is HMAC-SHA256, under the pair's key of the session, of all that the two must agree on:
+the round, the number of words, the degree of the graph, all active ranks, and the pair's
+*transcript*, a chained hash of every message that the primary has sent to both so far. The primary
+relays each of these. If it tells two secondaries different things, in this round or before it, they
+share no mask, and every sum with one of them in it is uniform noise.
 """
 
+import hashlib
 import hmac
 import os
 import struct
@@ -32,7 +36,11 @@ from securevfl.mpc.pair_keys import PAIR_KEY_BYTES
 _PIECE_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(_PIECE_BYTES))
 _AES_BLOCK_BYTES: Final = 16
-_SET_LABEL: Final = b"securevfl/mpc/round-key/v1"
+_ROUND_LABEL: Final = b"securevfl/mpc/round-key/v2"
+_NO_TRANSCRIPT: Final = bytes(32)
+
+_Streams = list[tuple[int, CipherContext]]
+"""Of each neighbour: its rank, and the key stream of the round."""
 
 
 class PairwiseMasks:
@@ -68,10 +76,23 @@ class PairwiseMasks:
         self._used: set[int] = set()
         self._lock = threading.Lock()
         self._prepared: dict[int, tuple[int, tuple[int, ...], Future[npt.NDArray[np.int64]]]] = {}
+        self._transcripts = dict.fromkeys(pair_keys, _NO_TRANSCRIPT)
         self._worker: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         return f"PairwiseMasks(rank={self.rank}, peers={sorted(self._keys)})"
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Make all later masks depend on a message that the primary has sent to these ranks too.
+
+        Args:
+            message_digest: Hash of the message as this party has it.
+            ranks: Who else must have it, in the same order among all such messages; this party's
+                own rank and unknown ones are ignored.
+        """
+        for rank in self._transcripts.keys() & set(ranks):
+            chained = self._transcripts[rank] + message_digest
+            self._transcripts[rank] = hashlib.sha256(chained).digest()
 
     def apply(
         self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
@@ -89,8 +110,9 @@ class PairwiseMasks:
 
         Reveals:
             Nothing by itself. Whoever sees the masked words without one of this party's pair
-            keys with a neighbour in this round sees uniformly random words. With no other active
-            party there is no mask, and the words are in clear.
+            keys with a neighbour in this round sees uniformly random words, as does whoever adds
+            them to words of parties that were told something else. With no other active party there
+            is no mask, and the words are in clear.
         """
         members = self._members(active)
         target = words.numpy()
@@ -99,7 +121,7 @@ class PairwiseMasks:
             if prepared is None:
                 self._claim(round_number)
         if prepared is None:
-            self._add_key_streams(target, round_number, members)
+            self._add_key_streams(target, self._streams(round_number, len(target), members))
             return
         count, prepared_members, future = prepared
         if (count, prepared_members) != (len(target), members):
@@ -113,7 +135,8 @@ class PairwiseMasks:
     def prepare(self, round_number: int, count: int, active: Sequence[int]) -> None:
         """Start making the mask of a round in the background, while the model computes.
 
-        Masks depend on no data. The round counts as used from here on.
+        Masks depend on no data, and not on messages that are bound after this. The round counts as
+        used from here on.
 
         Raises:
             ProtocolError: As :meth:`apply`.
@@ -126,7 +149,8 @@ class PairwiseMasks:
             self._claim(round_number)
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="securevfl-masks")
-            future = self._worker.submit(self._mask, count, round_number, members)
+            streams = self._streams(round_number, count, members)
+            future = self._worker.submit(self._mask, count, streams)
             self._prepared[round_number] = (count, members, future)
 
     def close(self) -> None:
@@ -160,27 +184,27 @@ class PairwiseMasks:
             )
         self._used.add(round_number)
 
-    def _mask(
-        self, count: int, round_number: int, members: tuple[int, ...]
-    ) -> npt.NDArray[np.int64]:
+    def _mask(self, count: int, streams: _Streams) -> npt.NDArray[np.int64]:
         mask = np.zeros(count, np.int64)
-        self._add_key_streams(mask, round_number, members)
+        self._add_key_streams(mask, streams)
         return mask
 
-    def _round_key(self, peer: int, members: tuple[int, ...]) -> bytes:
-        key = self._keys[peer]
-        if self._degree is None:
-            return key
-        ranks = struct.pack(f">{len(members) + 1}I", self._degree, *members)
-        return hmac.digest(key, _SET_LABEL + ranks, "sha256")
-
-    def _add_key_streams(
-        self, target: npt.NDArray[np.int64], round_number: int, members: tuple[int, ...]
-    ) -> None:
-        streams = [
-            (peer, _key_stream(self._round_key(peer, members), round_number))
+    def _streams(self, round_number: int, count: int, members: tuple[int, ...]) -> _Streams:
+        # The one part whose length varies is the ranks, so the whole tells where they end.
+        numbers = (round_number, count, self._degree or 0, *members)
+        agreed = _ROUND_LABEL + struct.pack(f">{len(numbers)}Q", *numbers)
+        return [
+            (
+                peer,
+                _key_stream(
+                    hmac.digest(self._keys[peer], agreed + self._transcripts[peer], "sha256"),
+                    round_number,
+                ),
+            )
             for peer in neighbours(self.rank, members, self._degree)
         ]
+
+    def _add_key_streams(self, target: npt.NDArray[np.int64], streams: _Streams) -> None:
         # A cipher context wants room for one block more than it is given.
         buffer = bytearray(_PIECE_BYTES + _AES_BLOCK_BYTES)
         room = memoryview(buffer)

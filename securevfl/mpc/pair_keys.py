@@ -22,7 +22,7 @@ PUBLIC_BYTES: Final = 32
 PAIR_KEY_BYTES: Final = 32
 
 _OFFER_LABEL: Final = b"securevfl/mpc/key-offer/v1"
-_PAIR_LABEL: Final = b"securevfl/mpc/pair-key/v1"
+_PAIR_LABEL: Final = b"securevfl/mpc/pair-key/v2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +82,14 @@ class SessionKey:
     def __repr__(self) -> str:
         return f"SessionKey(rank={self.offer.rank}, name={self.offer.name!r})"
 
-    def agree(self, offers: Mapping[int, KeyOffer]) -> dict[int, bytes]:
+    def agree(self, offers: Mapping[int, KeyOffer], *, agreed: bytes) -> dict[int, bytes]:
         """Return this party's pair key with every other secondary.
 
         Args:
             offers: Every secondary's verified offer by rank; this party's own may be among them.
+            agreed: What the relay has told of the session. Two parties that were told different
+                things get two different keys: no mask of theirs cancels, and neither opens what the
+                other has sealed.
 
         Raises:
             ProtocolError: If keys were agreed before.
@@ -119,13 +122,13 @@ class SessionKey:
                 raise AuthenticationError(
                     f"the key that {offer.name} offered is a point of low order"
                 ) from None
-            keys[rank] = _pair_key(secret, self.offer, offer)
+            keys[rank] = _pair_key(secret, self.offer, offer, agreed)
         return keys
 
 
-def _pair_key(secret: bytes, one: KeyOffer, other: KeyOffer) -> bytes:
+def _pair_key(secret: bytes, one: KeyOffer, other: KeyOffer, agreed: bytes) -> bytes:
     lower, higher = sorted((one, other), key=lambda offer: offer.rank)
-    # Statements are self-delimiting, so their concatenation binds ranks, names and public keys.
-    info = _PAIR_LABEL + lower.statement() + higher.statement()
+    # Statements are self-delimiting, so what follows them is the rest.
+    info = _PAIR_LABEL + lower.statement() + higher.statement() + agreed
     derive = HKDF(algorithm=SHA256(), length=PAIR_KEY_BYTES, salt=one.session, info=info)
     return derive.derive(secret)

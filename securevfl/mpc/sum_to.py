@@ -29,8 +29,19 @@ class SumTo(Protocol):
         Reveals:
             To the primary: the total. The primary together with some of the active secondaries
             learns the sum of the other active ones, and nothing else; under sparse masks that
-            holds for fewer of them than :func:`securevfl.mpc.mask_graph.connectivity`. To anyone
-            else: nothing.
+            holds for fewer of them than :func:`securevfl.mpc.mask_graph.connectivity`. If these
+            were told different things (:meth:`bind`), it learns nothing. To anyone else: nothing.
+        """
+        ...
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Let later sums hold only if these ranks have had this message of the primary too.
+
+        A secondary binds every message of the primary that others get as well, as soon as it comes;
+        see :meth:`securevfl.mpc.masks.PairwiseMasks.bind`. The primary binds nothing.
+
+        Reveals:
+            Nothing.
         """
         ...
 
@@ -119,6 +130,15 @@ class CrypTenSumTo:
         if self._masks is not None:
             self._masks.apply(words, round_number=round_number, active=active)
         return self._bridge.reveal(words, round_number=round_number, active=active)
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Bind a message of the primary; see :class:`SumTo`.
+
+        Reveals:
+            Nothing.
+        """
+        if self._masks is not None:
+            self._masks.bind(message_digest, ranks)
 
     def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
         """Start making this round's mask in the background; see :class:`SumTo`.

@@ -193,6 +193,7 @@ class PretrainingServer:
             message = self.transport.receive(
                 _STEPS, round_number=None, deadline_s=self._runtime.idle_timeout_s
             )
+            self.sum_to.bind(message.digest(), self.ranks)
             if message.kind is PretrainingKind.PRETRAIN:
                 begin = IterationBegin.from_message(message)
                 self.allowance.admit_begin(begin)
@@ -237,6 +238,7 @@ class PretrainingServer:
             round_number=round_number,
             deadline_s=self._runtime.idle_timeout_s,
         )
+        self.sum_to.bind(message.digest(), self.ranks)
         mean = Mean.from_message(message, shapes=shapes).values
         learning.load_shared(
             {name: torch.from_numpy(value).to(self.device) for name, value in mean.items()}

@@ -149,6 +149,7 @@ class _Requests:
             self._sum, self._masks = sum_from_secondary(
                 star.transport, plan, star.pair_keys, rank=star.rank
             )
+        self._sum.bind(request.to_message().digest(), request.active)
         spec = prediction_spec(config, model, active=star.facts.active)
         place = OwnPlace(
             spec=spec,

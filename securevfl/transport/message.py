@@ -5,6 +5,8 @@ object: nothing that arrives is ever executed, imported or unpickled.
 """
 
 import enum
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -88,6 +90,17 @@ class Message:
         )
         origin = f" from {self.sender}" if self.sender else ""
         return f"<{self.kind.name} round {self.round_number}{origin}: {shapes or 'no arrays'}>"
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of its kind, round, figures and arrays; not of who sent it."""
+        arrays = sorted(self.tensors.items())
+        shapes = [(name, array.dtype.str, array.shape) for name, array in arrays]
+        figures = json.dumps(dict(self.meta), allow_nan=False, sort_keys=True)
+        head = repr((self.kind.value, self.round_number, figures, shapes))
+        made = hashlib.sha256(head.encode())
+        for _, array in arrays:
+            made.update(np.ascontiguousarray(array).data)
+        return made.digest()
 
     def tensor(
         self,

@@ -1,7 +1,7 @@
 """The messages by which class sums meet labels, each checked where it is read."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +9,13 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.models.votes import MOST_NUMBERS
-from securevfl.mpc.dealt_sums import SEED_BYTES, SumDealing, require_bins, rows_of_piece
+from securevfl.mpc.dealt_sums import (
+    SEED_BYTES,
+    DealtFor,
+    SumDealing,
+    require_bins,
+    rows_of_piece,
+)
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 
@@ -166,26 +172,44 @@ class VotesDealing(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesSeed(TypedMessage):
-    """The seed of a secondary's masks, sealed: the primary, which relays it, must not have it."""
+    """The seed of a secondary's masks, sealed: the primary, which relays it, must not have it.
+
+    With it come the run, the secondary, and the rows, bins and numbers that masks were dealt for.
+    """
 
     KIND: ClassVar = VotingKind.VOTES_SEED
     WAY: ClassVar = "dealer to a secondary"
 
     seed: bytes = field(repr=False)
+    what: DealtFor
+    """What the dealer has dealt masks for: in part what the primary told it."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"seed": np.frombuffer(self.seed, dtype=np.uint8)})
+        seed = np.frombuffer(self.seed, dtype=np.uint8)
+        return Message(kind=self.KIND, meta=asdict(self.what), tensors={"seed": seed})
 
     @classmethod
-    def from_message(cls, message: Message) -> "VotesSeed":
+    def from_message(cls, message: Message, *, what: DealtFor) -> "VotesSeed":
         """Read the dealer's.
 
+        Args:
+            message: As it came.
+            what: What this party's class sums are, by its own plan and table.
+
         Raises:
-            ProtocolError: If it is not of a seed's length.
+            ProtocolError: If it is not of a seed's length, or masks were dealt for other sums: the
+                primary, which asks the dealer for them, told it otherwise.
         """
         seed = message.tensor("seed", dtype=np.uint8, shape=(SEED_BYTES,))
-        return cls(seed=seed.tobytes())
+        for name, own in asdict(what).items():
+            theirs = message.figure(name, type(own))
+            if theirs != own:
+                raise ProtocolError(
+                    f"{message.sender}: dealt masks for class sums with {name} = {theirs!r:.80}, "
+                    f"as the primary asked, and this party's have {own!r}; no sums were sent"
+                )
+        return cls(seed=seed.tobytes(), what=what)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,10 +10,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.ballot import Ballot, keep_of
 from securevfl.federation.handshake import Joined
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.voter import Voter, sums_of
 from securevfl.linking.lines import CallerLines, Kinds, Lines, PrimaryLines
-from securevfl.mpc.dealt_sums import deal, masked, masked_noise, opened, shifted
+from securevfl.mpc.dealt_sums import DealtFor, deal, masked, masked_noise, opened, shifted
 from securevfl.transport.message import Done, Message, StarKind
 from securevfl.transport.star import PrimaryTransport
 from securevfl.voting.messages import (
@@ -228,31 +228,40 @@ class SecondaryVoting:
         shifted = VotesShifted.from_message(
             lines.receive(self._primary, VotingKind.VOTES_SHIFTED), rows=len(vectors), bins=bins
         )
-        seed = VotesSeed.from_message(lines.receive(dealer.name, VotingKind.VOTES_SEED)).seed
-        pieces = masked(vectors, shifted.said, seed, bins=bins)
+        what = DealtFor(
+            run=self._plan.facts.run,
+            secondary=self._plan.ranks[voter.name],
+            rows=len(vectors),
+            bins=bins,
+            numbers=vectors.shape[1],
+        )
+        message = lines.receive(dealer.name, VotingKind.VOTES_SEED)
+        seed = VotesSeed.from_message(message, what=what).seed
+        pieces = masked(vectors, shifted.said, seed, what)
         voter.begin(leaves=True)
-        noise = VotesNoise(words=masked_noise(voter.noise(), seed))
+        noise = VotesNoise(words=masked_noise(voter.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:
             lines.send(VotesMasked(words=words).to_message(), self._primary)
         told = lines.receive(self._primary, VotingKind.VOTES_SUMS)
-        numbers = vectors.shape[1]
-        return VotesSums.from_message(told, bins=bins, numbers=numbers).sums.astype(np.float64)
+        sums = VotesSums.from_message(told, bins=bins, numbers=what.numbers).sums
+        return sums.astype(np.float64)
 
 
 def deal_over(star: Joined, config: FederationConfig) -> int:
     """Take the dealer's part over the star; see :func:`deal_for_votes`."""
     lines = _caller_lines(star, config, kinds=_AT_DEALER)
-    return deal_for_votes(config, lines, rows=star.facts.rows)
+    return deal_for_votes(config, lines, star.facts)
 
 
-def deal_for_votes(config: FederationConfig, lines: Lines, *, rows: int) -> int:
+def deal_for_votes(config: FederationConfig, lines: Lines, facts: RunFacts) -> int:
     """Deal masks for each secondary's class sums, until the primary says that votes are fitted.
 
     Args:
         config: The federation file, whose encoders vote.
         lines: To everybody.
-        rows: Of the primary.
+        facts: The run's id and the primary's rows, as the primary says. Each secondary compares
+            them with what it was told itself.
 
     Returns:
         For how many secondaries.
@@ -270,8 +279,15 @@ def deal_for_votes(config: FederationConfig, lines: Lines, *, rows: int) -> int:
         if message.kind is StarKind.DONE:
             return len(names) - len(due)
         turn = VotesTurn.from_message(message, due=due)
-        dealing, seed = deal(rows, bins_of(config), turn.numbers)
-        lines.send(VotesSeed(seed=seed).to_message(), due.pop(turn.secondary))
+        what = DealtFor(
+            run=facts.run,
+            secondary=turn.secondary,
+            rows=facts.rows,
+            bins=bins_of(config),
+            numbers=turn.numbers,
+        )
+        dealing, seed = deal(what)
+        lines.send(VotesSeed(seed=seed, what=what).to_message(), due.pop(turn.secondary))
         lines.send(VotesDealing(dealing=dealing).to_message(), config.primary.name)
 
 

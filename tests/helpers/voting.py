@@ -85,7 +85,7 @@ def vote_as_threads(
     dealer = config.helper("dealer")
     if dealer is not None:
         lives[dealer.name] = lambda: deal_for_votes(
-            config, wires.of(dealer.name), rows=plan.facts.rows
+            config, wires.of(dealer.name), plan.facts
         )
     for name, life in (instead or {}).items():
         lives[name] = partial(life, wires)

@@ -191,7 +191,7 @@ class _SumsStage:
         }
         lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda: ballot)
         lives[dealer.name] = partial(
-            deal_for_votes, config, wires.of(dealer.name), rows=plan.facts.rows
+            deal_for_votes, config, wires.of(dealer.name), plan.facts
         )
         run_lives(lives)
         seen = []
