@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from securevfl.mpc.dealt_sums import deal, masked, masked_noise, opened, shifted
+from securevfl.mpc.dealt_sums import DealtFor, deal, masked, masked_noise, opened, shifted
 
 SIZES = {
     "digits, 5 parties": (1_797, 10, 16),
@@ -45,12 +45,13 @@ def turn(rows: int, classes: int, features: int) -> tuple[float, float, float, f
     vectors = random.integers(-(10**5), 10**5, (rows, numbers))
     noise = random.integers(-99, 99, (bins, numbers))
     marks = [time.process_time()]
-    dealing, seed = deal(rows, bins, numbers)
+    what = DealtFor(run="cost", secondary=1, rows=rows, bins=bins, numbers=numbers)
+    dealing, seed = deal(what)
     marks.append(time.process_time())
     said = shifted(bins_of_rows, dealing.shifts, bins=bins)
     shifting = time.process_time() - marks[-1]
-    pieces = list(masked(vectors, said, seed, bins=bins))
-    hidden = masked_noise(noise, seed)
+    pieces = list(masked(vectors, said, seed, what))
+    hidden = masked_noise(noise, seed, what)
     marks.append(time.process_time())
     opened(pieces, hidden, dealing)
     marks.append(time.process_time())

@@ -1,7 +1,7 @@
 """Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
 
-The mask of rank i in round r is ``sum_(j > i) F(k_ijr, r) - sum_(j < i) F(k_ijr, r) mod 2^64``, over
-its neighbours j among the active ranks, where F is an AES-256 key stream with nonce r.
+The mask of rank i in round r is ``sum_(j > i) F(k_ijr, r) - sum_(j < i) F(k_ijr, r) mod 2^64``,
+over its neighbours j among the active ranks, where F is an AES-256 key stream with nonce r.
 
 ``k_ijr`` is HMAC-SHA256, under the pair's key of the session, of all that the two must agree on:
 the round, the number of words, the degree of the graph, all active ranks, and the pair's

@@ -299,6 +299,9 @@ class Played:
         self.leave()
         return None
 
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Be a secure sum: nobody else is asked for anything."""
+
     def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
         """Be a secure sum: nothing to do ahead."""
 

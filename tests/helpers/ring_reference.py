@@ -4,6 +4,8 @@ Slow, obvious and sharing no code with the fast path but the format's numbers. N
 itself.
 """
 
+import hashlib
+import hmac
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,12 +55,19 @@ def mask(
     round_number: int,
     active: Sequence[int],
 ) -> list[int]:
-    """Return one party's mask, block by block from the definition of counter mode."""
+    """Return one party's mask, block by block from the definition of counter mode.
+
+    Of a pair that was told nothing yet, and of masks that all share with all.
+    """
     total = [0] * count
+    agreed = b"securevfl/mpc/round-key/v2" + b"".join(
+        number.to_bytes(8, "big") for number in (round_number, count, 0, *sorted(active))
+    )
     for peer in active:
         if peer == rank:
             continue
-        block_cipher = Cipher(AES256(pair_keys[peer]), ECB()).encryptor()
+        key = hmac.new(pair_keys[peer], agreed + bytes(32), hashlib.sha256).digest()
+        block_cipher = Cipher(AES256(key), ECB()).encryptor()
         stream = b"".join(
             block_cipher.update(struct.pack(">IQI", 0, round_number, block + 2))
             for block in range((count + 1) // 2)

@@ -84,9 +84,7 @@ def vote_as_threads(
         lives[name] = partial(secondary, rank)
     dealer = config.helper("dealer")
     if dealer is not None:
-        lives[dealer.name] = lambda: deal_for_votes(
-            config, wires.of(dealer.name), plan.facts
-        )
+        lives[dealer.name] = lambda: deal_for_votes(config, wires.of(dealer.name), plan.facts)
     for name, life in (instead or {}).items():
         lives[name] = partial(life, wires)
     return run_all(lives), wires

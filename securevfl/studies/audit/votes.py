@@ -190,9 +190,7 @@ class _SumsStage:
             for name, voter in zip(plan.secondaries.values(), voters, strict=True)
         }
         lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda: ballot)
-        lives[dealer.name] = partial(
-            deal_for_votes, config, wires.of(dealer.name), plan.facts
-        )
+        lives[dealer.name] = partial(deal_for_votes, config, wires.of(dealer.name), plan.facts)
         run_lives(lives)
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.

@@ -53,7 +53,7 @@ from securevfl.linking.protections.bloom import Codes
 from securevfl.linking.protections.paillier import EncryptedDistances, EncryptedRows
 from securevfl.linking.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linking.protections.shown import LinkKeys
-from securevfl.mpc.dealt_sums import SEED_BYTES, SumDealing
+from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor, SumDealing
 from securevfl.pretraining.messages import (
     CrossBatch,
     IterationBegin,
@@ -95,6 +95,7 @@ _MIXED: Final = KeySpec(
 )
 _NUMBERS: Final = np.arange(6, dtype=np.int64).reshape(2, 3)
 _WORDS: Final = _NUMBERS.view(np.uint64)
+_DEALT: Final = DealtFor(run="a run", secondary=1, rows=3, bins=2, numbers=3)
 _FLOATS: Final = np.full((2, 4), 0.25, dtype=np.float32)
 _INDICES: Final = np.array([[0, 2, 1, -1], [1, 0, 2, -1]])
 
@@ -264,7 +265,7 @@ READS: Final = (
         bins=2,
         numbers=3,
     ),
-    _read(VotesSeed(seed=bytes(SEED_BYTES))),
+    _read(VotesSeed(seed=bytes(SEED_BYTES), what=_DEALT), what=_DEALT),
     _read(VotesShifted(said=np.array([0, 1])), rows=2, bins=2),
     _read(VotesNoise(words=_WORDS), bins=2, numbers=3),
     _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), left=1, bins=2, numbers=3),

@@ -45,9 +45,9 @@ def masked(rank: int, keys: dict[int, bytes], words: torch.Tensor, round_number:
 
 def mask_without(rank: int, keys: dict[int, bytes], unknown: set[int]) -> torch.Tensor:
     """What colluders subtract: the part of a rank's mask whose keys they hold."""
-    known = {peer: key for peer, key in keys.items() if peer not in unknown}
-    out = torch.zeros(COUNT, dtype=torch.int64)
-    PairwiseMasks(rank, known).apply(out, round_number=1, active=(rank, *known))
+    party, out = PairwiseMasks(rank, keys), torch.zeros(COUNT, dtype=torch.int64)
+    known = [one for one in party._streams(1, COUNT, RANKS) if one[0] not in unknown]
+    party._add_key_streams(out.numpy(), known)
     return out
 
 
@@ -154,7 +154,7 @@ def test_after_a_crash_and_restart_no_mask_comes_back() -> None:
     def contribution(session: bytes) -> torch.Tensor:
         parties = [SessionKey(session=session, rank=r, name=f"p{r}") for r in RANKS]
         offers = {party.offer.rank: party.offer for party in parties}
-        return masked(1, parties[0].agree(offers), plain_words(1))
+        return masked(1, parties[0].agree(offers, agreed=b"facts"), plain_words(1))
 
     assert looks_uniform(contribution(bytes(16)) - contribution(bytes(15) + b"\1"))
     # Even a primary that repeats its session id gets new keys.

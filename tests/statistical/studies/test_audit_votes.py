@@ -70,7 +70,7 @@ def rows_as_long_as_they_are(patch: Patch) -> None:
 
 def nothing_behind_masks(patch: Patch) -> None:
     """Masked noise is a mask alone."""
-    patch.setattr(processes, "masked_noise", lambda noise, seed: masked_noise(0 * noise, seed))
+    patch.setattr(processes, "masked_noise", lambda noise, *more: masked_noise(0 * noise, *more))
 
 
 def nothing_by_labels(patch: Patch) -> None:

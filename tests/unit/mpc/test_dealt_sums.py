@@ -1,5 +1,7 @@
 """Sums by bins under a dealer's masks: exact, uniform to whoever looks, and one bin a row."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -8,9 +10,21 @@ from hypothesis.extra.numpy import arrays
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc import dealt_sums
-from securevfl.mpc.dealt_sums import deal, masked, masked_noise, opened, rows_of_piece, shifted
+from securevfl.mpc.dealt_sums import (
+    DealtFor,
+    deal,
+    masked,
+    masked_noise,
+    opened,
+    rows_of_piece,
+    shifted,
+)
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
+
+
+def sums_of(rows, bins, numbers):
+    return DealtFor(run="a run", secondary=1, rows=rows, bins=bins, numbers=numbers)
 
 
 def plain(bins_of_rows, vectors, noise):
@@ -23,11 +37,12 @@ def plain(bins_of_rows, vectors, noise):
 def summed(bins_of_rows, vectors, noise, *, said=None):
     """Take every party's part; ``said`` is what a lying primary says."""
     bins = len(noise)
-    dealing, seed = deal(len(vectors), *noise.shape)
+    what = sums_of(len(vectors), *noise.shape)
+    dealing, seed = deal(what)
     if said is None:
         said = shifted(bins_of_rows, dealing.shifts, bins=bins)
-    pieces = list(masked(vectors, said, seed, bins=bins))
-    return opened(pieces, masked_noise(noise, seed), dealing), dealing, seed, pieces
+    pieces = list(masked(vectors, said, seed, what))
+    return opened(pieces, masked_noise(noise, seed, what), dealing), dealing, seed, pieces
 
 
 def drawn(rows, bins, numbers, seed=3):
@@ -73,13 +88,13 @@ def test_what_the_primary_sees_is_a_mask_and_one_line_a_row(small_pieces) -> Non
     bins_of_rows, vectors, noise = drawn(50, 4, 3)
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
     said = shifted(bins_of_rows, dealing.shifts, bins=4)
-    masks = np.concatenate(list(masked(np.zeros_like(vectors), said, seed, bins=4)))
+    masks = np.concatenate(list(masked(np.zeros_like(vectors), said, seed, sums_of(50, 4, 3))))
     seen = (np.concatenate(pieces) - masks).view(np.int64)
     expected = np.zeros((50, 4, 3), dtype=np.int64)
     expected[np.arange(50), said] = vectors
     np.testing.assert_array_equal(seen, expected)
     # No mask is used twice: neither between rows, nor between the rows and the noise.
-    noise_mask = masked_noise(np.zeros_like(noise), seed)
+    noise_mask = masked_noise(np.zeros_like(noise), seed, sums_of(50, 4, 3))
     assert len(np.unique(np.concatenate([masks.ravel(), noise_mask.ravel()]))) == 51 * 12
 
 
@@ -104,13 +119,13 @@ def test_one_view_fits_any_vectors_with_the_same_sums() -> None:
         np.roll(mask, shift, axis=0)
         for mask, shift in zip(other_masks, dealing.shifts, strict=True)
     )
-    other_noise_mask = masked_noise(noise, seed) - other_noise.view(np.uint64)
+    other_noise_mask = masked_noise(noise, seed, sums_of(30, 3, 2)) - other_noise.view(np.uint64)
     np.testing.assert_array_equal(rolled + other_noise_mask, dealing.correction)
 
 
 def test_shifts_are_uniform_and_drawn_afresh() -> None:
     """Each of 5 shifts about 8,000 times in 40,000: off by ten deviations once in 10^21."""
-    first, second = deal(40_000, 5, 1), deal(40_000, 5, 1)
+    first, second = (deal(sums_of(40_000, 5, 1)) for _ in range(2))
     counts = np.bincount(first[0].shifts, minlength=5)
     assert len(counts) == 5
     assert np.abs(counts - 8_000).max() < 10 * np.sqrt(40_000 * 0.2 * 0.8)
@@ -135,11 +150,12 @@ def test_a_lying_primary_moves_rows_and_multiplies_none() -> None:
 def test_what_is_out_of_range_is_refused_before_anything_is_sent(lie) -> None:
     """A negative index would count from the end, a large one would miss."""
     bins_of_rows, vectors, noise = drawn(10, 4, 3)
-    dealing, seed = deal(10, *noise.shape)
+    what = sums_of(10, *noise.shape)
+    dealing, seed = deal(what)
     said = shifted(bins_of_rows, dealing.shifts, bins=4)
     said[7] = lie
     with pytest.raises(ProtocolError, match="shifts: must lie in 0 to 3"):
-        masked(vectors, said, seed, bins=4)
+        masked(vectors, said, seed, what)
     bins_of_rows[2] = lie
     with pytest.raises(ProtocolError, match="bins: must lie in 0 to 3"):
         shifted(bins_of_rows, dealing.shifts, bins=4)
@@ -151,4 +167,42 @@ def test_pieces_of_other_rows_are_refused(small_pieces) -> None:
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
     for wrong in (pieces[:-1], [*pieces, pieces[0]]):
         with pytest.raises(ProtocolError, match="not of the 10 rows that masks were dealt for"):
-            opened(wrong, masked_noise(noise, seed), dealing)
+            opened(wrong, masked_noise(noise, seed, sums_of(10, 4, 3)), dealing)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"run": "another"}, {"secondary": 2}, {"rows": 59}, {"bins": 3, "numbers": 4}, {"numbers": 2}],
+    ids=str,
+)
+def test_masks_of_other_sums_do_not_cancel(changed) -> None:
+    """A dealer that was told other sizes, run or party deals masks under another key.
+
+    Under one key stream a dealing of twice as few numbers cancelled in sums of other groups of the
+    secondary's words, of which one record changes several. Now all that the primary gets is
+    uniform: no word is zero although every vector and the noise are.
+    """
+    what = sums_of(60, 4, 3)
+    seed_for = dealt_sums.DealtFor(**{**dataclasses.asdict(what), **changed})
+    dealing, seed = deal(seed_for)
+    vectors, noise = np.zeros((60, 3), dtype=np.int64), np.zeros((4, 3), dtype=np.int64)
+    pieces = list(masked(vectors, np.zeros(60, dtype=np.int64), seed, what))
+    hidden = masked_noise(noise, seed, what)
+    words = np.concatenate([hidden.ravel(), *(piece.ravel() for piece in pieces)])
+    dealt = np.concatenate(
+        [
+            dealt_sums._noise_mask(seed_for.key(seed), seed_for).ravel(),
+            *(masks.ravel() for _, masks in dealt_sums._row_masks(seed_for.key(seed), seed_for)),
+        ]
+    )
+    assert not np.intersect1d(words, dealt).size
+    assert dealing.correction.shape == seed_for.shape
+
+
+def test_masks_of_the_same_sums_cancel() -> None:
+    """The negative control: with nothing changed, zero vectors and noise give zero sums."""
+    what = sums_of(60, 4, 3)
+    zeros = np.zeros((60, 3), dtype=np.int64), np.zeros((4, 3), dtype=np.int64)
+    found, *_ = summed(np.zeros(60, dtype=np.int64), *zeros)
+    assert what.shape == found.shape
+    assert not found.any()

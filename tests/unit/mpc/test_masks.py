@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -187,3 +188,39 @@ def test_keys_are_gone_after_close_and_never_printed() -> None:
     party.close()
     with pytest.raises(ProtocolError, match="shares keys with"):
         mask(party, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([b"plan"], [b"other plan"]),
+        ([b"plan", b"gradient"], [b"plan"]),
+        ([b"plan", b"gradient"], [b"gradient", b"plan"]),
+    ],
+    ids=["another message", "one more", "another order"],
+)
+@pytest.mark.parametrize("degree", [None, 2])
+def test_masks_of_parties_that_were_told_different_things_do_not_cancel(
+    first: list[bytes], second: list[bytes], degree: int | None
+) -> None:
+    """Of four parties one heard something else: no sum with it has a word that is not noise."""
+    keys = random_pair_keys(RANKS)
+    parties = {rank: PairwiseMasks(rank, keys[rank], degree=degree) for rank in RANKS}
+    for rank, party in parties.items():
+        for text in second if rank == 2 else first:
+            party.bind(hashlib.sha256(text).digest(), RANKS)
+
+    total = sum(mask(party, 3) for party in parties.values())
+
+    assert int((total == 0).sum()) == 0
+
+
+def test_what_is_said_to_some_binds_these_alone() -> None:
+    """A message to ranks 1 and 2 leaves the masks that they share with others as they are."""
+    parties = masks_of()
+    for rank in (1, 2):
+        parties[rank].bind(hashlib.sha256(b"to two").digest(), (1, 2))
+
+    total = sum(mask(parties[rank], 3) for rank in RANKS)
+
+    assert torch.equal(total, torch.zeros(COUNT, dtype=torch.int64))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.dealt_sums import deal, rows_of_piece
+from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
 from securevfl.transport.message import Message
 from securevfl.voting.messages import (
     VotesDealing,
@@ -24,7 +24,8 @@ ROWS, BINS, NUMBERS = 5, 3, 2
 EACH_ROW = np.array([0, 1, 2, 2, 0])
 SUMS = np.arange(BINS * NUMBERS).reshape(BINS, NUMBERS) - 3
 WORDS = np.arange(ROWS * BINS * NUMBERS, dtype=np.uint64).reshape(ROWS, BINS, NUMBERS)
-DEALING, SEED = deal(ROWS, BINS, NUMBERS)
+WHAT = DealtFor(run="a run", secondary=2, rows=ROWS, bins=BINS, numbers=NUMBERS)
+DEALING, SEED = deal(WHAT)
 SHAPE = {"bins": BINS, "numbers": NUMBERS}
 
 CASES = {
@@ -32,7 +33,7 @@ CASES = {
     "labels": (VotesLabels(bins_of_rows=EACH_ROW), {"rows": ROWS, "bins": BINS}),
     "turn": (VotesTurn(secondary=2, numbers=7), {"due": (1, 2)}),
     "dealing": (VotesDealing(dealing=DEALING), {"rows": ROWS, **SHAPE}),
-    "seed": (VotesSeed(seed=SEED), {}),
+    "seed": (VotesSeed(seed=SEED, what=WHAT), {"what": WHAT}),
     "shifted": (VotesShifted(said=EACH_ROW), {"rows": ROWS, "bins": BINS}),
     "noise": (VotesNoise(words=WORDS[0]), SHAPE),
     "masked": (VotesMasked(words=WORDS), {"left": ROWS, **SHAPE}),
@@ -116,5 +117,17 @@ def test_masked_vectors_come_in_pieces_that_both_sides_know() -> None:
 
 def test_no_secret_is_in_a_text_form() -> None:
     """Seeds and labels stay out of logs."""
-    assert repr(VotesSeed(seed=b"s" * 32)) == "VotesSeed()"
+    assert repr(VotesSeed(seed=b"s" * 32, what=WHAT)) == f"VotesSeed(what={WHAT!r})"
     assert repr(VotesLabels(bins_of_rows=EACH_ROW)) == "VotesLabels()"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("run", "another"), ("secondary", 1), ("rows", 6), ("bins", 2), ("numbers", 3)],
+)
+def test_a_seed_of_other_sums_is_refused(name: str, value: str | int) -> None:
+    """What the dealer was told by the primary must be what this party has itself."""
+    dealt = replace(WHAT, **{name: value})
+    message = wire(VotesSeed(seed=SEED, what=dealt).to_message())
+    with pytest.raises(ProtocolError, match=f"bank: dealt masks .* with {name} = .*as the primary"):
+        VotesSeed.from_message(message, what=WHAT)

@@ -1,5 +1,6 @@
 """Each party's part in votes, over lines: the sums of one process, and one line for every lie."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.voter import Voter
 from securevfl.linking.lines import Lines
-from securevfl.mpc.dealt_sums import SumDealing, deal
+from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
 from securevfl.transport.message import Done, StarKind
 from securevfl.voting.messages import (
     VotesCall,
@@ -271,14 +272,39 @@ class TestLies:
         def dealer(wires) -> None:
             lines = wires.of("dealer")
             lines.receive("agency", VotingKind.VOTES_TURN)
-            dealing, seed = deal(*shape)
+            sizes = dict(zip(("rows", "bins", "numbers"), shape, strict=True))
+            dealt = DealtFor(run=one.plan.facts.run, secondary=1, **sizes)
+            dealing, seed = deal(dealt)
             dealing = SumDealing(shifts=dealing.shifts + shift, correction=dealing.correction)
-            lines.send(VotesSeed(seed=seed).to_message(), "bank-1")
+            # The secondary is told what it has itself, so that the primary must notice.
+            own = DealtFor(
+                run=one.plan.facts.run, secondary=1, rows=ROWS, bins=BINS, numbers=NUMBERS
+            )
+            lines.send(VotesSeed(seed=seed, what=own).to_message(), "bank-1")
             lines.send(VotesDealing(dealing=dealing).to_message(), "agency")
 
         results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
         with pytest.raises(ProtocolError, match=line):
             raise results["agency"]
+
+    def test_a_dealer_that_was_told_other_numbers_gets_no_sums(self, one: Built) -> None:
+        """The primary asks for masks of half as many numbers: the secondary sends nothing."""
+
+        def dealer(wires) -> None:
+            lines = wires.of("dealer")
+            lines.receive("agency", VotingKind.VOTES_TURN)
+            told = DealtFor(
+                run=one.plan.facts.run, secondary=1, rows=ROWS, bins=BINS, numbers=NUMBERS // 2
+            )
+            _, seed = deal(told)
+            # The primary has altered itself to take whatever dealing it likes.
+            dealing, _ = deal(replace(told, numbers=NUMBERS))
+            lines.send(VotesSeed(seed=seed, what=told).to_message(), "bank-1")
+            lines.send(VotesDealing(dealing=dealing).to_message(), "agency")
+
+        results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
+        with pytest.raises(ProtocolError, match=r"numbers = 2, as the primary asked.*no sums"):
+            raise results["bank-1"]
 
     @pytest.mark.parametrize(
         ("rows", "numbers", "line"),
