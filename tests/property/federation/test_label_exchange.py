@@ -1,0 +1,166 @@
+"""One label exchanged, through a whole run: what each secondary receives, and what was promised.
+
+Two runs on tables that differ in one label of the primary, from the table to predictions of new
+rows: split, scaling, links, class sums, rounds, requests. Randomised response is left out and noise
+on sums is not looked at, so what is compared is what both are made for: the class that each row is
+said to have. All else that a secondary receives must be the same.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.federations import FROZEN, save, write_federation
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError
+from securevfl.data.tables import PartyTable
+from securevfl.federation import ballot
+from securevfl.federation.run_plan import run_facts
+from securevfl.federation.secondary import Secondary
+from securevfl.runtime import predicting, simulation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.tables import read_tables
+
+ROWS = 60
+EXTREMES = {"regression": (1e12, -1e12), "multiclass": (0.0, 2.0)}
+
+
+@dataclass
+class Received:
+    """What secondaries have received of one run and of one request."""
+
+    classes: list[np.ndarray] = field(default_factory=list)
+    """Of every row, as sums are made by them; the last class is of rows that are not for learning.
+    """
+    rounds: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
+    """Number, rows and purpose of every round of training, by secondary in turns."""
+    keys: list[Mapping[str, Any]] = field(default_factory=list)
+    """Keys of each request for predictions."""
+
+
+def federation(folder: Path, task: str, labels: str) -> Path:
+    """Write a federation whose encoders learn from labels that have an epsilon."""
+    path = write_federation(
+        folder,
+        rows=ROWS,
+        federation={"task": task},
+        model={"release": "pooled", "hidden": 3 if task == "multiclass" else 2, "heads": 1}
+        | {"top": "tied"},
+        encoder={"method": "votes", "labels": labels, "share": 0.1},
+        privacy=FROZEN,
+        linkage={"protection": "none", "choose": "records"},
+        base={"estimator": "linear"},
+        training={"batch_size": 16},
+    )
+    source = tomllib.loads(path.read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    if labels == "shares":
+        source["party"].append({"name": "dealer", "role": "dealer"})
+    return save(folder, source)
+
+
+def played(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+) -> Received:
+    """Run everything, ask for predictions, and return what secondaries received."""
+    received = Received()
+    vote, answer, request = simulation.vote_in_process, Secondary.answer, predicting.Request
+
+    def voted(secondaries: Any, make: Any) -> Any:
+        def told() -> Any:
+            made = make()
+            received.classes.append(made.bins_of_rows.copy())
+            return made
+
+        return vote(secondaries, told)
+
+    def answered(secondary: Secondary, plan: Any, **more: Any) -> Any:
+        if plan.purpose != "predict":
+            received.rounds.append((plan.round_number, tuple(plan.rows.tolist()), plan.purpose))
+        return answer(secondary, plan, **more)
+
+    def requested(**parts: Any) -> Any:
+        columns = parts["keys"].columns
+        received.keys.append({name: np.asarray(one).tolist() for name, one in columns.items()})
+        return request(**parts)
+
+    with patch.context() as watched:
+        watched.setattr(simulation, "vote_in_process", voted)
+        watched.setattr(Secondary, "answer", answered)
+        watched.setattr(predicting, "Request", requested)
+        watched.setattr(ballot, "randomised_labels", lambda own, _classes, _epsilon: own)
+        result = simulate_federation(
+            config, tables, folder, device=torch.device("cpu"), with_alone=False
+        )
+        assert result.trained is not None
+        # Whoever answers: a request is what secondaries would get.
+        trained = dataclasses.replace(result.trained)
+        new = pd.read_csv(folder.parent / "agency.csv").iloc[:3]
+        result_of = partial(trained.predict, id_column=None, without=(), out=None)
+        result_of(new, observe=lambda _event: None)
+    return received
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [
+        ("regression", "randomised"),
+        ("regression", "shares"),
+        ("multiclass", "shares"),
+        ("multiclass", "randomised"),
+    ],
+)
+def test_one_label_moves_as_many_rows_as_its_promise_counts(
+    task: str, labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else that any secondary receives: no row's part, no round, no key.
+
+    Whether predictions ask secondaries at all is what the statement names as not covered.
+    """
+    config = read_federation(federation(tmp_path, task, labels))
+    tables = read_tables(config, tmp_path)
+    own = tables["agency"]
+    assert own.labels is not None
+    before = played(config, tables, tmp_path / "before", monkeypatch)
+    (classes,) = before.classes
+    split, facts = run_facts(config, own)
+    training = split.train
+    moved = []
+    for place, value in enumerate(EXTREMES[task]):
+        row = int(training[7 * place + 1])
+        exchanged = own.labels.copy()
+        exchanged[row] = value
+        other = {**tables, "agency": dataclasses.replace(own, labels=exchanged)}
+        assert np.array_equal(run_facts(config, other["agency"])[0].train, training)
+        after = played(config, other, tmp_path / f"after-{place}", monkeypatch)
+        (there,) = after.classes
+        moved.append(int((there != classes).sum()))
+        assert after.rounds == before.rounds
+        if after.keys and before.keys:
+            assert after.keys == before.keys
+    assert max(moved) <= config.voters_moved
+    assert facts.train_rows == len(training)
+
+
+@pytest.mark.parametrize("labels", ["randomised", "shares"])
+def test_a_split_by_labels_that_have_an_epsilon_is_refused(labels: str, tmp_path: Path) -> None:
+    """Every party knows the seed, so which rows train would show labels."""
+    path = federation(tmp_path, "binary", labels)
+    source = tomllib.loads(path.read_text())
+    source["training"]["split"] = "stratified"
+    with pytest.raises(ConfigError, match=r"training\.split: .*label_epsilon would not hold"):
+        read_federation(save(tmp_path, source))

@@ -1,0 +1,143 @@
+"""What promises of labels and fitted encoders rest on: each number that a charge is made from."""
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.federations import FROZEN, save
+from unit.federation.test_votes import MODEL, VOTES, run, write_votes
+
+from securevfl.config.encoder import EncoderSettings
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import BudgetExceededError
+from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.labels import label_noise_multiplier
+from securevfl.dp.noise_tables import NoiseTables
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.kept_model import load_model
+from securevfl.federation.ledger import Ledger
+from securevfl.federation.run_plan import plan_run, run_facts
+from securevfl.runtime.tables import read_tables
+
+
+def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number that is exchanged moves a row over each border: noise is so many times larger."""
+    drawn: list[float] = []
+
+    def noise(format_: SumFormat, std: float) -> np.ndarray:
+        drawn.append(std / format_.change_of_label)
+        return np.zeros(format_.shape, dtype=np.int64)
+
+    monkeypatch.setattr(SumFormat, "noise", noise)
+    encoder = {**VOTES, "labels": "shares"}
+    path = write_votes(
+        tmp_path, encoder=encoder, federation={"task": "regression"}, model={**MODEL, "hidden": 3}
+    )
+    source = dict(read_federation(path).source)
+    source["party"].append({"name": "dealer", "role": "dealer"})
+    config = read_federation(save(tmp_path, source))
+    run(path, tmp_path / "run")
+
+    assert config.voters_moved == 3
+    promised = label_noise_multiplier(config.label_epsilon or 0, config.privacy.delta)
+    assert max(drawn) == pytest.approx(3 * promised)
+
+
+def test_a_record_moves_class_sums_by_its_rounding_too() -> None:
+    """Drawn back and rounded towards zero, each of d + 1 numbers may lose up to a unit."""
+    for features, links in ((3, 1), (40, 4)):
+        format_ = SumFormat(features=features, bins=3, links_per_record=links, bits=10)
+        longest = math.sqrt(1.25) * format_.radius * 2**10
+        assert format_.change_of_record == pytest.approx(
+            links * (longest + math.sqrt(features + 1)), rel=1e-12
+        )
+
+
+def test_whitening_is_one_more_release_of_records() -> None:
+    """Moments to whiten by and class sums: two steps are planned, and both are charged."""
+    steps = {}
+    for whiten in (False, True):
+        encoder = EncoderSettings(method="votes", labels="shown", whiten=whiten)
+        fitting = encoder.fitting
+        assert fitting is not None
+        steps[whiten] = fitting.steps
+    assert steps == {False: 1, True: 2}
+
+
+@pytest.mark.parametrize("deviation", [64.37, 1000.5, 3.3e7])
+def test_a_samplers_tables_leave_out_no_tail_that_anybody_could_meet(deviation: float) -> None:
+    """Beyond the tables lies less than 2^-250: tables cut at six deviations leave 2e-9 a number."""
+    tables = NoiseTables(deviation)
+    reach = tables.reach * tables.block / deviation
+    left_out = math.erfc(reach / math.sqrt(2)) if reach < 26 else 0.0
+    assert left_out < 2.0**-250
+
+
+def test_a_run_with_a_noise_multiplier_spends_its_plan_and_no_more(tmp_path: Path) -> None:
+    """Sessions of one run share what the first one planned: the second is refused its first round.
+
+    Another run has a plan of its own.
+    """
+    plan = ReleasePlan(
+        privacy=Privacy(noise_multiplier=1.2, delta=1e-5, encoder="trained"),
+        parties=2,
+        min_active=2,
+        rounds=10,
+        rows_per_round=10,
+        row_releases=100,
+        releases_per_row=1,
+        links=1,
+    )
+    tau = plan.noise_share_std()
+
+    def session(run_id: str) -> Ledger:
+        return Ledger(
+            tmp_path / "ledger.jsonl", party="bank", plan=plan, noise_share_std=tau, run=run_id
+        )
+
+    def released(ledger: Ledger, rounds: int) -> None:
+        for number in range(rounds):
+            rows = np.arange(10) + 10 * number
+            ledger.charge(round_number=number + 1, rows=rows, purpose="train")
+
+    with closing(session("ab" * 16)) as first:
+        released(first, 10)
+        assert first.spent == pytest.approx(plan.epsilon(tau), rel=1e-6)
+    with (
+        closing(session("ab" * 16)) as second,
+        pytest.raises(BudgetExceededError, match="was planned"),
+    ):
+        released(second, 1)
+    with closing(session("cd" * 16)) as other:
+        released(other, 10)
+
+
+def test_a_kept_model_has_keys_of_all_rows_and_shows_no_part_of_the_split(tmp_path: Path) -> None:
+    """Keys without the test rows' would show which these are, in every request."""
+    path = write_votes(tmp_path, privacy={**FROZEN, "links_per_record": 1})
+    run(path, tmp_path / "run")
+    config = read_federation(path)
+    model = load_model(tmp_path / "run" / "parties" / "agency" / "model", config, party="agency")
+
+    assert model.primary is not None
+    assert model.primary.keys is not None
+    assert model.primary.keys.num_rows == 90
+
+
+def test_noise_is_planned_for_both_steps_of_a_whitened_fit(tmp_path: Path) -> None:
+    """At one epsilon two releases of records leave less for each than one does."""
+    spread = {}
+    for whiten in (False, True):
+        folder = tmp_path / str(whiten)
+        folder.mkdir()
+        config = read_federation(write_votes(folder, encoder={**VOTES, "whiten": whiten}))
+        tables: dict[str, Any] = dict(read_tables(config, folder))
+        _, facts = run_facts(config, tables["agency"])
+        spread[whiten] = plan_run(config, facts).releases.fitting_multiplier()
+    assert spread[True] == pytest.approx(math.sqrt(2) * (spread[False] or 0), rel=0.02)
