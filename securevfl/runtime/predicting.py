@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
+from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.absence import absent_names, in_blocks
 from securevfl.federation.build import build_top
@@ -27,6 +28,7 @@ from securevfl.federation.run_plan import RunFacts, new_run
 from securevfl.federation.top_model import CorrectingTopModel, PrimaryInputs, TopModel
 from securevfl.linkage.linked import LinkedPrimary
 from securevfl.linkage.spec import LinkSpec
+from securevfl.runtime.finite_outputs import require_finite_outputs
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
 
 
@@ -187,12 +189,23 @@ def unlinked_outputs(
         table = replace(table, keys=means)
     if part.alone is not None:
         return alone_outputs(model, table, device=device)
+    return _top_outputs(config, model, table, device=device)
+
+
+def _top_outputs(
+    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+) -> Tensor:
+    """Return the top model's outputs, with zero as the average of no record."""
     features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
     top = kept_top(config, model, table, device=device)
     rows, secondaries = len(features), len(config.secondaries)
-    read, keys = read_by_top(
-        config, table, features=features, keys=features.new_zeros((rows, table.key_dim))
-    )
+    keys = features.new_zeros((rows, table.key_dim))
+    if model.key_scale is not None:
+        scaler = KeyScaler(
+            centre=np.array(model.key_scale.centre), width=np.array(model.key_scale.width)
+        )
+        keys = torch.from_numpy(scaler.apply(table.keys)).to(device)
+    read, keys = read_by_top(config, table, features=features, keys=keys)
     similarities = None
     if config.family.needs_similarities(config.model):
         links = config.model.neighbours
@@ -205,6 +218,22 @@ def unlinked_outputs(
             similarities,
         )
     return outputs
+
+
+def _outputs_without_partners(
+    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+) -> Tensor:
+    """Return what each part of the primary's half says of rows, shape (rows, outputs of all)."""
+    part = model.primary
+    assert part is not None, "the primary answers"
+    found = [
+        torch.from_numpy(one.margins(own_inputs(table))).to(device)
+        for one in (part.alone, part.base)
+        if one is not None
+    ]
+    if not answers_alone(model):
+        found.append(_top_outputs(config, model, table, device=device))
+    return torch.hstack([one.float() for one in found])
 
 
 def alone_outputs(model: KeptModel, table: PartyTable, *, device: torch.device) -> Tensor:
@@ -265,12 +294,17 @@ def answered(
         without: Secondaries that are absent.
 
     Raises:
-        DataError: If the rows have other features than the model; nothing is released then.
+        DataError: If the rows have other features than the model, or one has no finite
+            prediction; nothing is released then.
 
     Reveals:
         What ``released`` reveals.
     """
-    features_of(config.primary, new, model)
+    require_finite_outputs(
+        new,
+        features_of(config.primary, new, model),
+        lambda rows: _outputs_without_partners(config, model, rows, device=device),
+    )
     if linkable is None:
         linkable = np.ones(new.num_rows, dtype=np.bool_)
     outputs, spent = torch.empty((0, model.head.outputs), device=device), 0.0

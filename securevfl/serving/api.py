@@ -1,15 +1,17 @@
 """The HTTP API over an asker: predictions, health, budgets, figures and the schema of a row."""
 
 import asyncio
+import math
 import queue
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -17,11 +19,13 @@ from starlette.responses import JSONResponse
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
 from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.models.alone.rule import Used
+from securevfl.runtime.finite_outputs import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
 from securevfl.serving.figures import Figures
-from securevfl.serving.guard import refused
-from securevfl.serving.rows import BadRowsError, RowFormat, shortened
+from securevfl.serving.guard import CUT_OFF, PREDICT, refused
+from securevfl.serving.rate import Rate
+from securevfl.serving.rows import BadRowsError, RowFormat, TooManyRowsError
 from securevfl.version import __version__
 
 RETRY_S: Final = 5
@@ -33,14 +37,16 @@ _SPENT: Final = (
     "released. GET /budget says what is left"
 )
 _GONE: Final = "a party is not connected; the request may be sent again"
+_TOO_FAST: Final = "more predictions a second than this server takes"
+_NOT_FINITE: Final = "the model's output is not finite"
 _MISFIT: Final = "the rows do not fit the model's columns; GET /schema says what they hold"
 
 
 class Predicted(BaseModel):
     """What the model says of one row."""
 
-    prediction: str | bool | int | float
-    """The most probable class, or a regression's number in the label's unit."""
+    prediction: str | bool | int | float | None
+    """The most probable class, or a regression's number in the label's unit; null with a note."""
     probabilities: dict[str, float] | None = None
     """Of each class; null for a regression."""
     note: str | None = None
@@ -76,14 +82,18 @@ class Served:
     max_rows: int
 
 
-def make_app(served: Served, asker: Asker, figures: Figures) -> FastAPI:
+def make_app(served: Served, asker: Asker, figures: Figures, rate: Rate) -> FastAPI:
     """Return the application; its life starts and ends the asker.
 
     Args:
         served: What is served.
         asker: Asks the parties.
         figures: For Prometheus.
+        rate: Of predicted rows.
     """
+    # One body is read at a time: what the largest one needs in memory is needed once.
+    reader = ThreadPoolExecutor(1, thread_name_prefix="securevfl-rows")
+    most_rows = rate.most_rows(served.max_rows)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -92,6 +102,7 @@ def make_app(served: Served, asker: Asker, figures: Figures) -> FastAPI:
             yield
         finally:
             await asyncio.to_thread(asker.close)
+            reader.shutdown()
 
     app = FastAPI(
         title=f"securevfl: {served.federation}",
@@ -100,14 +111,22 @@ def make_app(served: Served, asker: Asker, figures: Figures) -> FastAPI:
         docs_url=None,  # pages that fetch scripts from elsewhere
         redoc_url=None,
     )
-    app.add_exception_handler(RequestValidationError, _bad_rows(served.rows))
     app.add_exception_handler(HTTPException, _plain)
-    question = served.rows.question
+    question = served.rows.question(most_rows=most_rows)
+    shown = question.model_json_schema()
+    body = question.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts = body.pop("$defs")
+    content = {"application/json": {"schema": body}}
 
-    @app.post("/predict", response_model=Answer)
-    async def predict(body: question) -> Any:  # type: ignore[valid-type]
+    @app.post(
+        PREDICT,
+        response_model=Answer,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+    async def predict(request: Request) -> Response:
         """Predict rows; every row is charged to every party's ledger."""
-        return await _predicted(served, asker, body)
+        # Read by a thread, and not by FastAPI, which would do it in the event loop.
+        return await _predicted(request, served.rows, most_rows, asker, rate, reader)
 
     @app.get("/health")
     async def health() -> dict[str, bool]:
@@ -138,29 +157,47 @@ def make_app(served: Served, asker: Asker, figures: Figures) -> FastAPI:
             "task": served.task,
             "classes": None if served.classes is None else list(served.classes),
             "columns": [asdict(column) for column in served.rows.columns],
-            "max_rows": served.max_rows,
-            "body": question.model_json_schema(),
+            "max_rows": most_rows,
+            "body": shown,
         }
 
+    # Once, and in advance: it is kept.
+    app.openapi()["components"]["schemas"].update(parts)
     return app
 
 
-async def _predicted(served: Served, asker: Asker, body: BaseModel) -> Response | Answer:
+async def _predicted(
+    request: Request,
+    rows: RowFormat,
+    most_rows: int,
+    asker: Asker,
+    rate: Rate,
+    reader: ThreadPoolExecutor,
+) -> Response:
     try:
-        rows = served.rows.rows_of(body)
-        if len(rows) > served.max_rows:
-            return refused(413, "too_large", f"a request may have {served.max_rows} rows")
-        frame = served.rows.frame(rows)
+        body = b"".join([piece async for piece in request.stream()])
+        frame = await asyncio.get_running_loop().run_in_executor(
+            reader, partial(rows.read, body, most_rows=most_rows)
+        )
+        del body  # it may be large, and the wait long
+        wait_s = rate.wait_s(len(frame))
+        if wait_s > 0:
+            later = {"Retry-After": str(math.ceil(wait_s))}
+            return refused(429, "too_many_requests", _TOO_FAST, later)
+        predictions = await _unless_gone(request, asker.ask(frame))
+        if predictions is None:
+            return refused(400, "cut_off", CUT_OFF)
+        return await asyncio.to_thread(_answer, predictions)
+    except TooManyRowsError as error:
+        return refused(413, "too_large", str(error))
     except BadRowsError as error:
-        return refused(422, "bad_rows", *shortened(error.lines))
-    except DataError as error:
-        return refused(422, "bad_rows", str(error))
-    try:
-        return _answer(await asyncio.wrap_future(asker.ask(frame)))
+        return refused(422, "bad_rows", *error.lines)
     except queue.Full:
         return refused(429, "too_many_requests", "too many wait already", {"Retry-After": "1"})
     except BudgetExceededError:
         return _spent(asker)
+    except NotFiniteError as error:
+        return refused(422, "bad_rows", str(error))
     except DataError:
         # Its text may quote a cell.
         return refused(422, "bad_rows", _MISFIT)
@@ -172,6 +209,23 @@ async def _predicted(served: Served, asker: Asker, body: BaseModel) -> Response 
         return refused(500, "failed", f"{type(error).__name__}; nothing more is told")
 
 
+async def _unless_gone(request: Request, asked: "Future[Predictions]") -> Predictions | None:
+    """Wait for predictions; withdraw the request if its client leaves before its turn.
+
+    Returns:
+        None if the client has left; nothing is charged then unless the parties were asked already.
+    """
+    answer = asyncio.wrap_future(asked)
+    # The body has been read: all that can come is that the client leaves.
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await answer if answer.done() else None
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
 def _spent(asker: Asker) -> Response:
     return refused(403, "budget_spent", _SPENT, parties=[_told(one) for one in asker.budgets])
 
@@ -180,7 +234,7 @@ def _told(budget: PredictionBudget) -> dict[str, Any]:
     return {**asdict(budget), "left": budget.left}
 
 
-def _answer(predictions: Predictions) -> Answer:
+def _answer(predictions: Predictions) -> Response:
     values = [
         value.item() if isinstance(value, np.generic) else value for value in predictions.values
     ]
@@ -189,22 +243,23 @@ def _answer(predictions: Predictions) -> Answer:
         names = [str(name) for name in predictions.classes]
         shares = [dict(zip(names, row, strict=True)) for row in predictions.probabilities.tolist()]
     notes = predictions.notes or [""] * len(values)
-    return Answer(
+    answer = Answer(
         predictions=[
-            Predicted(prediction=value, probabilities=share, note=note or None)
+            _row_answer(value, share, note)
             for value, share, note in zip(values, shares, notes, strict=True)
         ],
         epsilon=predictions.epsilon,
         used=predictions.used,
         without=list(predictions.without),
     )
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _bad_rows(rows: RowFormat) -> Any:
-    async def answer(_request: Request, error: RequestValidationError) -> Response:
-        return refused(422, "bad_rows", *shortened(rows.problems(error.errors())))
-
-    return answer
+def _row_answer(value: Any, share: dict[str, float] | None, note: str) -> Predicted:
+    numbers = [value] if share is None else list(share.values())
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        return Predicted(prediction=None, note=_NOT_FINITE)
+    return Predicted(prediction=value, probabilities=share, note=note or None)
 
 
 async def _plain(_request: Request, error: Exception) -> Response:

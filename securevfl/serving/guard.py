@@ -1,13 +1,12 @@
-"""What every HTTP request passes before anything of it is read: token, rate, size; and its log.
+"""Guard before the application: token, size and time of a body; and the log of requests.
 
-The log has method, path, status and time. Paths that the server does not have, queries, headers
+Only a request for predictions that shows the token has its body read, and only a whole body goes
+on. The log has method, path, status and time. Paths that the server does not have, queries, headers
 and bodies are never in it: they may hold what is nobody's business.
 """
 
 import asyncio
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
@@ -22,17 +21,10 @@ OPEN: Final = frozenset({"/health", "/ready"})
 PATHS: Final = OPEN | {PREDICT, "/budget", "/metrics", "/schema", "/openapi.json"}
 
 _BODY_S: Final = 30.0
+_MOST_BODIES: Final = 64
+"""Bodies of the largest size for which there is memory at once."""
+
 _INTERNAL: Final = 500
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What one server takes in."""
-
-    max_bytes: int
-    """Of one body."""
-    rate: float | None
-    """Predictions a second, over all clients; None for no limit."""
 
 
 class Guard:
@@ -43,24 +35,31 @@ class Guard:
         app: ASGIApp,
         *,
         token: Token | None,
-        limits: Limits,
+        max_bytes: int,
         figures: Figures,
         log: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
+        """Make it.
+
+        Args:
+            app: The application.
+            token: What clients must show; None lets everybody in.
+            max_bytes: Of one body.
+            figures: Counts the answers.
+            log: Takes one line a request.
+            clock: Seconds.
+        """
         self._app = app
         self._token = token
-        self._limits = limits
+        self._max_bytes = max_bytes
+        self._room = _MOST_BODIES * max_bytes
         self._figures = figures
         self._log = log
         self._clock = clock
-        # As many as a second allows may come at once.
-        self._most = max(1.0, limits.rate or 0.0)
-        self._allowed = self._most
-        self._filled = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or hand it on with its whole body."""
+        """Refuse a request, or hand it on; its body is whole, and empty but for predictions."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,60 +73,65 @@ class Guard:
             await send(message)
 
         try:
-            refusal, body = await self._taken_in(scope, path, receive)
-            if refusal is None:
-                await self._app(scope, _replayed(body, receive), noted)
-            else:
-                await refusal(scope, receive, noted)
+            await self._answer(scope, path, receive, noted)
         finally:
             seconds = self._clock() - began
             self._figures.answered(path, status, seconds)
             if path not in OPEN:  # probes come every few seconds
                 self._log(f"{_method(scope)} {path} {status} {1000 * seconds:.1f} ms")
 
-    async def _taken_in(
-        self, scope: Scope, path: str, receive: Receive
-    ) -> tuple[JSONResponse | None, bytes]:
+    async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         token = None if path in OPEN else self._token
         if token is not None and not token.fits(headers.get(b"authorization")):
-            return refused(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"}), b""
-        if path == PREDICT:
-            wait_s = self._wait_s()
-            if wait_s > 0:
-                later = {"Retry-After": str(math.ceil(wait_s))}
-                return refused(429, "too_many_requests", _TOO_FAST, later), b""
-        too_large = refused(413, "too_large", f"the body may have {self._limits.max_bytes:,} bytes")
-        said = headers.get(b"content-length", b"0")
-        if said.isdigit() and int(said) > self._limits.max_bytes:
-            return too_large, b""
-        body = bytearray()
+            refusal = refused(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"})
+            await refusal(scope, receive, send)
+            return
+        if path != PREDICT or scope["method"] != "POST":
+            await self._app(scope, _replayed([b""], receive), send)
+            return
+        said = headers.get(b"content-length", b"")
+        size = int(said) if said.isdigit() else self._max_bytes
+        if size > self._max_bytes:
+            await self._too_large()(scope, receive, send)
+            return
+        if size > self._room:
+            refusal = refused(429, "too_many_requests", _FULL, {"Retry-After": "1"})
+            await refusal(scope, receive, send)
+            return
+        self._room -= size
+        try:
+            taken = await self._body(receive)
+            if isinstance(taken, JSONResponse):
+                await taken(scope, receive, send)
+            else:
+                await self._app(scope, _replayed(taken, receive), send)
+        finally:
+            self._room += size
+
+    async def _body(self, receive: Receive) -> list[bytes] | JSONResponse:
+        """Return the pieces of a whole body, or why it is refused."""
+        pieces, size, more = [], 0, True
         try:
             async with asyncio.timeout(_BODY_S):
-                more = True
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        break
-                    body += message.get("body", b"")
-                    if len(body) > self._limits.max_bytes:
-                        return too_large, b""
+                        return refused(400, "cut_off", CUT_OFF)
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    if size > self._max_bytes:
+                        return self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            return refused(408, "too_slow", f"the body took longer than {_BODY_S:g} s"), b""
-        return None, bytes(body)
+            return refused(408, "too_slow", f"the body took longer than {_BODY_S:g} s")
+        return pieces
 
-    def _wait_s(self) -> float:
-        """Return how long a prediction must wait for its turn, and count it if it need not."""
-        if self._limits.rate is None:
-            return 0.0
-        now = self._clock()
-        earned = (now - self._filled) * self._limits.rate
-        self._allowed, self._filled = min(self._most, self._allowed + earned), now
-        if self._allowed < 1:
-            return (1 - self._allowed) / self._limits.rate
-        self._allowed -= 1
-        return 0.0
+    def _too_large(self) -> JSONResponse:
+        return refused(413, "too_large", f"the body may have {self._max_bytes:,} bytes")
+
+
+CUT_OFF: Final = "the client left before its request was whole or its turn had come"
 
 
 def refused(status: int, error: str, *details: str | dict[str, str], **more: Any) -> JSONResponse:
@@ -147,7 +151,7 @@ def refused(status: int, error: str, *details: str | dict[str, str], **more: Any
 
 
 _HOW: Final = 'send the header "Authorization: Bearer TOKEN"'
-_TOO_FAST: Final = "more predictions a second than this server takes"
+_FULL: Final = "too many bodies are being read"
 
 
 def _method(scope: Scope) -> str:
@@ -155,12 +159,14 @@ def _method(scope: Scope) -> str:
     return method if method in ("GET", "POST", "HEAD") else "(other)"
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    left = [body]
+def _replayed(pieces: list[bytes], receive: Receive) -> Receive:
+    """Return a ``receive`` that gives a body away, and keeps nothing of it."""
+    pieces.reverse()
 
     async def again() -> Message:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        if pieces:
+            piece = pieces.pop()
+            return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
         return await receive()
 
     return again

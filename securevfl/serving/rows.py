@@ -2,15 +2,21 @@
 
 A feature that may be missing may be left out. One that the model does not know is refused: a
 misspelt name would otherwise be a missing value.
+
+Rows are counted before they are checked, each is checked for the model's own columns alone, and the
+check ends soon after :data:`MOST_LINES` problems: what a body costs follows from its size, whatever
+it holds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, create_model
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, create_model
+from pydantic_core import from_json
 
 from securevfl.core.errors import DataError
 from securevfl.data.cells import dates_of
@@ -19,27 +25,32 @@ from securevfl.data.schema import TableSchema
 Kind = Literal["number", "boolean", "words", "date", "text"]
 
 MOST_LINES: Final = 20
-"""Problems that are listed; of the others only their number is told."""
+"""Problems that are listed; the check ends soon after."""
 
 _LONGEST_NAME: Final = 60
+_LONGEST_TEXT: Final = 1000
+_LARGEST_CODE: Final = 2**63 - 1
+_STRICT: Final = ConfigDict(extra="forbid")
 _KEY: Final = "key; a row without one is predicted by the primary's columns alone"
 _FLOAT32: Final = float(np.finfo(np.float32).max)
 _NUMBER: Final = Annotated[
     float, Field(strict=True, allow_inf_nan=False, ge=-_FLOAT32, le=_FLOAT32)
 ]
+_TEXT: Final = Annotated[str, Field(strict=True, max_length=_LONGEST_TEXT)]
+_CODE: Final = Annotated[int, Field(strict=True, ge=-_LARGEST_CODE, le=_LARGEST_CODE)]
 _TYPES: Final[Mapping[Kind, Any]] = {
     "number": _NUMBER,
     "boolean": StrictBool,
-    "words": StrictStr | StrictInt,
-    "date": StrictStr,
-    "text": StrictStr | StrictInt,
+    "words": _TEXT | _CODE,
+    "date": _TEXT,
+    "text": _TEXT | _CODE,
 }
 _EXPECTED: Final[Mapping[Kind, str]] = {
     "number": "must be a number within float32",
     "boolean": "must be true or false",
-    "words": "must be a text",
+    "words": f"must be a text of at most {_LONGEST_TEXT:,} characters",
     "date": "must be a date such as 2020-12-31",
-    "text": "must be a text",
+    "text": f"must be a text of at most {_LONGEST_TEXT:,} characters",
 }
 
 
@@ -58,12 +69,20 @@ class RowColumn:
 
 
 class BadRowsError(DataError):
-    """Rows hold what their columns do not."""
+    """A body is no rows, or rows hold what their columns do not.
+
+    Its lines name rows and columns, and never quote a cell.
+    """
 
     def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("; ".join(lines))
-        self.lines = tuple(lines)
+        more = ["and more"] if len(lines) > MOST_LINES else []
+        self.lines = (*lines[:MOST_LINES], *more)
         """What is wrong, a line a cell."""
+        super().__init__("; ".join(self.lines))
+
+
+class TooManyRowsError(DataError):
+    """A body has more rows than one request may have."""
 
 
 class RowFormat:
@@ -75,15 +94,21 @@ class RowFormat:
         fields: dict[str, Any] = {
             f"column_{number}": _field(column) for number, column in enumerate(columns)
         }
-        strict = ConfigDict(extra="forbid")
-        row = create_model("Row", __config__=strict, **fields)
-        self.question: type[BaseModel] = create_model(
+        self._row = create_model("Row", __config__=_STRICT, **fields)
+
+    def question(self, *, most_rows: int) -> type[BaseModel]:
+        """Return the schema of a body, for clients: ``rows``, or one ``row``.
+
+        Args:
+            most_rows: Of one request.
+        """
+        rows = Field(default=None, max_length=most_rows, description="Rows to predict.")
+        return create_model(
             "Question",
-            __config__=strict,
-            rows=(list[row] | None, Field(default=None, description="Rows to predict.")),  # type: ignore[valid-type]
-            row=(row | None, Field(default=None, description="One row, instead of rows.")),
+            __config__=_STRICT,
+            rows=(list[self._row] | None, rows),  # type: ignore[name-defined]
+            row=(self._row | None, Field(default=None, description="One row, instead of rows.")),
         )
-        """What is asked: ``rows``, or one ``row``."""
 
     @classmethod
     def of(
@@ -118,26 +143,57 @@ class RowFormat:
             )
         return cls([*keys, *texts, *features])
 
-    def rows_of(self, question: BaseModel) -> list[BaseModel]:
-        """Return the rows that are asked for.
+    def read(self, body: bytes, *, most_rows: int) -> pd.DataFrame:
+        """Return the rows of a body as a table, numbers as float64 and all else as it came.
+
+        Args:
+            body: JSON: ``{"rows": [{...}, ...]}`` or ``{"row": {...}}``.
+            most_rows: Of one request.
 
         Raises:
-            DataError: If there are none, or they come in both ways.
+            TooManyRowsError: Before any row is checked.
+            BadRowsError: Naming the first rows and columns that are wrong.
         """
-        rows, row = question.rows, question.row  # type: ignore[attr-defined]
-        if (rows is None) == (row is None):
-            raise DataError('the body has either "rows", a list, or "row", one of them')
-        found = [row] if rows is None else list(rows)
-        if not found:
-            raise DataError('"rows" is empty')
-        return found
+        rows: list[BaseModel] = []
+        lines: list[str] = []
+        for number, cells in enumerate(_rows_of(body, most_rows)):
+            try:
+                rows.append(self._checked(number, cells))
+            except BadRowsError as error:
+                lines += error.lines
+            if len(lines) > MOST_LINES:
+                break
+        if lines:
+            raise BadRowsError(lines)
+        return self._frame(rows)
 
-    def frame(self, rows: Sequence[BaseModel]) -> pd.DataFrame:
-        """Return rows as a table, numbers as float64 and everything else as it came.
+    def _checked(self, number: int, cells: Any) -> BaseModel:
+        if not isinstance(cells, dict):
+            raise BadRowsError([f"row {number + 1}: must be an object, one value a column"])
+        known = {name: cells[name] for name in self._by_name if name in cells}
+        unknown = (name for name in cells if name not in self._by_name)
+        lines = [
+            _line(number, name, "is no column of the model")
+            for name in islice(unknown, MOST_LINES + 1)
+        ]
+        try:
+            row = self._row.model_validate(known)
+        except ValidationError as error:
+            lines = [*dict.fromkeys(self._problems(number, error)), *lines]
+        if lines:
+            raise BadRowsError(lines)
+        return row
 
-        Raises:
-            BadRowsError: Naming every row and column with a text that is no date.
-        """
+    def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
+        """Yield what is wrong with a row, a line a cell, some more than once."""
+        for one in error.errors(include_url=False, include_context=False):
+            name = str(one["loc"][0])
+            missing = one["type"] == "missing" or one["input"] is None
+            yield _line(
+                number, name, "is missing" if missing else _EXPECTED[self._by_name[name].kind]
+            )
+
+    def _frame(self, rows: Sequence[BaseModel]) -> pd.DataFrame:
         cells: dict[str, Any] = {}
         wrong: list[tuple[int, str]] = []
         for number, column in enumerate(self.columns):
@@ -157,40 +213,33 @@ class RowFormat:
             raise BadRowsError(lines)
         return pd.DataFrame(cells)
 
-    def problems(self, errors: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return what is wrong with a body, one line a cell; never what a cell holds.
 
-        Args:
-            errors: As pydantic reports them.
-        """
-        found: dict[str, None] = {}
-        for error in errors:
-            place = [part for part in error["loc"] if part != "body"]
-            if not place or place[0] not in ("rows", "row"):
-                found[_of_body(error, place)] = None
-                continue
-            row = place[1] if place[0] == "rows" and len(place) > 1 else 0
-            rest = place[2:] if place[0] == "rows" else place[1:]
-            if not isinstance(row, int) or not rest:
-                found[_rows_expected(place)] = None
-                continue
-            found[_line(row, str(rest[0]), self._said_of(error, str(rest[0])))] = None
-        return list(found)
-
-    def _said_of(self, error: Mapping[str, Any], name: str) -> str:
-        column = self._by_name.get(name)
-        if error["type"] == "extra_forbidden" or column is None:
-            return "is no column of the model"
-        if error["type"] == "missing" or error.get("input", 0) is None:
-            return "is missing"
-        return _EXPECTED[column.kind]
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """Return the first lines, and how many more there are."""
-    if len(lines) <= MOST_LINES:
-        return list(lines)
-    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
+def _rows_of(body: bytes, most_rows: int) -> list[Any]:
+    """Return the rows of a body, not checked yet."""
+    try:
+        asked = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise BadRowsError(
+            ['the body must be JSON: {"rows": [{...}, ...]} or {"row": {...}}'],
+        )
+    for name in asked:
+        if name not in ("rows", "row"):
+            shown = name[:_LONGEST_NAME]
+            raise BadRowsError([f'the body has {shown!r}; it has "rows" or "row" alone'])
+    rows, row = asked.get("rows"), asked.get("row")
+    if (rows is None) == (row is None):
+        raise BadRowsError(['the body has either "rows", a list, or "row", one of them'])
+    if rows is None:
+        return [row]
+    if not isinstance(rows, list):
+        raise BadRowsError(['"rows" must be a list of objects, and "row" one object'])
+    if not rows:
+        raise BadRowsError(['"rows" is empty'])
+    if len(rows) > most_rows:
+        raise TooManyRowsError(f"a request may have {most_rows} rows")
+    return rows
 
 
 def _field(column: RowColumn) -> tuple[Any, Any]:
@@ -202,15 +251,3 @@ def _field(column: RowColumn) -> tuple[Any, Any]:
 
 def _line(row: int, column: str, what: str) -> str:
     return f"row {row + 1}, column {column[:_LONGEST_NAME]!r}: {what}"
-
-
-def _of_body(error: Mapping[str, Any], place: Sequence[Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return f'the body has {str(place[0])[:_LONGEST_NAME]!r}; it has "rows" or "row" alone'
-    return 'the body must be JSON: {"rows": [{...}, ...]} or {"row": {...}}'
-
-
-def _rows_expected(place: Sequence[Any]) -> str:
-    if len(place) > 1 and isinstance(place[1], int):
-        return f"row {place[1] + 1}: must be an object, one value a column"
-    return '"rows" must be a list of objects, and "row" one object'

@@ -1,5 +1,6 @@
 """A server's life: its socket, its signals and its end, in which every request is answered."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -7,8 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import Final
+from typing import Any, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,15 +18,20 @@ from starlette.types import ASGIApp
 from securevfl.core.errors import ConfigError
 from securevfl.serving.api import make_app
 from securevfl.serving.asking import Asker
+from securevfl.serving.connection import ConnectionLimits, GuardedConnection
 from securevfl.serving.figures import Figures
-from securevfl.serving.guard import Guard, Limits
+from securevfl.serving.guard import Guard
 from securevfl.serving.opening import Opened
+from securevfl.serving.rate import Rate
 from securevfl.serving.token import Token
 
 LOG: Final = logging.getLogger("securevfl.serving")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_BACKLOG: Final = 512
+_BACKLOG: Final = 64
+"""Connections that wait to be accepted; so many are accepted before any of them is counted."""
+
 _GRACE_S: Final = 30
+_QUIET_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +43,7 @@ class ServerSettings:
     max_bytes: int = 4 * 2**20
     """Of one body."""
     rate: float | None = None
-    """Predictions a second, over all clients; None for no limit."""
+    """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005
     """How long a request waits for others to go with it, at most."""
 
@@ -72,9 +79,14 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
         clock=time.monotonic,
     )
     return Guard(
-        make_app(opened.served(max_rows=settings.max_rows), asker, figures),
+        make_app(
+            opened.served(max_rows=settings.max_rows),
+            asker,
+            figures,
+            Rate(settings.rate, time.monotonic),
+        ),
         token=token,
-        limits=Limits(max_bytes=settings.max_bytes, rate=settings.rate),
+        max_bytes=settings.max_bytes,
         figures=figures,
         log=LOG.info,
         clock=time.monotonic,
@@ -88,16 +100,55 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
         app: The application.
         listener: Bound.
     """
+    with _signals_end_quietly():
+        server_of(app, ConnectionLimits.of_this_process()).run(sockets=[listener])
+
+
+def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
+    """Return a server whose connections keep to limits.
+
+    Args:
+        app: The application.
+        limits: Of connections.
+    """
     config = uvicorn.Config(
         app,
+        http=cast(type[asyncio.Protocol], partial(GuardedConnection, limits=limits)),
+        loop="asyncio",
+        ws="none",  # a web socket would pass by the guard
+        backlog=_BACKLOG,
         log_level="warning",
         access_log=False,  # the guard's leaves queries out
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    with _signals_end_quietly():
-        uvicorn.Server(config).run(sockets=[listener])
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with one line in the log where the event loop would write a traceback."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        last = -_QUIET_S
+
+        def say(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            # A lack of descriptors comes back with every connection that waits.
+            nonlocal last
+            if loop.time() - last >= _QUIET_S:
+                last = loop.time()
+                error = context.get("exception")
+                LOG.warning("%s (%s)", context["message"], _named(error))
+
+        loop.set_exception_handler(say)
+        await super().serve(sockets)
+
+
+def _named(error: object) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return type(error).__name__
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -30,7 +30,8 @@ from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import Served, make_app
 from securevfl.serving.asking import Asker
 from securevfl.serving.figures import Figures
-from securevfl.serving.guard import Guard, Limits
+from securevfl.serving.guard import Guard
+from securevfl.serving.rate import Rate
 from securevfl.serving.rows import RowFormat
 
 _TEXT: Final = (
@@ -190,11 +191,11 @@ def _app() -> tuple[Guard, asyncio.AbstractEventLoop]:
         max_rows=100,
     )
     figures = Figures()
-    app = make_app(served, _Answering(schema), figures)
+    app = make_app(served, _Answering(schema), figures, Rate(None, time.monotonic))
     guard = Guard(
         app,
         token=None,
-        limits=Limits(max_bytes=1 << 18, rate=None),
+        max_bytes=1 << 18,
         figures=figures,
         log=require_one_line,
         clock=time.monotonic,
@@ -238,7 +239,7 @@ def _asked(path: str, method: str, pieces: list[bytes], *, length: bytes) -> tup
     said: list[Any] = []
 
     async def receive() -> Any:
-        return left.pop(0) if left else {"type": "http.disconnect"}
+        return left.pop(0) if left else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         said.append(message)

@@ -1,0 +1,52 @@
+"""Finite outputs: rows whose own values drive the model's output to infinity are refused early."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from securevfl.core.errors import DataError
+from securevfl.data.tables import PartyTable
+
+_ORDINARY: Final = 1e9
+"""Values up to here, scaled and as they are, are not looked at further."""
+
+_LARGEST: Final = 1e30
+"""Of an output without partners; their average adds what float32 still holds."""
+
+
+class NotFiniteError(DataError):
+    """The model has no finite output for a row; the message quotes no cell."""
+
+
+def require_finite_outputs(
+    table: PartyTable,
+    features: Float32[np.ndarray, "rows features"],
+    outputs: Callable[[PartyTable], Tensor],
+) -> None:
+    """Refuse rows for which the primary's half of the model alone has no finite output.
+
+    Args:
+        table: The rows.
+        features: Theirs, as the model takes them.
+        outputs: Returns what the half computes of rows that nothing is linked to.
+
+    Raises:
+        NotFiniteError: Naming the first such row.
+    """
+    # Written so that NaN, which scaling makes of what it cannot hold, is looked at.
+    values = np.hstack([features, table.features, table.keys])
+    suspects = np.flatnonzero(~(np.abs(values) <= _ORDINARY).all(axis=1))
+    if not len(suspects):
+        return
+    found = outputs(table.take(suspects))
+    good = torch.all(found.abs() <= _LARGEST, dim=1).cpu().numpy()
+    if not good.all():
+        row = int(suspects[~good][0])
+        raise NotFiniteError(
+            f"row {row + 1}: the model has no finite prediction for it; a number in it is far "
+            f"beyond those of training"
+        )
