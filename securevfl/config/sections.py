@@ -196,6 +196,11 @@ class RuntimeSettings:
     ``silence_timeout_s``; a slower one counts as lost. How long a whole round may take is
     ``round_timeout_s``."""
 
+    largest_message_mib: int = 256
+    """MiB of the largest message that a party takes in, where it does not know from the numbers of
+    rows that more is due. Codes or cells of a secondary's records are one message: about 2 million
+    records at 1,000 bits each."""
+
     on_loss: OnLoss = "stop"
     """What becomes of the run when a party is killed, hangs, is cut off or is too slow: ``stop``
     ends it, and ``--resume`` goes on with it; with ``wait`` all others keep what they have, wait
@@ -225,7 +230,12 @@ class RuntimeSettings:
     def __post_init__(self) -> None:
         checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
         checks.at_least(0, lowest_rate=self.lowest_rate)
-        checks.within(1, checks.MOST_TIMES, most_losses=self.most_losses)
+        checks.within(
+            1,
+            checks.MOST_TIMES,
+            most_losses=self.most_losses,
+            largest_message_mib=self.largest_message_mib,
+        )
         if self.least_secondaries is not None:
             checks.whole(least_secondaries=self.least_secondaries)
             checks.at_least(1, least_secondaries=self.least_secondaries)

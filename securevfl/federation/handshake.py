@@ -1,8 +1,10 @@
 """How a session begins: same file, same people, fresh keys that the relay cannot swap."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.losses import goes_on
@@ -21,6 +23,13 @@ from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
 from securevfl.transport.sealed import SealedLine
 from securevfl.transport.star import SecondaryTransport
+
+# A greeting has some 100 bytes for each party, and the epochs that its sender has saved.
+_GREETING_BYTES: Final = 1 << 20
+# Two words of a share, or a number and what says where it belongs.
+_BYTES_PER_NUMBER: Final = 16
+# The number of rows is the primary's word: what it asks room for is bounded all the same.
+_MOST_BY_ROWS: Final = 1 << 30
 
 
 def _signed_text(config: FederationConfig, offer: KeyOffer) -> bytes:
@@ -313,6 +322,7 @@ def joined(
         )
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
         _require_same_purpose(config, facts, predicts=predicts)
+        transport.widen(session_limits(config, facts))
         if not config.party(identity.name).is_helper:
             require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
         names = {number: name for name, number in config.ranks.items()}
@@ -344,8 +354,32 @@ def _until_welcome_s(config: FederationConfig, patience_s: float) -> float:
 
 
 def transport_limits(config: FederationConfig) -> TransportLimits:
-    """Return a transport's deadlines, as the federation file sets them."""
+    """Return a transport's deadlines, and its sizes until WELCOME: greetings are small."""
     runtime = config.runtime
     return TransportLimits(
-        silence_timeout_s=runtime.silence_timeout_s, lowest_rate=runtime.lowest_rate
+        silence_timeout_s=runtime.silence_timeout_s,
+        lowest_rate=runtime.lowest_rate,
+        busy_timeout_s=runtime.idle_timeout_s,
+        max_message_bytes=_GREETING_BYTES,
+        max_waiting_bytes=_GREETING_BYTES,
+    )
+
+
+def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits:
+    """Return a transport's limits from WELCOME on.
+
+    The largest message is what the file allows, or a share of a whole batch, or K numbers for each
+    of the primary's rows but at most 1 GiB, whichever is more.
+    """
+    share = config.training.batch_size * math.prod(config.family.cut_shape(config.model))
+    lists = facts.rows * config.model.neighbours
+    largest = max(
+        config.runtime.largest_message_mib << 20,
+        _GREETING_BYTES + _BYTES_PER_NUMBER * share,
+        min(_MOST_BY_ROWS, _GREETING_BYTES + _BYTES_PER_NUMBER * lists),
+    )
+    return replace(
+        transport_limits(config),
+        max_message_bytes=largest,
+        max_waiting_bytes=TransportLimits().max_waiting_bytes,
     )

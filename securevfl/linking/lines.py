@@ -6,7 +6,7 @@ talks to the primary directly and to other callers through it. Both have the sam
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
 from securevfl.core.ranks import PRIMARY_RANK
@@ -15,6 +15,10 @@ from securevfl.transport.sealed import SealedFrom, SealedLine, SealedTo
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 Kinds = tuple[MessageKind, ...]
+
+# What one party may send before its turn; one message by itself may be larger. Exchanges that are
+# under way at a time have some 16 MiB an array.
+_MOST_HELD_BYTES: Final = 1 << 28
 
 
 @runtime_checkable
@@ -39,18 +43,26 @@ class Lines(Protocol):
 
 
 class _Inboxes:
-    """What has come, by sender."""
+    """What has come, by sender, while another one's message was due."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Message]] = defaultdict(deque)
+        self._held: dict[str, int] = defaultdict(int)
 
     def put(self, sender: str, message: Message) -> None:
+        held = self._held[sender]
+        if held and held + message.held_bytes > _MOST_HELD_BYTES:
+            raise ProtocolError(
+                f"{sender}: sends more than {_MOST_HELD_BYTES >> 20} MiB before its turn"
+            )
+        self._held[sender] += message.held_bytes
         self._waiting[sender].append(message)
 
     def take(self, sender: str, kinds: Collection[MessageKind]) -> Message | None:
         if not self._waiting[sender]:
             return None
         message = self._waiting[sender].popleft()
+        self._held[sender] -= message.held_bytes
         if message.kind not in kinds:
             due = " or ".join(kind.name for kind in kinds)
             raise ProtocolError(f"{sender}: sent {message.kind.name} where {due} was due")
@@ -116,7 +128,7 @@ class PrimaryLines:
         if to not in self._names or to == sender:
             raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, who is nobody")
         sealed = SealedFrom(rank=sender, sealed=letter.sealed).to_message()
-        self._transport.send(self._names[to], sealed, owned=True)
+        self._transport.relay(self._names[to], sealed, received=message)
 
 
 class CallerLines:

@@ -245,6 +245,7 @@ def predicting(
             for name in callers
         }
         handshake.require_one_run(config, hellos, run=model.run)
+        transport.widen(handshake.session_limits(config, facts))
         transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
         session = PredictingPrimary(life, model, transport, facts)
         yield session

@@ -204,6 +204,7 @@ def _greet(
     if not resume:
         # Before anybody hears of the run: whoever goes on with it must find it here.
         checkpoints.begin(facts.run)
+    transport.widen(handshake.session_limits(config, facts))
     transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
     # Not even keys are sent before every party's budget has room for the run.
     for _ in transport.receive_each(

@@ -215,9 +215,9 @@ async def _unless_gone(request: Request, asked: "Future[Predictions]") -> Predic
     Returns:
         None if the client has left; nothing is charged then unless the parties were asked already.
     """
-    answer = asyncio.wrap_future(asked)
+    answer: asyncio.Future[Any] = asyncio.wrap_future(asked)
     # The body has been read: all that can come is that the client leaves.
-    gone = asyncio.ensure_future(request.receive())
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
         return await answer if answer.done() else None

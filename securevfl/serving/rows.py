@@ -106,7 +106,7 @@ class RowFormat:
         return create_model(
             "Question",
             __config__=_STRICT,
-            rows=(list[self._row] | None, rows),  # type: ignore[name-defined]
+            rows=(list[self._row] | None, rows),  # type: ignore[name-defined,arg-type]
             row=(self._row | None, Field(default=None, description="One row, instead of rows.")),
         )
 
@@ -177,9 +177,10 @@ class RowFormat:
             for name in islice(unknown, MOST_LINES + 1)
         ]
         try:
-            row = self._row.model_validate(known)
+            row: BaseModel = self._row.model_validate(known)
         except ValidationError as error:
             lines = [*dict.fromkeys(self._problems(number, error)), *lines]
+            raise BadRowsError(lines) from None
         if lines:
             raise BadRowsError(lines)
         return row

@@ -278,7 +278,7 @@ class Doorkeeper:
             ),
             session=self._session,
             own_rank=PRIMARY_RANK,
-            max_waiting=self._loop.limits.max_waiting_messages,
+            limits=self._loop.limits,
         )
         greeting = SessionStart(rank=self._ranks[name]).to_message()
         admitted.outgoing.append(Outgoing(encode(greeting)))

@@ -2,6 +2,10 @@
 
 Only the thread that owns all sockets calls :meth:`Connection.read` and :meth:`Connection.write`;
 OpenSSL allows one user of a connection at a time. Other threads touch the two queues alone.
+
+What a party can make this one hold is bounded. Bytes that nobody has asked for yet stay in the
+socket once ``max_waiting_bytes`` wait, so that TCP holds the sender back; this end says so to the
+peer, which then does not take it for lost. A turn is bounded in frames and in calls of the system.
 """
 
 import socket
@@ -13,15 +17,24 @@ from typing import Final
 
 from securevfl.core import checks
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.framing import EncodedMessage, FrameReader
+from securevfl.transport.framing import RECORD_BYTES, EncodedMessage, FrameReader
 from securevfl.transport.message import Message
 from securevfl.transport.tls import broken_in_words
 
-# One peer's turn: enough for a whole share of usual size, so that peers are served in turn.
-_TURN_BYTES: Final = 4 << 20
-# TLS says nothing of what it has sent before the whole of what it was given is: over a slow line a
-# large array would look like a party that takes nothing in. In whole records it costs no more.
-_RECORD_BYTES: Final = 1 << 14
+# One peer's turn, so that peers are served in turn: enough for a whole share of usual size. A call
+# hands out one TLS record of at most 16 KiB, so these are 4 MiB.
+TURN_CALLS: Final = 256
+TURN_FRAMES: Final = 128
+_TURN_BYTES: Final = TURN_CALLS * RECORD_BYTES
+# Records that a message may come in: those of a large body, and two for each of its arrays.
+_SPARE_RECORDS: Final = 1 << 12
+_LEAST_RECORD_BYTES: Final = 1 << 10
+# Heartbeats that a peer may send beyond those that are due. A process that was stopped for long
+# finds all of them at once, so they are counted from the beginning.
+_SPARE_PINGS: Final = 200
+_PINGS_PER_HEARTBEAT: Final = 2
+# A heartbeat is sent four times within the silence that is tolerated: three may be late.
+HEARTBEATS_PER_SILENCE: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,33 +54,57 @@ class TransportLimits:
     farewell_timeout_s: float = 2.0
     """Seconds to deliver the last messages when the federation ends or fails."""
 
+    busy_timeout_s: float = 3600.0
+    """Seconds for which a party may say that it takes in nothing, because its own thread works."""
+
     max_message_bytes: int = 1 << 30
     """Largest body of one message; memory is set aside for it."""
 
+    max_waiting_bytes: int = 1 << 26
+    """Bytes of one party that may wait to be read, or to be passed on; at this bound its socket is
+    left alone. One message by itself may be larger."""
+
     max_waiting_messages: int = 4096
-    """Messages of one party that may wait to be read."""
+    """Messages of one party that may wait to be read; more end the federation."""
 
     def __post_init__(self) -> None:
         checks.positive(
             silence_timeout_s=self.silence_timeout_s,
             handshake_timeout_s=self.handshake_timeout_s,
             farewell_timeout_s=self.farewell_timeout_s,
+            busy_timeout_s=self.busy_timeout_s,
         )
         checks.at_least(0, lowest_rate=self.lowest_rate)
         checks.at_least(
             1,
             max_message_bytes=self.max_message_bytes,
+            max_waiting_bytes=self.max_waiting_bytes,
             max_waiting_messages=self.max_waiting_messages,
         )
 
 
 class Outgoing:
-    """A message in a queue; ``sent`` once TLS has taken its last byte."""
+    """A message in a queue; ``sent`` once TLS has taken its last byte.
 
-    __slots__ = ("encoded", "sent")
+    Args:
+        encoded: The message.
+        held_for: The connection that it came by, if it is passed on: it counts among the bytes
+            that wait there until it is sent.
+        held_bytes: How many bytes these are.
+    """
 
-    def __init__(self, encoded: EncodedMessage) -> None:
+    __slots__ = ("encoded", "held_bytes", "held_for", "sent")
+
+    def __init__(
+        self,
+        encoded: EncodedMessage,
+        *,
+        held_for: "Connection | None" = None,
+        held_bytes: int = 0,
+    ) -> None:
         self.encoded = encoded
+        self.held_for = held_for
+        self.held_bytes = held_bytes
         self.sent = False
 
 
@@ -82,7 +119,7 @@ class Connection:
         reader: FrameReader,
         session: bytes,
         own_rank: int,
-        max_waiting: int,
+        limits: TransportLimits,
     ) -> None:
         self.peer = peer
         self.socket = connection
@@ -90,15 +127,19 @@ class Connection:
         self.outgoing: deque[Outgoing] = deque()
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.last_heard = self.last_sent = self.last_progress = time.monotonic()
+        self.last_heard = self.last_sent = self.last_progress = self._began = time.monotonic()
         self._waiting_since: float | None = None
         self._sent_by_then = 0
         self.blocked = False
         """Whether the last write stopped because the network takes no more."""
         self.unread = False
         """Whether the last read stopped because its turn was over."""
+        self.full = False
+        """Whether the socket is left alone until its own thread has taken in what waits."""
+        self.peer_full_since: float | None = None
+        """Since when the party says that it leaves the socket alone; None: it does not."""
         self.peer_left = False
-        """Whether the party has said that it is done."""
+        """Whether the party has said that it is done, or was sent away."""
         self.ended = False
         """Whether nothing more can arrive."""
         self.end_reason = "its connection closed: the process ended or the network broke"
@@ -106,8 +147,13 @@ class Connection:
         self._reader = reader
         self.session = session
         self._own_rank = own_rank
-        self._max_waiting = max_waiting
+        self._limits = limits
         self._sequence = 0
+        self._records = 0
+        self._pings = 0
+        # Each of these is counted by one thread alone: what was kept and passed on by the one that
+        # owns the sockets, what was taken by the party's own.
+        self._kept_bytes = self._taken_bytes = self._passed_bytes = 0
         self._current: Outgoing | None = None
         self._buffers: deque[memoryview] = deque()
 
@@ -132,14 +178,44 @@ class Connection:
         taken, self._waiting_since = self.bytes_sent - self._sent_by_then, None
         return taken / seconds
 
+    def excuse(self, now: float) -> None:
+        """Count from now on what is not to be expected of the party meanwhile.
+
+        It is not listened to while too much of it waits, and may say the same of this party.
+        """
+        if self.full:
+            self.last_heard = now
+        full_since = self.peer_full_since
+        if full_since is not None and now - full_since <= self._limits.busy_timeout_s:
+            self.last_progress, self._waiting_since = now, None
+
     def forgive(self, now: float) -> None:
         """Count from now on: it was this process that stood still."""
         self.last_heard = self.last_progress = now
         self._waiting_since = None
+        if self.peer_full_since is not None:
+            self.peer_full_since = now
 
     def drop_unsent(self) -> None:
         """Forget the messages that have not begun to be sent; one that has is finished."""
         self.outgoing.clear()
+
+    def widen(self, limits: TransportLimits) -> None:
+        """Take in larger messages, and more of them, from now on."""
+        self._reader.max_body_bytes = limits.max_message_bytes
+        self._limits = limits
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that wait to be taken, or to be passed on."""
+        return self._kept_bytes - self._taken_bytes - self._passed_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what the peer sends next may be taken in: one message by itself always may."""
+        waiting = self.waiting_bytes
+        bound = self._limits.max_waiting_bytes
+        return waiting == 0 or (waiting < bound and waiting + self._reader.announced_bytes <= bound)
 
     def keep(self, message: Message) -> None:
         """Put a received message where the party's own thread finds it.
@@ -147,47 +223,100 @@ class Connection:
         Raises:
             ProtocolError: If too many wait already.
         """
-        if len(self.incoming) >= self._max_waiting:
+        if len(self.incoming) >= self._limits.max_waiting_messages:
             raise ProtocolError(
                 f"{self.peer}: sends faster than the protocol allows; "
                 f"{len(self.incoming)} messages wait"
             )
+        self._kept_bytes += message.held_bytes
         self.incoming.append(message)
+
+    def take(self) -> Message:
+        """Return the message that has waited longest; for the party's own thread."""
+        message = self.incoming.popleft()
+        self._taken_bytes += message.held_bytes
+        return message
+
+    def pass_on(self, message: Message, encoded: EncodedMessage) -> Outgoing:
+        """Return what of a message that was taken goes to another peer.
+
+        Until it is sent it counts among the bytes that wait here, so that who sends to a party
+        that takes nothing in is held back itself.
+        """
+        self._taken_bytes -= message.held_bytes
+        return Outgoing(encoded, held_for=self, held_bytes=message.held_bytes)
+
+    def heard_ping(self, now: float, *, full: bool) -> None:
+        """Take note of a sign of life.
+
+        Raises:
+            ProtocolError: If they come far more often than they are due.
+        """
+        self._pings += 1
+        heartbeats = (now - self._began) * HEARTBEATS_PER_SILENCE / self._limits.silence_timeout_s
+        # One more for every frame that it was sent: it may be full and have room again after each.
+        due = _PINGS_PER_HEARTBEAT * (heartbeats + self._sequence)
+        if self._pings > _SPARE_PINGS + due:
+            raise ProtocolError(
+                f"{self.peer}: sent {self._pings} heartbeats in {now - self._began:.0f} s, "
+                f"where {heartbeats:.0f} were due"
+            )
+        if not full:
+            self.peer_full_since = None
+        elif self.peer_full_since is None:
+            self.peer_full_since = now
 
     def read(self, now: float) -> list[Message]:
         """Take in what has arrived, for one turn.
 
         Sets :attr:`ended` when the connection closed or broke; what came before that counts.
+        Sets :attr:`full` when too much waits.
 
         Raises:
             ProtocolError: If it is not what may come next.
         """
         messages: list[Message] = []
-        taken = 0
+        taken = calls = held = 0
         self.unread = True
-        while taken < _TURN_BYTES:
-            try:
-                count = self.socket.recv_into(self._reader.target())
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                self.unread = False
+        while calls < TURN_CALLS and len(messages) < TURN_FRAMES and held < _TURN_BYTES:
+            message = self._reader.message()
+            if message is not None:
+                self._records = 0
+                held += message.held_bytes
+                messages.append(message)
+                continue
+            if not self.has_room:
+                self.full = True
                 break
-            except OSError as error:
-                self.unread = False
-                self.ended = True
-                self.end_reason = f"its connection broke: {broken_in_words(error)}"
-                break
+            count = self._receive()
             if count == 0:
                 self.unread = False
-                self.ended = True
                 break
+            calls += 1
             taken += count
-            message = self._reader.advance(count)
-            if message is not None:
-                messages.append(message)
+            self._reader.advance(count)
         if taken:
             self.bytes_received += taken
             self.last_heard = now
         return messages
+
+    def _receive(self) -> int:
+        """Return how many bytes came: 0 if there are none now, or never will be."""
+        try:
+            count = self.socket.recv_into(self._reader.target())
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            self.ended = True
+            self.end_reason = f"its connection broke: {broken_in_words(error)}"
+            return 0
+        self.ended = count == 0
+        self._records += 1
+        if self._records > _SPARE_RECORDS + self._reader.announced_bytes // _LEAST_RECORD_BYTES:
+            raise ProtocolError(
+                f"{self.peer}: sends a message in {self._records} pieces and more, far too small"
+            )
+        return count
 
     def write(self, now: float) -> bool:
         """Send what waits, as far as the network takes it; return whether a message went out.
@@ -199,8 +328,10 @@ class Connection:
         written = 0
         self.blocked = False
         while written < _TURN_BYTES and self._next_buffer():
+            # TLS says nothing of what it has sent before the whole of what it was given is: over a
+            # slow line a large array would look like a party that takes nothing in.
             try:
-                count = self.socket.send(self._buffers[0][:_RECORD_BYTES])
+                count = self.socket.send(self._buffers[0][:RECORD_BYTES])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self.blocked = True
                 break
@@ -211,6 +342,8 @@ class Connection:
             self._buffers.popleft()
             if not self._buffers and self._current is not None:
                 self._current.sent = True
+                if (origin := self._current.held_for) is not None:
+                    origin._passed_bytes += self._current.held_bytes
                 self._current = None
                 finished = True
         if written:

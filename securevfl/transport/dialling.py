@@ -179,7 +179,7 @@ def _call(
         reader=reader,
         session=session,
         own_rank=rank,
-        max_waiting=limits.max_waiting_messages,
+        limits=limits,
     )
     connection.unread = True  # TLS may have taken in more than the first message
     return connection
@@ -255,15 +255,14 @@ def _say_why(
 
 
 def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:
-    while True:
+    while (message := reader.message()) is None:
         count = connection.recv_into(reader.target())
         if count == 0:
             raise _CallFailedError("it hung up before it named the session", telling=1)
-        message = reader.advance(count)
-        if message is not None and message.kind is StarKind.ABORT:
-            raise Failure.from_message(message, relayed=True).error()
-        if message is not None:
-            return message
+        reader.advance(count)
+    if message.kind is StarKind.ABORT:
+        raise Failure.from_message(message, relayed=True).error()
+    return message
 
 
 def _hang_up(connection: socket.socket) -> None:

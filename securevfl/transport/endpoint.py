@@ -70,6 +70,16 @@ class Transport:
         """Bytes of frames taken from TLS, by peer."""
         return {name: peer.bytes_received for name, peer in list(self._loop.connections.items())}
 
+    def widen(self, limits: TransportLimits) -> None:
+        """Take in larger messages of everybody, and more of them, from now on.
+
+        Args:
+            limits: Those that hold once parties have greeted each other; sizes alone are used.
+        """
+        for connection in list(self._loop.connections.values()):
+            connection.widen(limits)
+        self._loop.wake()
+
     def abort(self, reason: str, *, kind: FailureKind = "failed") -> None:
         """End the federation for everybody because of this party; the first failure stays.
 
@@ -125,13 +135,17 @@ class Transport:
     def _post(self, names: Sequence[str], encoded: EncodedMessage, *, owned: bool) -> None:
         self.check()
         items = [(self._connection(name), Outgoing(encoded)) for name in names]
-        for connection, item in items:
-            if connection.peer_left:
-                self._fail(connection.peer, f"left before {encoded.kind.name} was sent", "failed")
-            connection.outgoing.append(item)
-        self._loop.wake()
+        self._queue(items)
         if encoded.borrows and not owned:
             self._wait_sent(items)
+
+    def _queue(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
+        for connection, item in items:
+            if connection.peer_left:
+                kind = item.encoded.kind.name
+                self._fail(connection.peer, f"left before {kind} was sent", "failed")
+            connection.outgoing.append(item)
+        self._loop.wake()
 
     def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
         # The loop finds a peer that takes nothing within the limit of silence.
@@ -162,7 +176,9 @@ class Transport:
                 self.check()
                 for connection in connections:
                     if connection.incoming:
-                        message = connection.incoming.popleft()
+                        message = connection.take()
+                        if connection.full:
+                            self._loop.wake()
                         self._expect(message, wanted, round_number)
                         return message
                     # One that broke is named by the loop, with the reason, in a moment.

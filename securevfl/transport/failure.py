@@ -31,7 +31,7 @@ _ERRORS: Final[dict[FailureKind, type[ProtocolError]]] = {
     "authentication": AuthenticationError,
 }
 # A reason is one sentence; what is longer is cut.
-_MAX_REASON: Final = 1000
+_MAX_REASON: Final = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ Layout, all integers little-endian::
     body    the arrays one after the other, each starting at a multiple of 16
 
 A header is checked before its head is read, and a head before memory is set aside for its body.
-The reader does no input or output itself: it says where the next bytes go.
+The reader does no input or output itself: it says where the next bytes go, and takes small frames
+out of one buffer.
 """
 
 import json
@@ -36,7 +37,14 @@ _ARRAY_COUNT: Final = struct.Struct("<H")
 _ALIGNMENT: Final = 16
 # Names and figures only: thousands of them fit, data does not.
 _MAX_HEAD_BYTES: Final = 1 << 18
+_MAX_ARRAYS: Final = 1024
 _MAX_DIMENSIONS: Final = 8
+# TLS hands out a record of at most so many bytes at a time.
+RECORD_BYTES: Final = 1 << 14
+# What Python makes of a message: of itself, and of a byte of its head (an empty list is two bytes
+# and a comma, and takes 64; a named array without elements is five bytes, and takes 400).
+_OBJECT_BYTES: Final = 1 << 10
+_BYTES_PER_HEAD_BYTE: Final = 64
 # Numbers, texts, and lists of them: what is deeper would overflow the stack of whoever prints it.
 _MAX_FIGURE_DEPTH: Final = 8
 # Below this, one buffer is cheaper than several writes, and sending need not wait.
@@ -82,8 +90,14 @@ def encode(message: Message) -> EncodedMessage:
     """Turn a message into bytes; large arrays are referred to, small ones copied.
 
     Raises:
-        ProtocolError: If an array's type may not travel, or the figures are too large.
+        ProtocolError: If an array's type may not travel, there are too many, or the figures are
+            too large.
     """
+    if len(message.tensors) > _MAX_ARRAYS:
+        raise ProtocolError(
+            f"{message.kind.name}: has {len(message.tensors)} arrays; at most {_MAX_ARRAYS} "
+            f"may be sent"
+        )
     described = [_ARRAY_COUNT.pack(len(message.tensors))]
     body: list[memoryview] = []
     total = 0
@@ -139,6 +153,8 @@ class FrameReader:
         session: The session id that every frame must carry; None to learn it from the first
             frame, which must then be SESSION.
         max_body_bytes: The largest body for which memory is set aside.
+
+    Ask :meth:`message` until it returns None; then put received bytes into :meth:`target`.
     """
 
     def __init__(
@@ -146,8 +162,8 @@ class FrameReader:
     ) -> None:
         self.peer = peer
         self.session = session
+        self.max_body_bytes = max_body_bytes
         self._rank = sender_rank
-        self._max_body = max_body_bytes
         self._sequence = 0
         self._header: _Header | None = None
         self._slots: list[_Slot] | None = None
@@ -155,19 +171,46 @@ class FrameReader:
         self._body: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._rest = memoryview(bytearray(_HEADER.size))
         self._whole = self._rest
+        self._buffer = memoryview(bytearray(RECORD_BYTES))
+        self._staged = self._buffer[:0]
+
+    @property
+    def announced_bytes(self) -> int:
+        """Size of the body that the frame under way announces; 0 between two frames."""
+        return 0 if self._header is None else self._header.body_bytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that have come and were not looked at yet."""
+        return len(self._staged)
 
     def target(self) -> memoryview:
         """Return where the next received bytes go; never empty."""
-        return self._rest
+        return self._rest if self._fills_directly else self._buffer
 
-    def advance(self, count: int) -> Message | None:
-        """Take note of ``count`` bytes written to :meth:`target`; return a finished message.
+    def advance(self, count: int) -> None:
+        """Take note of ``count`` bytes written to :meth:`target`."""
+        if self._fills_directly:
+            self._rest = self._rest[count:]
+        else:
+            self._staged = self._buffer[:count]
+
+    @property
+    def _fills_directly(self) -> bool:
+        return len(self._rest) >= len(self._buffer)
+
+    def message(self) -> Message | None:
+        """Return the next message of what has come; None if more bytes are needed.
 
         Raises:
             ProtocolError: For anything but the next frame of this session from this party.
         """
-        self._rest = self._rest[count:]
-        while not len(self._rest):
+        while True:
+            count = min(len(self._staged), len(self._rest))
+            self._rest[:count] = self._staged[:count]
+            self._rest, self._staged = self._rest[count:], self._staged[count:]
+            if len(self._rest):
+                return None
             if self._header is None:
                 self._header = self._check_header(bytes(self._whole))
                 self._expect(memoryview(bytearray(self._header.head_bytes)))
@@ -179,9 +222,9 @@ class FrameReader:
             else:
                 message = self._assemble(self._header, self._slots)
                 self._header = self._slots = None
+                self._body = np.empty(0, dtype=np.uint8)
                 self._expect(memoryview(bytearray(_HEADER.size)))
                 return message
-        return None
 
     def _expect(self, buffer: memoryview) -> None:
         self._whole = self._rest = buffer
@@ -220,8 +263,11 @@ class FrameReader:
             )
         if head > _MAX_HEAD_BYTES or head < _ARRAY_COUNT.size:
             self._refuse(f"sent {kind.name} with a head of {head} bytes; at most {_MAX_HEAD_BYTES}")
-        if body > self._max_body:
-            self._refuse(f"sent {kind.name} of {body} bytes; at most {self._max_body} are taken")
+        if body > self.max_body_bytes:
+            self._refuse(
+                f"sent {kind.name} of {body} bytes; at most {self.max_body_bytes} are taken now "
+                f"(runtime.largest_message_mib)"
+            )
         self._sequence += 1
         return _Header(kind, round_number, head, body)
 
@@ -258,11 +304,14 @@ class FrameReader:
             meta=self._meta,
             tensors=tensors,
             sender=self.peer,
+            held_bytes=_OBJECT_BYTES + _BYTES_PER_HEAD_BYTE * header.head_bytes + header.body_bytes,
         )
 
 
 def _read_slots(head: bytes) -> tuple[list[_Slot], int, int]:
     (count,) = _ARRAY_COUNT.unpack_from(head)
+    if count > _MAX_ARRAYS:
+        raise ValueError(f"{count} arrays")
     position = _ARRAY_COUNT.size
     slots: list[_Slot] = []
     total = 0

@@ -83,6 +83,9 @@ class Message:
     sender: str = ""
     """The party that it came from; set by the transport when it is received."""
 
+    held_bytes: int = 0
+    """Memory that it takes, at most; set by the transport when it is received."""
+
     def __repr__(self) -> str:
         """Sizes only: what is inside is nobody's business in a log."""
         shapes = ", ".join(
@@ -191,10 +194,28 @@ class SessionStart(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Ping(TypedMessage):
-    """The sender is alive; its input and output thread says so. Tells nothing else."""
+    """The sender is alive, and whether it has no room for more until its own work is done.
+
+    Its input and output thread says so.
+    """
 
     KIND: ClassVar = StarKind.PING
     WAY: ClassVar = "either way"
+
+    full: bool = False
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"full": True} if self.full else {})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "Ping":
+        """Read a peer's.
+
+        Raises:
+            ProtocolError: If it is malformed.
+        """
+        return cls(full="full" in message.meta and message.figure("full", bool))
 
 
 @dataclass(frozen=True, slots=True)

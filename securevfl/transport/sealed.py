@@ -137,13 +137,14 @@ class SealedLine:
                 f"{self._peer}: what the primary relayed is not what was sent"
             ) from None
         self._received += 1
-        rest, opened = memoryview(frame), None
-        while len(rest) and opened is None:
+        rest = memoryview(frame)
+        while (opened := self._reader.message()) is None and len(rest):
             room = self._reader.target()
             count = min(len(room), len(rest))
             room[:count] = rest[:count]
-            opened, rest = self._reader.advance(count), rest[count:]
-        if opened is None or len(rest):
+            self._reader.advance(count)
+            rest = rest[count:]
+        if opened is None or len(rest) or self._reader.staged_bytes:
             raise ProtocolError(f"{self._peer}: sealed something that is not one message")
         return opened
 

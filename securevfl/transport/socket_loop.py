@@ -9,18 +9,20 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.connection import Connection, Outgoing, TransportLimits
+from securevfl.transport.connection import (
+    HEARTBEATS_PER_SILENCE,
+    Connection,
+    Outgoing,
+    TransportLimits,
+)
 from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
 from securevfl.transport.message import Leave, Message, Ping, StarKind
 from securevfl.transport.tls import broken_in_words
 
-# A heartbeat is sent four times within the silence that is tolerated: three may be late.
-_HEARTBEATS_PER_SILENCE: Final = 4
 _DRAIN_BYTES: Final = 1 << 16
 
 
@@ -62,8 +64,7 @@ class StarLoop:
         self._flushed: set[str] = set()
         self._gone: set[str] = set()
         self._news = False
-        self._heartbeat = encode(Ping().to_message())
-        self._heartbeat_s = limits.silence_timeout_s / _HEARTBEATS_PER_SILENCE
+        self._heartbeat_s = limits.silence_timeout_s / HEARTBEATS_PER_SILENCE
         self._wake_receive, self._wake_send = socket.socketpair()
         self._wake_receive.setblocking(False)
         self._wake_send.setblocking(False)
@@ -113,11 +114,7 @@ class StarLoop:
         """Serve an authenticated connection from now on."""
         with self.changed:
             self.connections[connection.peer] = connection
-            self.selector.register(
-                connection.socket,
-                selectors.EVENT_READ,
-                lambda: self._read(connection),
-            )
+            self._listen(connection)
             self.changed.notify_all()
         self.wake()
 
@@ -147,13 +144,19 @@ class StarLoop:
                 self.changed.notify_all()
 
     def _turn(self) -> None:
-        connections = list(self.connections.values())
-        busy = any(c.unread or (c.has_output and not c.blocked) for c in connections)
+        for connection in self.connections.values():
+            if connection.full and connection.has_room:
+                self._set_full(connection, full=False)
+        busy = any(
+            (c.unread and not c.full) or (c.has_output and not c.blocked)
+            for c in self.connections.values()
+        )
         for key, _ in self.selector.select(0 if busy else self._heartbeat_s / 2):
             key.data()
         now = time.monotonic()
-        for connection in connections:
-            if connection.unread:
+        # One bounded read each: nobody's bytes keep another's, or what is to be sent, waiting.
+        for connection in list(self.connections.values()):
+            if connection.unread and not connection.full:
                 self._read(connection)
         if self.ending and self._farewell_deadline is None:
             self._begin_farewell(now)
@@ -175,6 +178,25 @@ class StarLoop:
         except BlockingIOError:
             return
 
+    def _listen(self, connection: Connection) -> None:
+        """Ask the system for what the connection waits for."""
+        events = 0 if connection.full else selectors.EVENT_READ
+        if connection.blocked:
+            events |= selectors.EVENT_WRITE
+        known = self.selector.get_map().get(connection.socket)
+        if known is not None:
+            if known.events == events:
+                return
+            self.selector.unregister(connection.socket)
+        if events:
+            self.selector.register(connection.socket, events, lambda: _mark_unread(connection))
+
+    def _set_full(self, connection: Connection, *, full: bool) -> None:
+        """Leave a socket alone, or listen to it again, and say so to the peer."""
+        connection.full = full
+        self._listen(connection)
+        connection.outgoing.appendleft(_heartbeat(connection))
+
     def _read(self, connection: Connection) -> None:
         if connection.peer in self._gone:
             return
@@ -184,20 +206,27 @@ class StarLoop:
         if self.ending:
             connection.unread = False  # the farewell begins in this very turn
             return
+        was_full = connection.full
         try:
             messages = connection.read(time.monotonic())
             for message in messages:
                 self._take(connection, message)
         except ProtocolError as error:
+            if connection.peer_left:
+                self._forget(connection)
+                return
             text = str(error).removeprefix(f"{connection.peer}: ")
             self.fail(Failure(party=connection.peer, reason=text, kind="protocol"))
             return
         self._news = self._news or bool(messages)
         if connection.ended:
             self._lost(connection, connection.end_reason)
+        elif connection.full and not was_full:
+            self._set_full(connection, full=True)
 
     def _take(self, connection: Connection, message: Message) -> None:
         if message.kind is StarKind.PING:
+            connection.heard_ping(time.monotonic(), full=Ping.from_message(message).full)
             return
         if message.kind is StarKind.ABORT:
             failure = Failure.from_message(
@@ -205,6 +234,8 @@ class StarLoop:
             )
             self.fail(failure, heard=True)
         elif message.kind is StarKind.LEAVE:
+            if connection.peer_left:
+                raise ProtocolError(f"{connection.peer}: sent LEAVE twice")
             connection.peer_left = True
         elif message.kind is StarKind.SESSION:
             raise ProtocolError(f"{connection.peer}: sent SESSION twice")
@@ -222,7 +253,8 @@ class StarLoop:
         connection.drop_unsent()
         if connection.peer not in self._gone:
             self._gone.add(connection.peer)
-            self.selector.unregister(connection.socket)
+            if connection.socket in self.selector.get_map():
+                self.selector.unregister(connection.socket)
             connection.socket.close()
         self._news = True
 
@@ -240,9 +272,7 @@ class StarLoop:
                 self._lost(connection, f"its connection broke: {broken_in_words(error)}")
             return
         if connection.blocked != was_blocked:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
-            callback: Callable[[], None] = lambda: self._read(connection)  # noqa: E731
-            self.selector.modify(connection.socket, events, callback)
+            self._listen(connection)
         if self._farewell_deadline is not None and not connection.has_output:
             self._flushed.add(connection.peer)
             connection.half_close()
@@ -256,6 +286,7 @@ class StarLoop:
                 continue
             if stopped:  # it was this process that stood still, and nobody else is to blame
                 connection.forgive(now)
+            connection.excuse(now)
             rate = connection.rate(now, over_s=limit)
             if now - connection.last_heard > limit and not connection.peer_left:
                 text = f"gave no sign of life for {limit:g} s"
@@ -270,7 +301,7 @@ class StarLoop:
                 )
                 self.fail(Failure(party=connection.peer, reason=text, kind="timeout"))
             elif now - connection.last_sent > self._heartbeat_s and not connection.has_output:
-                connection.outgoing.append(Outgoing(self._heartbeat))
+                connection.outgoing.append(_heartbeat(connection))
                 self._write(connection, now)
 
     def _begin_farewell(self, now: float) -> None:
@@ -283,6 +314,9 @@ class StarLoop:
                 connection.drop_unsent()
             if self._relays or not self._heard_by_abort:
                 connection.outgoing.append(Outgoing(encode(last)))
+            if connection.full and connection.peer not in self._gone:
+                connection.full = False  # what still comes is dropped
+                self._listen(connection)
 
     def _drain(self, connection: Connection) -> None:
         """Drop what still arrives: closing with unread bytes would lose our last message."""
@@ -318,3 +352,11 @@ class StarLoop:
         self.selector.close()
         self._wake_receive.close()
         self._wake_send.close()
+
+
+def _mark_unread(connection: Connection) -> None:
+    connection.unread = True
+
+
+def _heartbeat(connection: Connection) -> Outgoing:
+    return Outgoing(encode(Ping(full=connection.full).to_message()))

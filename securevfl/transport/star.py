@@ -179,6 +179,28 @@ class PrimaryTransport(Transport):
         """
         self._post(names, encode(message), owned=owned)
 
+    def relay(self, name: str, message: Message, *, received: Message) -> None:
+        """Pass on to one secondary what another one sent, without waiting until it is taken in.
+
+        While it is under way it counts among what waits of its sender, which is held back when
+        that is too much.
+
+        Args:
+            name: Whom it is for.
+            message: What is sent.
+            received: As it came.
+
+        Raises:
+            ProtocolError: Or the kind of it that fits the federation's failure.
+
+        Reveals:
+            To the secondary ``name``: the message, as its kind says; to others: its size.
+        """
+        self.check()
+        origin = self._connection(received.sender)
+        passed = origin.pass_on(received, encode(message))
+        self._queue([(self._connection(name), passed)])
+
     def receive(
         self, name: str, kind: Kinds, *, round_number: int | None, deadline_s: float
     ) -> Message:

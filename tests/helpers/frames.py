@@ -20,12 +20,13 @@ def new_reader(*, session: bytes | None = SESSION) -> FrameReader:
 def feed(reader: FrameReader, raw: bytes, *, chunk: int = 1 << 30) -> list[Message]:
     """Hand bytes to a reader as a socket would, at most ``chunk`` at a time."""
     messages = []
-    while raw:
+    while True:
+        while (message := reader.message()) is not None:
+            messages.append(message)
+        if not raw:
+            return messages
         target = reader.target()
         count = min(len(target), len(raw), chunk)
         target[:count] = raw[:count]
         raw = raw[count:]
-        message = reader.advance(count)
-        if message is not None:
-            messages.append(message)
-    return messages
+        reader.advance(count)

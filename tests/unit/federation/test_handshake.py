@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.federations import write_federation
+from helpers.star import WAIT_S, make_star
 from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
@@ -16,7 +17,7 @@ from securevfl.core.errors import (
     ProtocolError,
 )
 from securevfl.federation import handshake
-from securevfl.federation.messages import Hello
+from securevfl.federation.messages import Hello, RoundKind
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.pair_keys import SessionKey
 from securevfl.transport.identity import Identity
@@ -314,3 +315,32 @@ def test_the_primary_gives_up_first_and_says_who_is_missing(
     )
     with pytest.raises(PartyTimeoutError, match=f"^{seconds}$"), joining:
         pass
+
+
+def test_before_welcome_only_small_messages_are_taken(config, tmp_path: Path) -> None:
+    """2 MB of a member that has only come are refused; from WELCOME on they are taken."""
+    star = make_star(tmp_path / "star")
+    limits = handshake.transport_limits(config)
+    share = Message(kind=RoundKind.SHARE, tensors={"words": np.zeros(250_000, dtype=np.int64)})
+    for welcome in (False, True):
+        with star.joined(limits=limits) as (primary, ends):
+            if welcome:
+                primary.widen(handshake.session_limits(config, FACTS))
+            ends["rental"].send(share, owned=True)
+            if welcome:
+                primary.receive("rental", RoundKind.SHARE, round_number=0, deadline_s=WAIT_S)
+                continue
+            with pytest.raises(
+                ProtocolError, match=r"rental: sent SHARE of \d+ bytes; at most 10485"
+            ):
+                primary.receive("rental", RoundKind.SHARE, round_number=0, deadline_s=WAIT_S)
+
+
+def test_the_largest_message_follows_from_the_file_and_hardly_from_the_primary(config) -> None:
+    """The file's figure counts; rows that the primary claims ask for 1 GiB at most."""
+    runtime = dataclasses.replace(config.runtime, largest_message_mib=7)
+    small = dataclasses.replace(config, runtime=runtime)
+    assert handshake.session_limits(small, FACTS).max_message_bytes == 7 << 20
+    claimed = dataclasses.replace(FACTS, rows=1 << 60)
+    assert handshake.session_limits(small, claimed).max_message_bytes == 1 << 30
+    assert handshake.transport_limits(small).max_message_bytes == 1 << 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linking.lines import CallerLines
+from securevfl.linking.lines import CallerLines, _Inboxes
 from securevfl.linking.messages import LinkingKind
 from securevfl.transport.message import Message, StarKind
 from securevfl.transport.sealed import SealedFrom, SealedLine, SealedTo
@@ -77,3 +77,21 @@ def test_a_letter_of_somebody_who_takes_no_part_is_refused() -> None:
     without = {name: rank for name, rank in RANKS.items() if name != "dealer"}
     with pytest.raises(ProtocolError, match="relayed a message of nobody"):
         lines(back, theirs, without).receive("agency", LinkingKind.LINK_DEALING)
+
+
+def test_what_comes_before_its_turn_is_bounded() -> None:
+    """One message by itself may be larger; then each party has its own 256 MiB."""
+    inboxes = _Inboxes()
+
+    def message(mebibytes: int) -> Message:
+        return Message(kind=StarKind.DONE, held_bytes=mebibytes << 20)
+
+    inboxes.put("bank", message(900))
+    with pytest.raises(ProtocolError, match=r"^bank: sends more than 256 MiB before its turn"):
+        inboxes.put("bank", message(1))
+    inboxes.put("rental", message(200))
+    inboxes.put("rental", message(56))
+    assert inboxes.take("bank", [StarKind.DONE]) is not None
+    inboxes.put("bank", message(256))
+    with pytest.raises(ProtocolError, match=r"^rental"):
+        inboxes.put("rental", message(1))
