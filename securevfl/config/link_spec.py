@@ -67,6 +67,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
             max_distance=_max_distance(config),
+            least_linked=linkage.least_linked,
         ),
         roles=LinkRoles(
             primary=config.primary.name,

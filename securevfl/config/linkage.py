@@ -37,6 +37,12 @@ class LinkageSettings:
     (``euclidean``); and differing bits wherever codes are compared (``bloom``, as metric or as
     protection)."""
 
+    least_linked: float = 0.05
+    """The least share of the primary's rows, or else of a secondary's records, that must be linked,
+    in [0, 1]. With fewer a run ends before anything is charged, since parties that do not find each
+    other learn nothing of each other; 0 allows everything. Each secondary asks this of its own
+    links. Predictions do not ask."""
+
     truth: str | None = None
     """Column that tells true matches; never a feature."""
 
@@ -102,10 +108,9 @@ class LinkageSettings:
             raise ConfigError(f"code_bits: must be a multiple of 64, got {self.code_bits}")
         if self.code_concentration is not None:
             checks.open_unit(code_concentration=self.code_concentration)
-        if not 0 <= self.missing_similarity <= 1:
-            raise ConfigError(
-                f"missing_similarity: must lie in [0, 1], got {self.missing_similarity!r}"
-            )
+        for name in ("missing_similarity", "least_linked"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}: must lie in [0, 1], got {getattr(self, name)!r}")
         for pair in self.ranges or ():
             if len(pair) != 2 or not -1e150 < pair[0] < pair[1] < 1e150:
                 raise ConfigError(f"ranges: must be [low, high] pairs, ascending; got {list(pair)}")
