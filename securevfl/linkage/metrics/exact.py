@@ -96,7 +96,7 @@ class Exact(Metric):
 def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
     """Return all key columns of a row as one text, equal if and only if every column is.
 
-    Blanks at both ends do not count, and a letter with a combining accent equals its one-character
+    Blanks at both ends and format characters (Unicode Cf) do not count, and a letter with a combining accent equals its one-character
     form (Unicode NFC); with ``linkage.fold``, texts are compared as
     :func:`~securevfl.linkage.text.normalise_text` gives them.
 

@@ -11,6 +11,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.present import compare_present
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.sources import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkSpec
@@ -109,7 +110,7 @@ class Shown(Protection):
     ) -> KeyMetric:
         """Compare keys as they are."""
         neighbours = spec.choice.neighbours
-        return spec.keys.metric.compare(spec.keys, primary, records, neighbours=neighbours)
+        return compare_present(spec.keys, primary, records, neighbours=neighbours)
 
     def link_in_process(
         self,
