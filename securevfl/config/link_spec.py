@@ -27,6 +27,7 @@ def key_spec(config: FederationConfig) -> KeySpec:
         ranges=linkage.ranges,
         blocking=linkage.blocking,
         fold=linkage.fold,
+        spelling=linkage.spelling,
         code_bits=linkage.code_bits,
         code_concentration=linkage.code_concentration,
     )

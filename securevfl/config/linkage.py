@@ -9,6 +9,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.spelling import DateOrder, Spelling
 from securevfl.linking.protections.table import PROTECTIONS
 
 
@@ -62,6 +63,17 @@ class LinkageSettings:
     fold: bool = False
     """For ``exact``: whether upper and lower case, full-width letters and runs of blanks count as
     equal. Blanks at a key's ends never count."""
+
+    strip_zeros: bool = False
+    """Whether leading zeros of text keys are left out: ``00025`` equals ``25``. Like the next two
+    for keys that parties write differently; check and init say which of them links more."""
+
+    digits_only: bool = False
+    """Whether all but the digits of text keys is left out: ``C-123`` equals ``123``."""
+
+    dates: DateOrder | None = None
+    """``day-first`` or ``month-first``: text keys such as 28.03.1956 or 03/28/1956 are dates, and
+    equal 1956-03-28."""
 
     blocking: float | tuple[str, ...] | None = None
     """Which pairs are compared; without it, all are. For ``levenshtein`` and ``mixed``, rules over
@@ -134,6 +146,9 @@ class LinkageSettings:
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
         if self.fold and "fold" not in metric.reads:
             raise ConfigError(f'fold: goes with metric = "exact", not with {self.metric!r}')
+        if self.spelling.settings and "spelling" not in metric.reads:
+            first = next(iter(self.spelling.settings))
+            raise ConfigError(f"{first}: goes with keys that are texts, not with {self.metric!r}")
         if self.blocking is not None:
             by_rules = isinstance(self.blocking, tuple)
             if not isinstance(self.blocking, tuple):
@@ -156,6 +171,13 @@ class LinkageSettings:
         if self.secret is not None and not protection.needs_secret:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
             raise ConfigError(f"secret: goes with protection = {takers}, and only with it")
+
+    @property
+    def spelling(self) -> Spelling:
+        """How text keys are spelled before they are compared."""
+        return Spelling(
+            strip_zeros=self.strip_zeros, digits_only=self.digits_only, dates=self.dates
+        )
 
     def field_list(self) -> tuple[Field, ...]:
         """Return the fields of ``mixed`` in the file's order.

@@ -86,7 +86,7 @@ class Bloom(Metric):
     name: ClassVar[str] = "bloom"
     unit: ClassVar[str] = "bits"
     whole: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"fields"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "spelling"})
 
     def kind(self, spec: KeySpec) -> KeyKind:
         """Return that keys are numbers where they have ranges, and else texts."""

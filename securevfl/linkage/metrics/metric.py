@@ -7,7 +7,7 @@ coordinates, texts, mixed fields and encoded keys alike.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.quantised import KeyRange
+from securevfl.linkage.spelling import Spelling
 
 KeyKind = Literal["text", "number"]
 Own = TypeVar("Own", bound="ComparedKeys")
@@ -158,7 +159,7 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``."""
+    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``, ``spelling`` of texts."""
 
     quantised: ClassVar[bool] = False
     """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
@@ -236,6 +237,9 @@ class KeySpec:
 
     fold: bool = False
     """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""
+
+    spelling: Spelling = field(default_factory=Spelling)
+    """How texts are spelled when they are read."""
 
     code_bits: int | None = None
     """Bits of a Bloom-filter code; None takes those of its kind."""

@@ -122,7 +122,7 @@ class Mixed(Metric):
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
     largest: ClassVar[float] = 1.0
-    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules", "spelling"})
 
     def check(self, spec: KeySpec) -> None:
         """Ask for fields."""

@@ -1,4 +1,4 @@
-"""A missing key equals no missing key, by any metric and protection; spellings of one id are one."""
+"""A missing key equals no other, by any metric and protection; two spellings of one id are one."""
 
 from dataclasses import replace
 from pathlib import Path
