@@ -240,7 +240,8 @@ class _Column:
         words = present_texts(column, whose=where)
         different = sorted({word for word in words if word})
         # A blank text says no more than a missing one.
-        position = {None: -1, "": -1, **{word: number for number, word in enumerate(different)}}
+        position: dict[str | None, int] = {None: -1, "": -1}
+        position |= {word: number for number, word in enumerate(different)}
         value_of = np.array([position[word] for word in words], dtype=np.int64)
         return cls(values=different, value_of=value_of)
 
