@@ -75,6 +75,6 @@ def _as_the_primary_names_them(spec: KeySpec, table: KeyTable) -> KeyTable:
     columns = dict(zip(spec.kinds, table.columns.values(), strict=True))
     return KeyTable(
         name=table.name,
-        columns=spec.spelling.of_columns(columns),
+        columns=spec.normal(columns),
         entities=table.entities,
     )

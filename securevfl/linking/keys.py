@@ -21,7 +21,7 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
         DataError: If the table has none of the kind that the metric needs.
     """
     if table.link_columns is not None:
-        columns = spec.spelling.of_columns(table.link_columns.columns)
+        columns = spec.normal(table.link_columns.columns)
         return replace(table.link_columns, columns=columns)
     names = list(spec.kinds)
     if not spec.are_numbers or table.key_dim != len(names):
@@ -29,9 +29,10 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
             f"table of {table.name!r}: has {table.key_dim} numeric key columns; "
             f"linkage.metric = {spec.metric.name!r} needs the columns {', '.join(names)}"
         )
+    columns = {name: table.keys[:, axis].copy() for axis, name in enumerate(names)}
     return KeyTable(
         name=table.name,
-        columns={name: table.keys[:, axis].copy() for axis, name in enumerate(names)},
+        columns=spec.normal(columns),
         entities=table.entities,
     )
 

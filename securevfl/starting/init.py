@@ -108,8 +108,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         )
         spec = link_spec(_parsed(federation_text(proposal)))
         first, *there = (
-            replace(one, columns=spec.keys.spelling.of_columns(one.columns))
-            for one in (first, *there)
+            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
     served = {own.name: rows_served(spec, first, own) for own in there}
     return replace(

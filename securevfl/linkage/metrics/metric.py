@@ -181,6 +181,20 @@ class Metric(ABC):
             ConfigError: Naming the field, the rule and the value.
         """
 
+    def check_names(self, names: Sequence[str]) -> None:  # noqa: B027 - few metrics need an order
+        """Refuse a party's key columns whose names say that they are in the wrong order.
+
+        Args:
+            names: Its own names.
+
+        Raises:
+            ConfigError: Saying in which order they must be.
+        """
+
+    def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return key columns with one number for what is one place, value by value."""
+        return dict(columns)
+
     def check_distance(self, distance: float) -> None:
         """Refuse a largest distance that was meant in another unit.
 
@@ -259,6 +273,13 @@ class KeySpec:
     def are_numbers(self) -> bool:
         """Whether keys are numbers without gaps, so that a model may take them as inputs."""
         return self.fields is None and set(self.kinds.values()) == {"number"}
+
+    def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a party's key columns as this file has them compared, each value by itself.
+
+        Whoever links, or only looks at links, reads keys by this; a second call changes nothing.
+        """
+        return self.metric.normal(self.spelling.of_columns(columns))
 
     def key_range(self) -> KeyRange:
         """Return the agreed range of numeric keys."""
