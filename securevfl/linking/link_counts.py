@@ -79,9 +79,9 @@ def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
     """
     if counts.share < least * rate:
         raise DataError(
-            f"{links_in_words(counts)}: less than linkage.least_linked = {least:g} of either, and "
+            f"linkage.least_linked: {links_in_words(counts)}, less than {least:g} of either, so "
             f"nothing was charged; compare how both parties write their keys (securevfl check "
-            f"shows it where both tables are), or set linkage.least_linked = 0 to run all the same"
+            f"shows it where both tables are), or write least_linked = 0 to run all the same"
         )
 
 

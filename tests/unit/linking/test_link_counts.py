@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.federations import FROZEN, save
@@ -99,7 +100,7 @@ def test_too_few_links_are_refused(by: Any) -> None:
     choice: dict[str, Any] = {} if by == "rows" else {"by": by, "links_per_record": 1, "once": True}
     spec, mine = exact(**choice), ids("agency", *DISTINCT)
     strangers = ids("bank", *(f"other{number}" for number in range(60)))
-    with pytest.raises(DataError, match=r"0 of 60 rows \(0%\) and 0 of 60 .*least_linked = 0.05"):
+    with pytest.raises(DataError, match=r"least_linked: .* 0 of 60 rows \(0%\) and 0 of 60"):
         counted(spec, mine, strangers)
     assert counted(spec, mine, ids("bank", "k7"))[0].rows_linked == 1
     allowed = replace(spec, choice=replace(spec.choice, least_linked=0.0))
@@ -220,6 +221,20 @@ def test_a_run_reports_its_links(tmp_path: Path) -> None:
     assert charged(tmp_path) > 0
     assert metrics["links"]["bank"]["rows_linked"] == 30
     assert links_of_run(metrics)[0].startswith("links of bank: 30 of 60 rows (50%)")
+
+
+def test_new_rows_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
+    """Ids that a program has changed: the answer comes, and whoever may know is told."""
+    path = federation(tmp_path, list(range(60)))
+    path.write_text(f"{path.read_text()}\n[prediction]\nepsilon = 500.0\n")
+    config, events = read_federation(path), list[ProgressEvent]()
+    tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
+    run = simulate_federation(config, tables, tmp_path / "run", device=cpu)
+    rows = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")
+    run.predict(rows.head(30), observe=events.append)
+    assert not any("new rows" in str(event) for event in events)
+    run.predict(rows.assign(id=rows["id"] + 5000).head(30), observe=events.append)
+    assert [event for event in events if "0 of 30 new rows are linked" in str(event)]
 
 
 def test_the_least_share_is_one() -> None:
