@@ -3,7 +3,6 @@
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
@@ -146,6 +145,8 @@ def tied_beyond(
 
 def same_keys(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, " records"]:
     """Return a number for each record, equal where all key columns are; -1 without a key."""
+    import pandas as pd  # a party that only helps to link has no table
+
     strict = spec.metric.equal_only and not spec.fold
     form = trimmed_text if strict else normalise_text
     groups = np.zeros(keys.num_rows, dtype=np.int64)

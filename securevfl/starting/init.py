@@ -101,11 +101,8 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
     if better:
         settings = {name: value for found in better for name, value in found.settings.items()}
-        why = f"Keys are spelled differently: {better[0].in_words()}"
-        reasons = (*proposal.keys.reasons, why[0].lower() + why[1:])
-        proposal = replace(
-            proposal, spelling=settings, keys=replace(proposal.keys, reasons=reasons)
-        )
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        proposal = replace(proposal, spelling=settings, spelling_shares=shares)
         spec = link_spec(_parsed(federation_text(proposal)))
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)

@@ -102,6 +102,9 @@ class Proposal:
     spelling: Mapping[str, Any] = field(default_factory=dict)
     """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
 
+    spelling_shares: tuple[str, ...] = ()
+    """What these change, with shares of the rows: not for the file, which goes to others."""
+
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """How many rows a secondary's record serves, by party; of tables that are here."""
 

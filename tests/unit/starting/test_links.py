@@ -108,6 +108,9 @@ def test_init_and_the_run_link_the_same_keys(tmp_path: Path, capfd: Capture) -> 
     assert "100% of the rows have a record with an equal key (now 0%)" in ended.out
     assert json.loads(ended.out)["rows_served"]["shop"]["linked"]["1"] == 1
     assert read_federation(out).linkage.strip_zeros
+    assert (
+        "%" not in out.read_text(encoding="utf-8").partition("[linkage]")[0].rpartition("\n\n")[2]
+    )
     checked = json.loads(securevfl(capfd, "check", out, "--json").out)
     assert checked["links"]["shop"]["rows_linked"] == PEOPLE
     simulated = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
