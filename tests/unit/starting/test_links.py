@@ -189,3 +189,35 @@ def test_a_part_of_the_records_tells_of_all(
     assert f"about {found.share:.0%} of 2,200 rows" in found.in_words()
     assert least <= found.share <= most
     assert bool([text for text in found.doubts if "as far as" in text]) != perfect
+
+
+def places(folder: Path, *, key: list[str], turned: float = 0.0) -> Path:
+    """Write two tables of the same places near the antimeridian, one's longitudes turned."""
+    path = federation(folder, spelled("{n}"), spelled("{n}"))
+    random = np.random.default_rng(6)
+    lon, lat = random.uniform(-170, -120, PEOPLE), random.uniform(20, 50, PEOPLE)
+    for name, turn in (("bank", turned), ("shop", 0.0)):
+        frame = pd.read_csv(folder / f"{name}.csv").drop(columns=["number", "id"], errors="ignore")
+        frame.assign(lon=lon + turn, lat=lat).to_csv(folder / f"{name}.csv", index=False)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["linkage"]["metric"] = "great-circle"
+    source["party"][0]["key"], source["party"][1]["key"] = ["lon", "lat"], key
+    path.write_text(tomli_w.dumps(source), encoding="utf-8")
+    return path
+
+
+def test_the_axes_of_every_party_are_looked_at(tmp_path: Path, capfd: Capture) -> None:
+    """A secondary's latitude in front is refused by its name."""
+    ended = securevfl(capfd, "check", places(tmp_path, key=["lat", "lon"]), "--json")
+    assert ended.code == 2
+    assert "takes the longitude first" in " ".join(json.loads(ended.out)["problems"])
+
+
+def test_longitudes_up_to_360_are_the_same_places(tmp_path: Path, capfd: Capture) -> None:
+    """A turn around the earth is no distance, and the ranges of both keys meet."""
+    path = places(tmp_path, key=["lon", "lat"], turned=360.0)
+    ended = securevfl(capfd, "check", path, "--json")
+    assert ended.code == 0, ended.out
+    links = json.loads(ended.out)["links"]["shop"]
+    assert links["median_distance"] < 0.01
+    assert not [text for text in links["doubts"] if "below or above" in text]
