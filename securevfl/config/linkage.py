@@ -40,9 +40,10 @@ class LinkageSettings:
 
     least_linked: float = 0.05
     """The least share of the primary's rows, or else of a secondary's records, that must be linked,
-    in [0, 1]. With fewer a run ends before anything is charged, since parties that do not find each
-    other learn nothing of each other; 0 allows everything. Each secondary asks this of its own
-    links. Predictions do not ask."""
+    in [0, 1]; where records choose, of the rows that they could choose at most. With fewer a run
+    ends before anything is charged, since parties that do not find each other learn nothing of each
+    other; 0 allows everything. Each secondary asks this of its own links. Predictions do not
+    ask."""
 
     truth: str | None = None
     """Column that tells true matches; never a feature."""

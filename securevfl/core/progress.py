@@ -135,11 +135,9 @@ class LinksCounted:
     """Of each linked row's nearest record; None where no data party knows distances."""
     unit: str
     """Of that distance."""
-
-    @property
-    def share(self) -> float:
-        """The larger share: of rows that are linked, or of records."""
-        return max(self.rows_linked / self.rows, self.records_linked / self.records)
+    share: float
+    """Of the links that there could be: of rows, or of records if more of these are linked. Where
+    records choose, of the rows that they could choose at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,24 +46,38 @@ def count_links(
     nearest = np.full(linked.primary_rows, np.inf)
     np.minimum.at(nearest, row, distance)
     nearest = nearest[np.isfinite(nearest)]
+    rows_linked, records_linked = len(np.unique(row)), len(np.unique(record))
+    share = rows_linked / most_rows(spec, linked.primary_rows, own.num_rows)
+    if spec.choice.by == "rows":
+        share = max(share, records_linked / own.num_rows)
     return LinksCounted(
         name=own.name,
         rows=linked.primary_rows,
         records=own.num_rows,
-        rows_linked=len(np.unique(row)),
-        records_linked=len(np.unique(record)),
+        rows_linked=rows_linked,
+        records_linked=records_linked,
         tied_rows=tied,
         repeated_records=int((sizes[groups[groups >= 0]] > 1).sum()),
         median_distance=None if unit is None or not len(nearest) else float(np.median(nearest)),
         unit="" if spec.keys.metric.equal_only else unit or "",
+        share=share,
     )
+
+
+def most_rows(spec: LinkSpec, rows: int, records: int) -> int:
+    """Return how many rows could be linked to so many records."""
+    if spec.choice.by == "rows":
+        return rows
+    assert spec.choice.links_per_record is not None, "checked with the federation file"
+    return min(rows, records * spec.choice.links_per_record)
 
 
 def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
     """Refuse links to hardly anybody: a run would learn nothing and spend its whole budget.
 
-    The larger of two shares counts: rows with a link of all rows, and linked records of all
-    records. So a small table that is linked throughout is enough for a large one.
+    Of rows and of records the larger share counts, so a small table that is linked throughout is
+    enough for a large one. Where records choose, each of them has a row, however far: then rows
+    count alone, of as many as records could choose.
 
     Args:
         counts: A secondary's links.
@@ -78,9 +92,10 @@ def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
     """
     if counts.share < least * rate:
         raise DataError(
-            f"linkage.least_linked: {links_in_words(counts)}, less than {least:g} of either, so "
-            f"nothing was charged; compare how both parties write their keys (securevfl check "
-            f"shows it where both tables are), or write least_linked = 0 to run all the same"
+            f"linkage.least_linked: {links_in_words(counts)}; {counts.share:.2%} is less than "
+            f"{least:g}, so nothing was charged; compare how both parties write their keys "
+            f"(securevfl check shows it where both tables are), or write least_linked = 0 to run "
+            f"all the same"
         )
 
 
@@ -109,9 +124,9 @@ def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: b
     if counts.repeated_records and not spec.keys.are_numbers:
         doubts.append(
             f"{name}: {counts.repeated_records:,} of {counts.records:,} records have a key that "
-            f"another record has too, and a row has K = {spec.choice.neighbours} of them; if keys "
-            f'name people, set privacy.unit = "entity", since the unit "secondary-record" '
-            f"protects each record and not the person behind several"
+            f"another record has too, and a row has K = {spec.choice.neighbours} of them; where "
+            f'keys name people, privacy.unit = "entity" protects a person, and "secondary-record" '
+            f"each record by itself"
         )
     return doubts
 

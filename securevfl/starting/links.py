@@ -14,7 +14,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.in_process import Linker
-from securevfl.linking.link_counts import count_links, doubts_about
+from securevfl.linking.link_counts import count_links, doubts_about, most_rows
 from securevfl.linking.protections.table import protection_of
 from securevfl.starting.spellings import BetterSpelling, better_spelling
 
@@ -36,6 +36,9 @@ class ExpectedLinks:
     all_records: int
     share: float
     """Of all rows, those that get a link: estimated where a part was linked."""
+
+    enough: float
+    """What a run holds against ``linkage.least_linked``, estimated likewise."""
 
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
@@ -75,8 +78,7 @@ class ExpectedLinks:
     def problem(self, config: FederationConfig) -> str | None:
         """Return why a run would refuse these links; None if it would not."""
         least = config.linkage.least_linked * config.privacy.sampling_rate
-        # Of a part, records that found a row say as much of all records.
-        if max(self.share, self.counts.records_linked / self.counts.records) >= least:
+        if self.enough >= least:
             return None
         cure = "compare how both parties write their keys"
         if self.better is not None:
@@ -128,15 +130,17 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
             mine = _some(primary, _MOST_PAIRS // records)
     linked = Linker(spec, mine)(theirs)
     counts = count_links(spec, theirs, linked, unit=_unit(spec))
-    share = counts.rows_linked / counts.rows
+    share, enough = counts.rows_linked / counts.rows, counts.share
     if theirs.num_rows < records:
         links = linked.source.link(np.arange(rows, dtype=np.int64))
         share = _share_of_all(links, drawn=theirs.num_rows, records=records)
+        enough = share * rows / most_rows(spec, rows, records)
     return ExpectedLinks(
         counts=counts,
         all_rows=rows,
         all_records=records,
         share=share,
+        enough=enough,
         better=better,
         doubts=tuple(doubts_about(spec, theirs, counts, meet=linked.meet)),
     )

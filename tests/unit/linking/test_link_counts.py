@@ -146,6 +146,18 @@ def test_key_ranges_that_do_not_meet_are_a_warning() -> None:
     assert "below or above" in counted(spec, mine, away)[1][0]
 
 
+def test_records_that_all_choose_one_row_are_few_links() -> None:
+    """Keys on another continent: every record has a row, and nearly all of them the same one."""
+    mine, theirs = key_table("agency", 60, seed=1), key_table("bank", 40, seed=2)
+    away = KeyTable(name="bank", columns={k: v + 50 for k, v in theirs.columns.items()})
+    spec = link_spec()
+    choice = replace(spec.choice, by="records", links_per_record=1, once=True, least_linked=0.05)
+    spec = replace(spec, choice=choice)
+    assert counted(spec, mine, theirs)[0].share > 0.5
+    with pytest.raises(DataError, match=r"1 of 60 rows .* 40 of 40 records .* 2.50% is less"):
+        counted(spec, mine, away)
+
+
 def test_texts_that_are_far_from_one_another_are_a_warning() -> None:
     """Dates in another order cost eight edits of ten letters."""
     spec = link_spec(metric="levenshtein")
