@@ -1,5 +1,6 @@
 """Ids link and are no inputs: a model of them would learn how the file was made."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from helpers.federations import save
 from securevfl.config.reading import read_federation
 from securevfl.data.frame_tables import from_frame
 from securevfl.federation.own_numbers import own_inputs
+from securevfl.runtime.preflight import table_warnings
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 
@@ -67,6 +69,17 @@ def test_ids_alone_are_left_out(tmp_path: Path, name: str) -> None:
     table = read_tables(config, tmp_path)["agency"]
     assert own_inputs(table).values.shape == (ROWS, width)
     assert table.key_dim == len(keys)  # it links all the same
+
+
+@pytest.mark.parametrize(("keys", "warned"), [("an id", True), ("a place", False)])
+def test_a_family_that_reads_places_warns_of_ids(tmp_path: Path, keys: str, warned: bool) -> None:
+    """FeT encodes where keys lie, which of ids is nowhere."""
+    path = federation(tmp_path, KEYS[keys][0])
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    config = read_federation(save(tmp_path, {**source, "model": {"family": "fet"}}))
+    table = read_tables(config, tmp_path)["agency"]
+    said = " ".join(table_warnings(config, config.primary, table))
+    assert ("reads keys as places" in said) == warned
 
 
 @pytest.mark.parametrize("asked", [False, True])
