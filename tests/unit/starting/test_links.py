@@ -166,7 +166,7 @@ def names(count: int) -> list[str]:
 def test_a_part_of_the_records_tells_of_all(
     tmp_path: Path, perfect: bool, least: float, most: float
 ) -> None:
-    """2,200 records of as many rows: perfect links are near all, strangers' no more than chance.
+    """4,000 records of as many rows: perfect links are near all, strangers' no more than chance.
 
     If each record picks a row at random, 1 - 1/e of the rows are picked: 63 %.
     """
@@ -178,15 +178,15 @@ def test_a_part_of_the_records_tells_of_all(
     for party in source["party"]:
         party |= {"scaling": "bounds", "bounds": {"a": [-4, 4], "b": [-4, 4]}}
     config = parse_federation(source, file="", only_linkage=True)
-    mine = names(2200)
-    theirs = mine[::-1] if perfect else names(4400)[2200:]
+    mine = names(4000)
+    theirs = mine[::-1] if perfect else names(8000)[4000:]
     tables = [
         KeyTable(name=name, columns={"number": np.array(texts, dtype=object)})
         for name, texts in (("bank", mine), ("shop", theirs))
     ]
     found = expected_links(config, *tables)
     assert not found.complete
-    assert f"about {found.share:.0%} of 2,200 rows" in found.in_words()
+    assert f"about {found.share:.0%} of 4,000 rows" in found.in_words()
     assert least <= found.share <= most
     assert bool([text for text in found.doubts if "as far as" in text]) != perfect
 
