@@ -10,12 +10,15 @@ import pytest
 from helpers.linking import HELPERS, link_spec
 
 from securevfl.core.errors import DataError
+from securevfl.data.frame_tables import from_frame
 from securevfl.data.key_tables import read_key_table
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.linkage.metrics.table import METRICS
 from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spelling import Spelling
 from securevfl.linking.in_process import Linker
+from securevfl.linking.keys import keys_of
 
 NAMES = ["Anna Meyer", "Bert Unger", "Carl Oswald", "Dora Lindner"]
 FIELDS = (Field(name="id", kind="text"), Field(name="town", kind="exact"))
@@ -136,3 +139,11 @@ def test_ids_that_a_spreadsheet_shortened_are_refused(tmp_path: Path, text: str)
     (tmp_path / "keys.csv").write_text(f"id\n7e12\n{text}\n")
     with pytest.raises(DataError, match=r"row 2: is .*spreadsheets write long numbers"):
         read_key_table(tmp_path / "keys.csv", name="agency", key=["id"])
+
+
+def test_keys_of_frames_are_spelled_as_the_settings_say() -> None:
+    """A table that Python made is linked by the same keys as a file."""
+    frame = pd.DataFrame({"id": ["0012", "x1"], "x": [1.0, 2.0]})
+    table = from_frame(frame, name="agency", key={"id": "text"})
+    spec = KeySpec(columns=("id",), metric=METRICS["exact"], spelling=Spelling(strip_zeros=True))
+    assert keys_of(spec, table).columns["id"].tolist() == ["12", "x1"]
