@@ -28,7 +28,7 @@ def _print(console: Console, found: Check) -> None:
     for one in found.parties:
         _print_party(console, one)
     for name, links in found.links.items():
-        _say(console, f"links of {name}: ", f"about: {links.in_words()}")
+        _say(console, f"links of {name}: ", links.in_words())
     if found.config is not None:
         if found.config.chosen:
             told = (f"{name} = {value!r}" for name, value in found.config.chosen.items())

@@ -146,7 +146,7 @@ def _print(proposal: Proposal, out: Path) -> None:
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(_why(use)))
         console.print(grid)
-    for reason in proposal.keys.reasons:
+    for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         _say(console, f"keys: {reason}")
     _say(console, f"task: {proposal.task} ({proposal.task_reason})")
     for name, served in proposal.served.items():
@@ -201,7 +201,8 @@ def _as_json(proposal: Proposal, out: Path) -> dict[str, object]:
         "task": proposal.task,
         "metric": proposal.keys.metric,
         "keys": {party: list(names) for party, names in proposal.keys.columns.items()},
-        "reasons": list(proposal.keys.reasons),
+        "reasons": [*proposal.keys.reasons, *proposal.spelling_shares],
+        "spelling": dict(proposal.spelling),
         "columns": {
             party: {use.column.name: {"use": use.use, "why": _why(use)} for use in uses}
             for party, uses in proposal.uses.items()

@@ -14,6 +14,7 @@ from securevfl.core.progress import (
     CiphertextsMade,
     CoalitionsValued,
     EpochDone,
+    LinksCounted,
     LinksMade,
     Listening,
     PartyDone,
@@ -29,6 +30,7 @@ from securevfl.core.progress import (
     Stage,
     Warned,
     alignment_in_words,
+    links_in_words,
     told,
 )
 
@@ -77,7 +79,14 @@ class RunProgress:
         """Take one event of a run."""
         self._note(event)
         match event:
-            case Warned() | SessionLost() | PresenceChanged() | SpendingPlanned() | RowsAligned():
+            case (
+                Warned()
+                | SessionLost()
+                | PresenceChanged()
+                | SpendingPlanned()
+                | LinksCounted()
+                | RowsAligned()
+            ):
                 self._say(_sentence(event))
             case Stage():
                 self._begin(event.text, total=event.of)
@@ -168,7 +177,7 @@ class RunProgress:
 
 
 def _sentence(
-    event: Warned | SessionLost | PresenceChanged | SpendingPlanned | RowsAligned,
+    event: Warned | SessionLost | PresenceChanged | SpendingPlanned | LinksCounted | RowsAligned,
 ) -> str:
     match event:
         case Warned():
@@ -188,6 +197,8 @@ def _sentence(
             return presence_in_words(event)
         case SpendingPlanned():
             return spending_in_words(event)
+        case LinksCounted():
+            return links_in_words(event)
         case RowsAligned():
             return alignment_in_words(told(event))
 

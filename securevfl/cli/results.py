@@ -16,6 +16,7 @@ from securevfl.runtime.figures import (
     candidates_in_words,
     interval_heading,
     interval_in_words,
+    links_of_run,
     models_measured,
     placebos_in_words,
     threshold_in_words,
@@ -31,6 +32,8 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
+    for line in links_of_run(metrics):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if "absences" in metrics:
         text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
         console.print(Text.assemble(("absent: ", "bold"), text), soft_wrap=True)

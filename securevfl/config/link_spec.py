@@ -27,6 +27,7 @@ def key_spec(config: FederationConfig) -> KeySpec:
         ranges=linkage.ranges,
         blocking=linkage.blocking,
         fold=linkage.fold,
+        spelling=linkage.spelling,
         code_bits=linkage.code_bits,
         code_concentration=linkage.code_concentration,
     )
@@ -67,6 +68,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
             max_distance=_max_distance(config),
+            least_linked=linkage.least_linked,
         ),
         roles=LinkRoles(
             primary=config.primary.name,

@@ -9,6 +9,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.spelling import DateOrder, Spelling
 from securevfl.linking.protections.table import PROTECTIONS
 
 _MOST_CODE_BITS: Final = 65_536
@@ -39,6 +40,13 @@ class LinkageSettings:
     (``euclidean``); and differing bits wherever codes are compared (``bloom``, as metric or as
     protection)."""
 
+    least_linked: float = 0.05
+    """The least share of the primary's rows, or else of a secondary's records, that must be linked,
+    in [0, 1]; where records choose, of the rows that they could choose at most. With fewer a run
+    ends before anything is charged, since parties that do not find each other learn nothing of each
+    other; 0 allows everything. Each secondary asks this of its own links. Predictions do not
+    ask."""
+
     truth: str | None = None
     """Column that tells true matches; never a feature."""
 
@@ -58,6 +66,17 @@ class LinkageSettings:
     fold: bool = False
     """For ``exact``: whether upper and lower case, full-width letters and runs of blanks count as
     equal. Blanks at a key's ends never count."""
+
+    strip_zeros: bool = False
+    """Whether leading zeros of text keys are left out: ``00025`` equals ``25``. Like the next two
+    for keys that parties write differently; check and init say which of them links more."""
+
+    digits_only: bool = False
+    """Whether all but the digits of text keys is left out: ``C-123`` equals ``123``."""
+
+    dates: DateOrder | None = None
+    """``day-first`` or ``month-first``: text keys such as 28.03.1956 or 03/28/1956 are dates, and
+    equal 1956-03-28."""
 
     blocking: float | tuple[str, ...] | None = None
     """Which pairs are compared; without it, all are. For ``levenshtein`` and ``mixed``, rules over
@@ -109,10 +128,9 @@ class LinkageSettings:
             )
         if self.code_concentration is not None:
             checks.open_unit(code_concentration=self.code_concentration)
-        if not 0 <= self.missing_similarity <= 1:
-            raise ConfigError(
-                f"missing_similarity: must lie in [0, 1], got {self.missing_similarity!r}"
-            )
+        for name in ("missing_similarity", "least_linked"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}: must lie in [0, 1], got {getattr(self, name)!r}")
         for pair in self.ranges or ():
             if len(pair) != 2 or not -1e150 < pair[0] < pair[1] < 1e150:
                 raise ConfigError(f"ranges: must be [low, high] pairs, ascending; got {list(pair)}")
@@ -136,6 +154,9 @@ class LinkageSettings:
             raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
         if self.fold and "fold" not in metric.reads:
             raise ConfigError(f'fold: goes with metric = "exact", not with {self.metric!r}')
+        if self.spelling.settings and "spelling" not in metric.reads:
+            first = next(iter(self.spelling.settings))
+            raise ConfigError(f"{first}: goes with keys that are texts, not with {self.metric!r}")
         if self.blocking is not None:
             by_rules = isinstance(self.blocking, tuple)
             if not isinstance(self.blocking, tuple):
@@ -158,6 +179,13 @@ class LinkageSettings:
         if self.secret is not None and not protection.needs_secret:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
             raise ConfigError(f"secret: goes with protection = {takers}, and only with it")
+
+    @property
+    def spelling(self) -> Spelling:
+        """How text keys are spelled before they are compared."""
+        return Spelling(
+            strip_zeros=self.strip_zeros, digits_only=self.digits_only, dates=self.dates
+        )
 
     def field_list(self) -> tuple[Field, ...]:
         """Return the fields of ``mixed`` in the file's order.

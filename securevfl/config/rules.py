@@ -21,6 +21,8 @@ def require_linkable(config: FederationConfig) -> None:
     linkage, names = config.linkage, config.primary.key
     keys = key_spec(config)
     keys.metric.check(keys)
+    for party in config.table_parties:
+        keys.metric.check_names(party.key)
     PROTECTIONS[linkage.protection].check(keys)
     if linkage.max_distance is not None:
         PROTECTIONS[linkage.protection].check_distance(keys, linkage.max_distance)

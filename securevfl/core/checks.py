@@ -5,6 +5,7 @@ Comparisons are written so that NaN fails.
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Iterable
 from numbers import Real
 from typing import Final
@@ -160,7 +161,13 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
     return words[close[0]] if close else None
 
 
+def _composed(word: str) -> str:
+    return unicodedata.normalize("NFC", word)
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return what ends a message about a word that is not known; empty where none is near."""
     near = nearest(word, known)
+    if near is not None and _composed(near) == _composed(str(word)):
+        return f"; {near!r} is there, which looks alike: its letters have another Unicode form"
     return "" if near is None else f"; did you mean {near!r}?"

@@ -114,6 +114,33 @@ class CiphertextsMade:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinksCounted:
+    """A secondary is linked: counts for that secondary, and for a simulation."""
+
+    EVENT: ClassVar[str] = "links-counted"
+
+    name: str
+    rows: int
+    """The primary's."""
+    records: int
+    rows_linked: int
+    """Rows that have a record."""
+    records_linked: int
+    """Records that have a row."""
+    tied_rows: int
+    """Rows that have K records, the last one of several with the very same key."""
+    repeated_records: int
+    """Records whose key another record has too."""
+    median_distance: float | None = None
+    """Of each linked row's nearest record; None where no data party knows distances."""
+    unit: str
+    """Of that distance."""
+    share: float
+    """Of the links that there could be: of rows, or of records if more of these are linked. Where
+    records choose, of the rows that they could choose at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RowsAligned:
     """All are linked, and the primary knows which of its rows are linked at every secondary."""
 
@@ -233,6 +260,7 @@ ProgressEvent = (
     | Stage
     | LinksMade
     | CiphertextsMade
+    | LinksCounted
     | RowsAligned
     | RowsReleased
     | RoundDone
@@ -258,6 +286,7 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         Stage,
         LinksMade,
         CiphertextsMade,
+        LinksCounted,
         RowsAligned,
         RowsReleased,
         RoundDone,
@@ -278,6 +307,25 @@ def told(event: ProgressEvent) -> dict[str, Any]:
     """Return an event's figures by name, without those that are not known."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def links_in_words(counts: LinksCounted) -> str:
+    """Return how many rows and records are linked, and how near, in one line."""
+    text = (
+        f"links of {counts.name}: {counts.rows_linked:,} of {counts.rows:,} rows "
+        f"({counts.rows_linked / counts.rows:.0%}) and {counts.records_linked:,} of "
+        f"{counts.records:,} records are linked"
+    )
+    if counts.median_distance is not None:
+        of = "in " if counts.unit.startswith("the ") else ""
+        near = f"{counts.median_distance:.4g} {of}{counts.unit}"
+        text += f", half of these rows within {near}" if counts.unit else " to equal keys"
+    if counts.tied_rows:
+        text += (
+            f"; {counts.tied_rows:,} rows have one of several records with the very same key, by "
+            f"record number"
+        )
+    return text
 
 
 def alignment_in_words(figures: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import re
 from decimal import Decimal
 from typing import Any, Final
 
@@ -14,6 +15,10 @@ from securevfl.data.cells import dates_of, days_since_epoch, first_row, numbers_
 
 LARGEST_WHOLE_NUMBER: Final = 2**53
 """From here on float64 does not hold every integer, and different keys could become equal."""
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]+\.0+")
+_SHORTENED: Final = re.compile(r"-?[0-9](\.[0-9]+[eE]\+?|[eE]\+)[0-9]+")
 
 
 def key_numbers(values: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, " rows"]:
@@ -56,8 +61,9 @@ def holds_dates(values: "pd.Series[Any]") -> bool:
 def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
     """Return a column of texts, None for missing, whole numbers in their shortest spelling.
 
-    An integer is spelled alike whatever type holds it: 1234 as an integer, a decimal or a float
-    (into which an empty cell turns a column of integers) is "1234". Days are spelled 2020-12-31.
+    An integer is spelled alike whatever type holds it: 1234 as an integer, a decimal, a float (into
+    which an empty cell turns a column of integers) or the text "1234.0" is "1234". Leading zeros
+    stay. Days are spelled 2020-12-31. How a cell is spelled depends on that cell alone.
 
     Args:
         values: One a row.
@@ -67,7 +73,8 @@ def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
         Texts, shape (rows,), as objects.
 
     Raises:
-        DataError: If a number has decimals, or is a float that may have lost digits.
+        DataError: If a number has decimals, or may have lost digits: as a float, or in a
+            spreadsheet that wrote 4.93E+15.
     """
     column = np.empty(len(values), dtype=object)
     cells = zip(values.astype(object), values.isna(), strict=True)
@@ -78,7 +85,13 @@ def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
 
 def _spelled(value: Any, *, where: str) -> str:
     if isinstance(value, str):
-        return value
+        text = value.strip()
+        if _SHORTENED.fullmatch(text):
+            raise DataError(
+                f"{where}: is {text}, as spreadsheets write long numbers: digits of the id are "
+                f"lost; write the column from its source as text"
+            )
+        return text.partition(".")[0] if _WHOLE.fullmatch(text) else value
     if isinstance(value, float | np.floating | Decimal):
         if not math.isfinite(value) or value % 1:
             raise DataError(

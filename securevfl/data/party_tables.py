@@ -1,9 +1,8 @@
 """A party's table, made of a frame: fitted once, and new rows as the first ones were read."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,9 @@ from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schem
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
+
+# Of fewer rows, whole numbers that all differ may well be sizes.
+_FEWEST_IDS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,9 @@ class ColumnRoles:
 
     truth: str | None = None
     """A column with the number of the true entity, for linkage quality only."""
+
+    keys_are_inputs: bool = False
+    """Whether models are to read the key, whatever it is."""
 
     empty_labels: bool = False
     """Whether a row may lack its label; it is then marked so."""
@@ -139,7 +144,7 @@ def new_rows(
         raise DataError(f"{where}: has no rows")
     require_columns(frame, [column.name for column in schema.keys], where=where)
     keys, kinds = _keys(frame, [column.name for column in schema.keys], tried, where=where)
-    if not problems and kinds != schema.keys:
+    if not problems and kinds != tuple(replace(key, is_id=False) for key in schema.keys):
         expected = ", ".join(f"{column.name} ({column.kind})" for column in schema.keys)
         raise DataError(f"{where}: key columns must be {expected}")
     encoded = tried(lambda: schema.encode(frame, where=where))
@@ -203,7 +208,9 @@ def _fit(
     if problems:
         return None, problems
     values, classes, labelled = labels or (None, None, None)
-    schema = dataclasses.replace(
+    if roles.label is not None and not roles.keys_are_inputs:
+        kinds = _with_ids(kinds, keys)
+    schema = replace(
         schema,
         keys=kinds,
         label=None
@@ -247,6 +254,14 @@ def _keys(
             kinds.append(found[1])
     stacked = np.column_stack(columns) if columns else np.empty((len(frame), 0))
     return stacked, tuple(kinds)
+
+
+def _with_ids(kinds: tuple[KeyColumn, ...], keys: np.ndarray) -> tuple[KeyColumn, ...]:
+    """Return key columns of which a single one that numbers rows is marked as an id."""
+    if len(kinds) != 1 or kinds[0].kind != "number" or len(keys) < _FEWEST_IDS:
+        return kinds
+    whole = not np.any(keys % 1)
+    return (replace(kinds[0], is_id=bool(whole and len(np.unique(keys)) == len(keys))),)
 
 
 def _key_column(values: "pd.Series[Any]", name: str, *, where: str) -> tuple[np.ndarray, KeyColumn]:

@@ -35,7 +35,7 @@ from securevfl.data.scaling import Bounds
 
 T = TypeVar("T")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes with the meaning of what is kept."""
 
 _KINDS: Final[Mapping[str, type[Column]]] = {
@@ -55,6 +55,10 @@ class KeyColumn:
 
     kind: Literal["number", "date"]
     """Dates are keys as days since 1970-01-01."""
+
+    is_id: bool = False
+    """Whether it numbers rows and is no place: whole numbers of which no two are equal, in the
+    primary's only key column. It links, and is no input of a model of the primary's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

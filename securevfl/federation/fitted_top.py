@@ -42,10 +42,11 @@ def build_fitted_top(config: FederationConfig, table: PartyTable, head: TaskHead
     """
     positions, width = config.family.cut_shape(config.model)
     reads = config.family.needs_similarities(config.model)
+    own = own_inputs(table)
     return FittedTop(
         head,
-        words=own_inputs(table).words,
-        own=table.num_features + table.key_dim,
+        words=own.words,
+        own=own.values.shape[1],
         released=positions * width,
         similarities=len(config.secondaries) * config.model.neighbours if reads else 0,
     )

@@ -38,11 +38,19 @@ def features_of(
 
 
 def own_inputs(table: PartyTable) -> OwnInputs:
-    """Return all that a party has of its rows, features and numeric keys, for models of its own."""
-    columns = table.features.astype(np.float64)
-    if table.key_dim:
-        columns = np.hstack([columns, table.keys])
+    """Return all that a party has of its rows, features and numeric keys, for models of its own.
+
+    A key that is an id (:attr:`securevfl.data.schema.KeyColumn.is_id`) is left out: a model of it
+    would learn where rows lie in the file, which new rows do not.
+    """
+    columns = np.hstack([table.features.astype(np.float64), table.keys[:, place_keys(table)]])
     return OwnInputs(values=columns, words=_places_of_words(table))
+
+
+def place_keys(table: PartyTable) -> list[int]:
+    """Return which of a table's numeric key columns are places or times, and no ids."""
+    ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
+    return [axis for axis, name in enumerate(table.key_names) if name not in ids]
 
 
 def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from securevfl.core.progress import LinksCounted
 from securevfl.linkage.alignment import Alignment
 from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.sources import LinkSource
@@ -55,6 +56,12 @@ class LinkedSecondary:
     apart: bool = False
     """Whether some row's first link has another key than the row, where that decides what counts as
     aligned: where rows are told and no largest distance is set."""
+
+    meet: bool = True
+    """Whether numeric keys of both parties have common ranges, where this party sees both."""
+
+    counts: LinksCounted | None = None
+    """How many rows and records are linked; None where nobody has counted."""
 
     figures: Mapping[str, Any]
     """What the party's log says of its links: counts, never a row or a record."""

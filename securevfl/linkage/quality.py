@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
 from securevfl.linkage.links import NO_RECORD, LinkTable
@@ -49,7 +49,8 @@ class LinkQuality:
     """Rows with none."""
 
     tied_rows: int
-    """Rows in which two links are equally far, so that record numbers decided their order."""
+    """Rows in which two links are equally far, or the last link and a record of the same key that
+    is left out, so that record numbers decided."""
 
     records_used: int
     """Records that are linked at all."""
@@ -74,6 +75,7 @@ def link_quality(
     num_records: int,
     primary_entities: Int64[np.ndarray, " rows"] | None = None,
     record_entities: Int64[np.ndarray, " records"] | None = None,
+    tied_beyond: Bool[np.ndarray, " rows"] | None = None,
 ) -> LinkQuality:
     """Measure links.
 
@@ -82,6 +84,7 @@ def link_quality(
         num_records: Records of the secondary.
         primary_entities: True entity of each primary row.
         record_entities: True entity of each record; several may share one.
+        tied_beyond: Rows whose last link has the same key as a record beyond K.
 
     Raises:
         DataError: If truth is given for one party only, or has the wrong length.
@@ -93,6 +96,7 @@ def link_quality(
     used = np.bincount(links.indices[present], minlength=num_records)
     # Slots are filled from the left, so two neighbouring present slots are compared.
     equal = (links.distances[:, 1:] == links.distances[:, :-1]) & present[:, 1:]
+    tied = equal.any(axis=1) if tied_beyond is None else equal.any(axis=1) | tied_beyond
     last = links.distances[np.arange(links.num_rows), np.maximum(per_row, 1) - 1]
     return LinkQuality(
         rows=links.num_rows,
@@ -102,7 +106,7 @@ def link_quality(
         reduction_ratio=1 - float(present.sum()) / (links.num_rows * num_records),
         rows_short=int((per_row < links.num_links).sum()),
         rows_without_links=int((per_row == 0).sum()),
-        tied_rows=int(equal.any(axis=1).sum()),
+        tied_rows=int(tied.sum()),
         records_used=int((used > 0).sum()),
         most_used=tuple(int(count) for count in np.sort(used)[::-1][:_TOP]),
         first_distance_quantiles=_quantiles(links.distances[per_row > 0, 0]),

@@ -15,6 +15,7 @@ LONGEST_TEXT: Final = 65_535
 def normalise_text(text: str) -> str:
     r"""Return a text as it is compared.
 
+    Without format characters (Unicode Cf: byte-order marks, zero-width blanks, soft hyphens), in
     Unicode NFKC (a letter with a combining accent equals its one-character form, full-width letters
     equal plain ones), case folded ("STRASSE" equals "straße"), blanks at the ends dropped and runs
     of blanks made one. Accents are kept: "é" and "e" differ by one edit.
@@ -23,19 +24,29 @@ def normalise_text(text: str) -> str:
         >>> normalise_text("  Ame\u0301lie\t MÜLLER ")
         'amélie müller'
     """
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    folded = unicodedata.normalize("NFKC", _visible(text)).casefold()
     # Folding may leave letters decomposed, so composition comes last.
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
 def trimmed_text(text: str) -> str:
-    r"""Return a text as an exact key: without blanks at its ends, in Unicode NFC.
+    r"""Return a text as an exact key: without format characters and blanks at its ends, in NFC.
 
     Examples:
-        >>> trimmed_text(" 00Ame\u0301 ")
+        >>> trimmed_text("\ufeff 00Ame\u0301 ")
         '00Amé'
     """
-    return unicodedata.normalize("NFC", text.strip())
+    return unicodedata.normalize("NFC", _visible(text).strip())
+
+
+def _visible(text: str) -> str:
+    """Return a text without format characters (Unicode Cf), which nobody sees and tools leave.
+
+    Byte-order marks, zero-width blanks and joiners, marks of direction, soft hyphens.
+    """
+    if text.isascii() or not any(unicodedata.category(letter) == "Cf" for letter in text):
+        return text
+    return "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
 
 
 def joined_texts(columns: Mapping[str, "np.ndarray | Sequence[Any]"]) -> list[str]:

@@ -214,6 +214,7 @@ def linked_secondary(
     similarities: Float32[np.ndarray, "rows links"] | None = None,
     similarity_scale: SimilarityScale | None = None,
     apart: bool = False,
+    meet: bool = True,
     figures: Mapping[str, Any] | None = None,
 ) -> LinkedSecondary:
     """Return what linking leaves at a secondary.
@@ -226,6 +227,7 @@ def linked_secondary(
         similarities: What the primary gets, where the secondary makes it.
         similarity_scale: What they were scaled by.
         apart: What :func:`tells_apart` says.
+        meet: Whether numeric keys of both parties have common ranges.
         figures: What its log says beside counts of links.
     """
     return LinkedSecondary(
@@ -236,6 +238,7 @@ def linked_secondary(
         similarities=similarities,
         similarity_scale=similarity_scale,
         apart=apart,
+        meet=meet,
         figures={**_figures(rows, own.num_rows, source), **(figures or {})},
     )
 

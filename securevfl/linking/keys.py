@@ -1,5 +1,6 @@
 """What a party brings: its keys, columns named as the primary names them, and the secret."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,18 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
         DataError: If the table has none of the kind that the metric needs.
     """
     if table.link_columns is not None:
-        return table.link_columns
+        columns = spec.normal(table.link_columns.columns)
+        return replace(table.link_columns, columns=columns)
     names = list(spec.kinds)
     if not spec.are_numbers or table.key_dim != len(names):
         raise DataError(
             f"table of {table.name!r}: has {table.key_dim} numeric key columns; "
             f"linkage.metric = {spec.metric.name!r} needs the columns {', '.join(names)}"
         )
+    columns = {name: table.keys[:, axis].copy() for axis, name in enumerate(names)}
     return KeyTable(
         name=table.name,
-        columns={name: table.keys[:, axis].copy() for axis, name in enumerate(names)},
+        columns=spec.normal(columns),
         entities=table.entities,
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from securevfl.config.channels import channels
 from securevfl.config.losses import goes_on, least_in_training
+from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import of_labels
 from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
@@ -131,6 +132,10 @@ class RunFigures:
     """What pretraining came to, if there was any."""
     alignment: Mapping[str, Any] | None = None
     """How many rows are linked, at each secondary and at all; None where nobody asks."""
+    links: Mapping[str, Mapping[str, Any]] | None = None
+    """In a simulation, by secondary: how many rows and records are linked, and how near, with the
+    fields of :class:`securevfl.core.progress.LinksCounted`. Between processes each secondary alone
+    knows its own; its log has them."""
     absences: Sequence[Mapping[str, Any]] | None = None
     """Secondaries that were absent: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not
     come back before the end. After the last epoch come the test rows."""
@@ -183,6 +188,7 @@ _NOT_OF_EVERY_PROMISE: Final = (
 _NOT_OF_EVERY_RUN: Final = (
     "pretraining",
     "alignment",
+    "links",
     "absences",
     "base",
     "untested",
@@ -235,6 +241,11 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
         f"{one[figures['metric']]:.4f} {words[name]}" for name, one in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
+
+
+def links_of_run(figures: Mapping[str, Any]) -> list[str]:
+    """Return how many rows and records are linked, a line a secondary; none between processes."""
+    return [links_in_words(LinksCounted(**one)) for one in figures.get("links", {}).values()]
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import (
     CiphertextsMade,
+    LinksCounted,
     Observer,
     SpendingPlanned,
     Warned,
@@ -41,7 +42,7 @@ from securevfl.transport.provision import fleeting
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
 # Events of any party that the user sees; of others, the primary's alone.
-_OF_ALL = (Warned, SpendingPlanned, CiphertextsMade)
+_OF_ALL = (Warned, SpendingPlanned, LinksCounted, CiphertextsMade)
 
 # What stands among a party's arguments for what it is handed.
 _FEDERATION: Final = "FED.toml"

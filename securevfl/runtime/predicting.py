@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer, Warned
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.absence import absent_names, in_blocks
@@ -26,10 +27,13 @@ from securevfl.federation.predict_messages import PredictRequest
 from securevfl.federation.rounds import Exchange
 from securevfl.federation.run_plan import RunFacts, new_run
 from securevfl.federation.top_model import CorrectingTopModel, PrimaryInputs, TopModel
-from securevfl.linkage.linked import LinkedPrimary
+from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.spec import LinkSpec
 from securevfl.runtime.finite_outputs import require_finite_outputs
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
+
+# Of fewer new rows it means nothing if none has a record.
+_MANY_ROWS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,11 +92,35 @@ def prediction_spec(
     spec = link_spec(config)
     return replace(
         spec,
+        # Of one row, a refusal would tell the primary that it has no link.
+        choice=replace(spec.choice, least_linked=None),
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,
         cache=None,
     )
+
+
+def warn_of_few_links(
+    name: str, linked: LinkedSecondary, *, predicted: int, least: float, observe: Observer
+) -> None:
+    """Warn a secondary, or a simulation, where hardly any of many new rows has a record.
+
+    Args:
+        name: The secondary.
+        linked: Its links.
+        predicted: How many rows are predicted: the last ones that are linked.
+        least: ``linkage.least_linked``.
+        observe: The secondary's own, or a simulation's.
+    """
+    there = linked.linked_rows()[-predicted:]
+    if predicted >= _MANY_ROWS and there.mean() < least:
+        observe(
+            Warned(
+                text=f"links of {name}: {there.sum():,} of {predicted:,} new rows are linked; are "
+                f"their keys written as in training?"
+            )
+        )
 
 
 def kept_top(

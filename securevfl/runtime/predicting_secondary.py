@@ -32,7 +32,7 @@ from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.party_job import PartyLife
-from securevfl.runtime.predicting import prediction_spec
+from securevfl.runtime.predicting import prediction_spec, warn_of_few_links
 from securevfl.transport.message import StarKind
 
 # A primary that ends, fails or is not there yet ends a session, not a party that goes on serving;
@@ -164,6 +164,13 @@ class _Requests:
             )
         linked = link_as_secondary(
             place, star.transport, star.sealed, rows=request.rows, observe=life.observe
+        )
+        warn_of_few_links(
+            party.name,
+            linked,
+            predicted=request.predicted_rows,
+            least=config.linkage.least_linked,
+            observe=life.observe,
         )
         secondary = build_secondary(
             plan,

@@ -31,6 +31,7 @@ from securevfl.runtime.predicting import (
     request_of,
     require_one_model,
     top_model,
+    warn_of_few_links,
 )
 from securevfl.runtime.predictions import Predictions
 
@@ -203,11 +204,19 @@ class SimulatedSession:
                     self._bottoms[party.name] = bottom_at_work(
                         plan, party, table, device=device, model=model
                     )
+                linked = link(keys_of(spec.keys, table), similarity_scale=model.similarity_scale)
+                warn_of_few_links(
+                    party.name,
+                    linked,
+                    predicted=request.facts.predicted_rows,
+                    least=config.linkage.least_linked,
+                    observe=observe,
+                )
                 secondary = build_secondary(
                     plan,
                     party,
                     table,
-                    link(keys_of(spec.keys, table), similarity_scale=model.similarity_scale),
+                    linked,
                     ledgers[party.name],
                     device=device,
                     kept_bottom=self._bottoms[party.name],

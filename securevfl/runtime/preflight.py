@@ -29,4 +29,12 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
     """
     holder = "primary" if config.privacy.unit == "linked-row" else "secondary"
     text = config.privacy.delta_warning(table.num_rows) if party.role == holder else None
-    return [f"{party.name}: {text}"] if text else []
+    found = [f"{party.name}: {text}"] if text else []
+    ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
+    if ids and config.family.reads_keys(config.model, frozen=config.privacy.encoder == "frozen"):
+        found.append(
+            f"{party.name}: key {ids[0]!r} numbers rows (whole numbers, no two equal), and family "
+            f"{config.family.name!r} reads keys as places; for ids take another family, or "
+            f'linkage.metric = "exact" with model.keys_as_features = false'
+        )
+    return found

@@ -135,6 +135,8 @@ class PrimaryRun:
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
         """How many rows are linked where, which becomes part of the run's figures too."""
+        self.links: dict[str, Any] | None = None
+        """In a simulation, each secondary's counts of links, which do too."""
 
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -391,6 +393,7 @@ class PrimaryRun:
             privacy=privacy_figures(self.plan, self.ledger),
             pretraining=self.pretraining,
             alignment=self.alignment,
+            links=self.links,
             absences=None if self._presence is None else self._presence.absences() or None,
             run=self.plan.facts.run,
             ledger=str(self._run_ledger.relative_to(run_folder)),

@@ -6,7 +6,7 @@ from functools import partial
 
 from securevfl.config.rules import require_enough_records
 from securevfl.core.errors import ProtocolError
-from securevfl.core.progress import PartyDone, Warned
+from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import EpochKeeper
@@ -124,7 +124,7 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
         "linked",
         protection=config.linkage.protection,
         learned=reveals_of(place.spec, "secondary"),
-        **linked.figures,
+        **{**linked.figures, **({} if linked.counts is None else told(linked.counts))},
     )
     return linked
 

@@ -18,7 +18,7 @@ from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer, Stage, Warned, unheard
+from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.core.seeds import stream
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
@@ -34,6 +34,7 @@ from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linking.in_process import Linker
 from securevfl.linking.keys import keys_of
+from securevfl.linking.protections.table import protection_of
 from securevfl.models.encodings import PositionsTaken
 from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
 from securevfl.pretraining.stage import write_pretraining
@@ -197,7 +198,7 @@ def simulate_federation(
         plan = plan_run(config, facts)
         for own in kept.values():
             own.open_ledger(plan)
-        linked_primary, linked = _link(config, tables, run_folder, observe)
+        linked_primary, linked, links = _link(config, tables, run_folder, observe)
         own = kept[config.primary.name]
         data = primary_data(
             config, tables[config.primary.name], split, linked_primary, device=device
@@ -253,6 +254,7 @@ def simulate_federation(
             fitted=fitted,
         )
         run.alignment = alignment
+        run.links = links
         run.pretraining = pretrain_in_process(
             plan,
             tables,
@@ -330,18 +332,21 @@ def _link(
     tables: Mapping[str, PartyTable],
     run_folder: Path,
     observe: Observer,
-) -> tuple[LinkedPrimary, dict[str, LinkedSecondary]]:
-    """Return the primary's side of all links, and each secondary's."""
+) -> tuple[LinkedPrimary, dict[str, LinkedSecondary], dict[str, Any]]:
+    """Return the primary's side of all links, and each secondary's with its counts."""
     observe(Stage(text="linking", of=len(config.secondaries)))
     spec = link_spec(config)
     own = keys_of(spec.keys, tables[config.primary.name])
     link = Linker(spec, own, folder=run_folder / "parties")
-    linked = {}
     for party in config.secondaries:
-        table = tables[party.name]
-        require_enough_records(config, table)
-        linked[party.name] = link(keys_of(spec.keys, table))
-    return link.primary, linked
+        require_enough_records(config, tables[party.name])
+    linked, links = {}, {}
+    for party in config.secondaries:
+        keys = keys_of(spec.keys, tables[party.name])
+        found = protection_of(spec).report_links(spec, keys, link(keys), observe)
+        assert found.counts is not None, "a run counts its links"
+        linked[party.name], links[party.name] = found, told(found.counts)
+    return link.primary, linked, links
 
 
 def _keep(

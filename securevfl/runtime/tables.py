@@ -82,6 +82,7 @@ def column_roles(config: FederationConfig, party: PartySettings) -> ColumnRoles:
         task=config.federation.task,
         label=party.label,
         truth=config.linkage.truth,
+        keys_are_inputs=config.source["model"].get("keys_as_features") is True,
         empty_labels=config.training.empty_labels == "unlabelled",
         exclude=(*(() if numeric else party.key), *(() if column is None else (column,))),
     )

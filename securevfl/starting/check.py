@@ -92,7 +92,7 @@ class Check:
             "problems": self.problems,
             "warnings": self.warnings,
             "parties": {one.party.name: _party_json(one) for one in self.parties},
-            "links": {name: asdict(links) for name, links in self.links.items()},
+            "links": {name: links.as_json() for name, links in self.links.items()},
             "privacy": self.privacy(),
             "chosen": {} if self.config is None else dict(self.config.chosen),
             "base": None if self.config is None else self.config.base.estimator,
@@ -182,8 +182,10 @@ def _link(
             check.problems.append(str(error))
             continue
         check.links[party.name] = links
-        if (warning := links.warning(party.name)) is not None:
-            check.warnings.append(warning)
+        if (problem := links.problem(config)) is not None:
+            check.problems.append(problem)
+        else:
+            check.warnings += links.warnings(config)
 
 
 def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) -> None:

@@ -1,14 +1,18 @@
 """From tables, or from partners' column lists, to a proposed federation."""
 
+import contextlib
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.reading import parse_federation
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.sources.read import read_frame
+from securevfl.data.tables import KeyTable
+from securevfl.linking.key_reading import read_keys
 from securevfl.starting.columns import (
     Declared,
     Table,
@@ -18,6 +22,7 @@ from securevfl.starting.columns import (
 )
 from securevfl.starting.proposal import Proposal, Wishes, propose
 from securevfl.starting.rows_served import rows_served
+from securevfl.starting.spellings import better_spelling
 from securevfl.starting.writing import federation_text
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -80,14 +85,49 @@ def proposed(
         for path in (primary, *secondaries, *lists)
     ]
     proposal = propose(_with_names_that_differ(tables), wishes)
-    config = _parsed(federation_text(proposal))
-    first, *others = proposal.tables
-    served = {table.name: rows_served(config, first, table) for table in others}
-    known = {name: found for name, found in served.items() if found is not None}
-    proposal = replace(proposal, served=known)
+    proposal = _with_links(proposal, root)
     text = federation_text(proposal)
     _parsed(text)
     return proposal, text
+
+
+def _with_links(proposal: Proposal, root: Path) -> Proposal:
+    """Return a proposal with what linking the tables that are here tells: by the run's own keys."""
+    keys = _keys(proposal, _parsed(federation_text(proposal)), root)
+    first, *others = (keys.get(table.name) for table in proposal.tables)
+    if first is None:
+        return proposal
+    spec, there = link_spec(_parsed(federation_text(proposal))), [one for one in others if one]
+    better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
+    if better:
+        settings = {name: value for found in better for name, value in found.settings.items()}
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        proposal = replace(proposal, spelling=settings, spelling_shares=shares)
+        spec = link_spec(_parsed(federation_text(proposal)))
+        first, *there = (
+            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
+        )
+    served = {own.name: rows_served(spec, first, own) for own in there}
+    return replace(
+        proposal, served={name: found for name, found in served.items() if found is not None}
+    )
+
+
+def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
+    """Return the keys of tables that are here, as a run reads them; of bad keys, check tells."""
+    keys = {}
+    for table in proposal.tables:
+        if table.rows is None:
+            continue
+        with contextlib.suppress(SecureVflError):
+            keys[table.name] = read_keys(
+                key_spec(config),
+                root / table.data,
+                name=table.name,
+                columns=proposal.keys.columns[table.name],
+                truth=None,
+            )
+    return keys
 
 
 def _parsed(text: str) -> FederationConfig:

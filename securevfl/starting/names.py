@@ -1,15 +1,11 @@
 """What a column's name says: places, people, numbers of customers, or nothing."""
 
-import re
 from typing import Final, Literal
+
+from securevfl.core.column_names import axis_of, words_of
 
 Meaning = Literal["longitude", "latitude", "identity", "person", "none"]
 
-_WORDS: Final = re.compile(r"[a-z]+|\d+")
-_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-_LONGITUDE: Final = frozenset({"lon", "lng", "long", "longitude"})
-_LATITUDE: Final = frozenset({"lat", "latitude"})
 _IDENTITY: Final = frozenset(
     {"id", "ids", "uid", "uuid", "guid", "ssn", "iban", "rowid", "identifier", "passport"}
     | {"email", "mail", "phone", "telephone", "account"}
@@ -26,11 +22,6 @@ _DIGITS: Final = frozenset(
 _FILLERS: Final = frozenset({"key", "full"})
 
 
-def words_of(name: str) -> list[str]:
-    """Return the words of a column's name: ``custBirthDate`` and ``cust_birth-date`` alike."""
-    return _WORDS.findall(_CAMEL.sub(" ", name).lower())
-
-
 def canonical(name: str) -> str:
     """Return what equal columns of two parties have in common."""
     words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
@@ -40,11 +31,9 @@ def canonical(name: str) -> str:
 
 def meaning_of(name: str) -> Meaning:
     """Return what the name says that the column holds."""
+    if (axis := axis_of(name)) is not None:
+        return axis
     words = set(words_of(name))
-    if words & _LONGITUDE:
-        return "longitude"
-    if words & _LATITUDE:
-        return "latitude"
     last = words_of(name)[-1:] or [""]
     alone = {word for word in words if not word.isdigit()} <= _ROW_NUMBERS and words
     if last[0] in _IDENTITY or alone or (name.isalpha() and name.endswith(("Id", "ID"))):

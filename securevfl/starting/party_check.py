@@ -1,6 +1,5 @@
 """What one party's table becomes, and all that is wrong with it."""
 
-import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pandas as pd
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.config.parties import PartySettings
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, table_problems
 from securevfl.data.scaling import Bounds, feature_scaler
@@ -117,8 +117,7 @@ def _feature_of(name: str, columns: Collection[str]) -> bool:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else "correct it, or leave it out"
+    return checks.did_you_mean(name, names).removeprefix("; ") or "correct it, or leave it out"
 
 
 def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, where: str) -> None:
@@ -141,6 +140,7 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         label=party.label if party.label in names else None,
         exclude=exclude if numeric else [*exclude, *keys],
         truth=truth,
+        keys_are_inputs=config.source["model"].get("keys_as_features") is True,
         empty_labels=config.training.empty_labels == "unlabelled",
     )
     settings = column_settings(config, party)

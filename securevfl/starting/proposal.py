@@ -99,6 +99,12 @@ class Proposal:
     """Of the label, each of which gets a number; None: nobody has said how many there are."""
 
     bounds_from_data: bool
+    spelling: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
+
+    spelling_shares: tuple[str, ...] = ()
+    """What these change, with shares of the rows: not for the file, which goes to others."""
+
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """How many rows a secondary's record serves, by party; of tables that are here."""
 

@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linking.in_process import Linker
-from securevfl.linking.key_reading import keys_of_frame
-from securevfl.starting.columns import Table
 
 LIMITS: Final = (1, 2, 4)
 """Values of ``links_per_record`` that are compared."""
@@ -69,28 +65,25 @@ class RowsServed:
         )
 
 
-def rows_served(config: FederationConfig, primary: Table, own: Table) -> RowsServed | None:
+def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed | None:
     """Link a secondary's records to the primary's rows; None if it can't be said, or takes long.
 
     Args:
-        config: The proposed federation file.
-        primary: The primary's table.
+        spec: How the proposed federation file links.
+        primary: The primary's keys.
         own: The secondary's.
 
     Reveals:
         Nothing leaves the process, which holds both tables.
     """
-    if primary.rows is None or own.rows is None:
-        return None
-    spec = link_spec(config)
-    if not spec.keys.metric.quick and primary.rows * own.rows > _MOST_PAIRS:
+    if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
         return None
     try:
-        metric = Linker(spec, _keys(config, primary)).metric(_keys(config, own))
+        metric = Linker(spec, primary).metric(own)
         nearest = metric.nearest(None, 1)
         picked = metric.swapped().nearest(None, min(max(LIMITS), metric.num_rows))
     except SecureVflError:
-        return None  # keys with gaps, say: check names them
+        return None  # check names what is wrong with them
     found = nearest.indices[nearest.present]
     if not len(found):
         return None
@@ -104,20 +97,6 @@ def rows_served(config: FederationConfig, primary: Table, own: Table) -> RowsSer
             len(np.unique(picked.indices[:, :limit][picked.present[:, :limit]])) / rows
             for limit in LIMITS
         ),
-    )
-
-
-def _keys(config: FederationConfig, table: Table) -> KeyTable:
-    columns = config.party(table.name).key
-    found = {name: table.column(name) for name in columns}
-    frame = pd.DataFrame({name: column.values for name, column in found.items() if column})
-    return keys_of_frame(
-        link_spec(config).keys,
-        frame,
-        name=table.name,
-        columns=columns,
-        truth=None,
-        where=f"table of {table.name!r}",
     )
 
 

@@ -152,6 +152,11 @@ def _linkage(proposal: Proposal) -> str:
         "[linkage]",
         f"metric = {_text(proposal.keys.metric)}",
         'protection = "none"',
+        *(
+            f"{name} = {_text(value) if isinstance(value, str) else 'true'}"
+            + _aside("the tables spell equal keys differently")
+            for name, value in proposal.spelling.items()
+        ),
         'choose = "records"' + _aside("a record joins its nearest row: half the noise"),
         *truth,
     )

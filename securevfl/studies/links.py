@@ -24,6 +24,7 @@ from securevfl.linking.candidates import Candidates, find_candidates
 from securevfl.linking.in_process import Linker
 from securevfl.linking.kept_links import KeptLinks, LinkCache, keep
 from securevfl.linking.key_reading import read_keys
+from securevfl.linking.link_counts import same_keys, tied_beyond
 from securevfl.linking.protections.table import protection_of, reveals_of
 from securevfl.linking.similar_links import stacked
 from securevfl.runtime.figures import finite_or_none
@@ -89,6 +90,7 @@ def study_links(
             num_records=own.num_rows,
             primary_entities=primary.entities,
             record_entities=own.entities,
+            tied_beyond=tied_beyond(kept.links, same_keys(spec.keys, own)),
         ).as_json()
         secondaries[party.name] = {
             **quality,

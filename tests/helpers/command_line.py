@@ -8,6 +8,9 @@ import pytest
 
 from securevfl.cli.main import main
 
+REPORTED = ("securevfl: warning: ", "securevfl: links of ")
+"""What a run may say beside its complaint."""
+
 PROGRESS = (
     "linking",
     "releasing rows",
@@ -30,7 +33,7 @@ class Ended:
     def complaint(self) -> str:
         """The one line that says what is wrong; everything else on stderr must be expected."""
         lines = self.err.splitlines()
-        warned = [line for line in lines if line.startswith("securevfl: warning: ")]
+        warned = [line for line in lines if line.startswith(REPORTED)]
         said = [line for line in lines if line.startswith("securevfl: ") and line not in warned]
         others = [line for line in lines if line not in warned + said]
         assert all(line.startswith(PROGRESS) for line in others), self.err

@@ -7,7 +7,7 @@ byte each for selection, strips of records, and 64 MiB for sorting; with faiss,
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from securevfl.linkage.metrics.metric import (
 from securevfl.linkage.point_codes import PointCode
 from securevfl.linkage.quantised import KeyRange
 from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.text import joined_texts
+from securevfl.linkage.text import joined_texts, normalise_text
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**22
@@ -86,7 +86,7 @@ class Bloom(Metric):
     name: ClassVar[str] = "bloom"
     unit: ClassVar[str] = "bits"
     whole: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"fields"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "spelling"})
 
     def kind(self, spec: KeySpec) -> KeyKind:
         """Return that keys are numbers where they have ranges, and else texts."""
@@ -126,7 +126,7 @@ def require_coded_ranges(spec: KeySpec) -> None:
 def encode(
     spec: KeySpec, keys: Keys, secret: LinkageSecret
 ) -> UInt8[np.ndarray, "rows code_bytes"]:
-    """Return the Bloom-filter codes of a party's keys; a missing text counts as an empty one.
+    """Return the Bloom-filter codes of a party's keys; that of a missing text is like no other.
 
     Raises:
         DataError: If a number is missing or leaves its agreed range, naming the row.
@@ -137,13 +137,29 @@ def encode(
         if isinstance(code, PointCode):
             values[name] = numbers_of(keys)
         elif name == _JOINED:
-            values[name] = np.array(joined_texts(keys.columns), dtype=object)
+            texts = joined_texts(keys.columns)
+            values[name] = _unlike_where_missing(texts, keys.name, name, secret)
         elif isinstance(code, TextCode):
-            texts = ["" if text is None else text for text in keys.columns[name]]
-            values[name] = np.array(texts, dtype=object)
+            column = keys.columns[name]
+            values[name] = _unlike_where_missing(column, keys.name, name, secret)
         else:
             values[name] = np.asarray(keys.columns[name])
     return encode_keys(values, codes, secret, whose=keys.name)
+
+
+def _unlike_where_missing(
+    texts: "Sequence[str | None] | np.ndarray", party: str, field: str, secret: LinkageSecret
+) -> np.ndarray:
+    """Return texts in which each missing or blank one is a long text of its own, equal to none."""
+    return np.array(
+        [
+            text
+            if text is not None and normalise_text(text)
+            else secret.subkey("missing", party, field, str(row)).hex()
+            for row, text in enumerate(texts)
+        ],
+        dtype=object,
+    )
 
 
 def key_codes(spec: KeySpec) -> dict[str, Code]:

@@ -75,7 +75,7 @@ class Exact(Metric):
     quick: ClassVar[bool] = True
     coded: ClassVar[bool] = False
     equal_only: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"fold"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fold", "spelling"})
 
     def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002
         """Return that keys are texts, numbers in their spelling."""
@@ -96,9 +96,9 @@ class Exact(Metric):
 def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
     """Return all key columns of a row as one text, equal if and only if every column is.
 
-    Blanks at both ends do not count, and a letter with a combining accent equals its one-character
-    form (Unicode NFC); with ``linkage.fold``, texts are compared as
-    :func:`~securevfl.linkage.text.normalise_text` gives them.
+    Blanks at both ends and format characters (Unicode Cf) do not count, and a letter with a
+    combining accent equals its one-character form (Unicode NFC); with ``linkage.fold``, texts are
+    compared as :func:`~securevfl.linkage.text.normalise_text` gives them.
 
     Args:
         spec: Which keys are compared.

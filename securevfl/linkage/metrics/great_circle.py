@@ -5,6 +5,7 @@ next to -179.9; Euclidean distance of raw degrees knows neither. Points become u
 straight-line distance has the same order as the distance along the surface.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final
@@ -12,6 +13,7 @@ from typing import ClassVar, Final
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.euclidean import EuclideanKeys, check_keys
@@ -47,7 +49,8 @@ class EarthKeys(ComparedKeys):
 
         Raises:
             DataError: As :func:`~securevfl.linkage.metrics.euclidean.nearest_records`, or if a
-                longitude is outside [-180, 180] or a latitude outside [-90, 90].
+                longitude is outside [-180, 180] (:meth:`GreatCircle.normal`
+                turns 180 to 360 into these) or a latitude outside [-90, 90].
         """
         links = self._in_space.nearest(rows, k, eligible=eligible)
         present, arc = links.present, links.distances
@@ -84,6 +87,22 @@ class GreatCircle(Metric):
                 f"degrees, in this order; party.key names {len(spec.columns)}"
             )
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse a latitude in front of a longitude."""
+        if [axis_of(name) for name in names] == ["latitude", "longitude"]:
+            raise ConfigError(
+                f'party.key: metric = "great-circle" takes the longitude first, and by their names '
+                f"{list(names)} are in the other order; write key = {list(names)[::-1]}"
+            )
+
+    def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return longitudes of 180 to 360 degrees as those west of Greenwich."""
+        found = dict(columns)
+        if found:
+            name, degrees = next(iter(found.items()))
+            found[name] = np.where((degrees > 180) & (degrees <= 360), degrees - 360, degrees)
+        return found
+
     def compare(
         self,
         spec: KeySpec,  # noqa: ARG002
@@ -108,9 +127,10 @@ def unit_vectors(
     bad = ~((np.abs(longitude) <= 180) & (np.abs(latitude) <= 90))
     if bad.any():
         row = int(np.argmax(bad))
+        swapped = abs(longitude[row]) <= 90 < abs(latitude[row]) <= 360
         raise DataError(
             f"keys of {whose}: row {row + 1}: {degrees[row].tolist()} is not [longitude, latitude] "
-            f"in degrees; are the two columns swapped?"
+            f"in degrees" + ("; are the two columns swapped?" if swapped else "")
         )
     across = np.cos(np.radians(latitude))
     return np.column_stack(

@@ -74,7 +74,7 @@ class Levenshtein(Metric):
     name: ClassVar[str] = "levenshtein"
     unit: ClassVar[str] = "edits"
     whole: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"blocking", "rules"})
+    reads: ClassVar[frozenset[str]] = frozenset({"blocking", "rules", "spelling"})
 
     def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002
         """Return that keys are texts."""

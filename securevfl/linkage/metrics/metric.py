@@ -7,7 +7,7 @@ coordinates, texts, mixed fields and encoded keys alike.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.quantised import KeyRange
+from securevfl.linkage.spelling import Spelling
 
 KeyKind = Literal["text", "number"]
 Own = TypeVar("Own", bound="ComparedKeys")
@@ -158,7 +159,7 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``."""
+    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``, ``spelling`` of texts."""
 
     quantised: ClassVar[bool] = False
     """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
@@ -179,6 +180,20 @@ class Metric(ABC):
         Raises:
             ConfigError: Naming the field, the rule and the value.
         """
+
+    def check_names(self, names: Sequence[str]) -> None:  # noqa: B027 - few metrics need an order
+        """Refuse a party's key columns whose names say that they are in the wrong order.
+
+        Args:
+            names: Its own names.
+
+        Raises:
+            ConfigError: Saying in which order they must be.
+        """
+
+    def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return key columns with one number for what is one place, value by value."""
+        return dict(columns)
 
     def check_distance(self, distance: float) -> None:
         """Refuse a largest distance that was meant in another unit.
@@ -237,6 +252,9 @@ class KeySpec:
     fold: bool = False
     """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""
 
+    spelling: Spelling = field(default_factory=Spelling)
+    """How texts are spelled when they are read."""
+
     code_bits: int | None = None
     """Bits of a Bloom-filter code; None takes those of its kind."""
 
@@ -255,6 +273,13 @@ class KeySpec:
     def are_numbers(self) -> bool:
         """Whether keys are numbers without gaps, so that a model may take them as inputs."""
         return self.fields is None and set(self.kinds.values()) == {"number"}
+
+    def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a party's key columns as this file has them compared, each value by itself.
+
+        Whoever links, or only looks at links, reads keys by this; a second call changes nothing.
+        """
+        return self.metric.normal(self.spelling.of_columns(columns))
 
     def key_range(self) -> KeyRange:
         """Return the agreed range of numeric keys."""

@@ -29,7 +29,7 @@ from securevfl.linkage.metrics.metric import (
     Metric,
 )
 from securevfl.linkage.rules import BlockingRules, RuleCandidates
-from securevfl.linkage.text import checked_texts
+from securevfl.linkage.text import present_texts
 from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**21
@@ -122,7 +122,7 @@ class Mixed(Metric):
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
     largest: ClassVar[float] = 1.0
-    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules", "spelling"})
 
     def check(self, spec: KeySpec) -> None:
         """Ask for fields."""
@@ -237,13 +237,12 @@ class _Column:
             value_of = np.full(len(numbers), -1, dtype=np.int64)
             value_of[present] = inverse
             return cls(values=values, value_of=value_of)
-        present = np.array([value is not None for value in column], dtype=np.bool_)
-        texts = [value for value in column if value is not None]
-        words = checked_texts(texts, whose=where) if texts else []
-        different = sorted(set(words))
-        position = {word: number for number, word in enumerate(different)}
-        value_of = np.full(len(present), -1, dtype=np.int64)
-        value_of[present] = [position[word] for word in words]
+        words = present_texts(column, whose=where)
+        different = sorted({word for word in words if word})
+        # A blank text says no more than a missing one.
+        position: dict[str | None, int] = {None: -1, "": -1}
+        position |= {word: number for number, word in enumerate(different)}
+        value_of = np.array([position[word] for word in words], dtype=np.int64)
         return cls(values=different, value_of=value_of)
 
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "_Column":
@@ -317,8 +316,7 @@ def _value_similarity(mine: Any, theirs: Any, field: Field, *, workers: int) -> 
     longest = np.maximum(
         np.array([len(word) for word in mine])[:, None], np.array([len(word) for word in theirs])
     )
-    # Two empty texts are equal, and 0 / 0 is not a number.
-    return 1 - edit_distances(mine, theirs, workers=workers) / np.maximum(longest, 1)
+    return 1 - edit_distances(mine, theirs, workers=workers) / longest
 
 
 def _length(columns: Columns, fields: Sequence[Field], *, whose: str) -> int:

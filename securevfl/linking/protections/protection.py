@@ -7,11 +7,11 @@ that all protections by a coordinator have in common.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer
+from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
@@ -26,6 +26,7 @@ from securevfl.linking.candidates import (
 from securevfl.linking.kept_links import LinkCache, coordinate, links_key
 from securevfl.linking.keys import key_scaler, model_keys, scale_of
 from securevfl.linking.lines import Lines
+from securevfl.linking.link_counts import count_links, doubts_about, require_links
 from securevfl.linking.messages import (
     Linked,
     LinkedRows,
@@ -154,6 +155,35 @@ class Protection(ABC):
         """Return the key of a secondary's kept links, where both tables may be seen."""
         check = secret.check_value("cache") if self.needs_secret else ""
         return links_key(spec, primary, own, secret=check)
+
+    def report_links(
+        self, spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, observe: Observer
+    ) -> LinkedSecondary:
+        """Count a secondary's links, report them and what is doubtful, and refuse too few.
+
+        Args:
+            spec: What linking needed.
+            own: The secondary's keys.
+            linked: What linking left there.
+            observe: The secondary's own, or a simulation's.
+
+        Returns:
+            The same with counts; without them where links are not counted, as for predictions.
+
+        Raises:
+            DataError: If fewer are linked than ``linkage.least_linked``.
+        """
+        least = spec.choice.least_linked
+        if least is None:
+            return linked
+        # Under a protection no data party knows distances.
+        unit = None if self.helpers else self.unit(spec)
+        counts = count_links(spec, own, linked, unit=unit)
+        observe(counts)
+        for text in doubts_about(spec, own, counts, meet=linked.meet):
+            observe(Warned(text=text))
+        require_links(counts, least=least, rate=spec.choice.sampling_rate)
+        return replace(linked, counts=counts)
 
     def tell_linked_rows(self, party: DataParty, linked: LinkedSecondary) -> None:
         """Tell the primary which rows this secondary has linked, where the file asks for it.
@@ -314,14 +344,15 @@ class Coordinated(Protection):
 
         Reveals:
             To the coordinator, the primary and the dealer: what the protection's messages say. To
-            the primary: that linkage is done and, where the file asks for it, which rows are
-            linked.
+            the primary: that linkage is done, or that this party refused to go on, and, where the
+            file asks for it, which rows are linked.
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
         source = source_of_candidates(spec, lists.candidates, rows=rows, records=records)
         scaler, apart = key_scaler(spec, None), lists.candidates.apart
         linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=apart)
+        linked = self.report_links(spec, party.keys, linked, party.observe)
         party.lines.send(Linked().to_message(), spec.roles.primary)
         self.tell_linked_rows(party, linked)
         return linked

@@ -11,6 +11,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.present import compare_present
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.sources import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkSpec
@@ -109,7 +110,7 @@ class Shown(Protection):
     ) -> KeyMetric:
         """Compare keys as they are."""
         neighbours = spec.choice.neighbours
-        return spec.keys.metric.compare(spec.keys, primary, records, neighbours=neighbours)
+        return compare_present(spec.keys, primary, records, neighbours=neighbours)
 
     def link_in_process(
         self,
@@ -148,13 +149,14 @@ class Shown(Protection):
         """Link this party's records to the keys that it is shown; see :class:`Protection`.
 
         Reveals:
-            To the primary: that linkage is done; if the family reads them, noised similarities;
-            and, where the file asks for it, which rows are linked.
+            To the primary: that linkage is done, or that this party refused to go on; if the family
+            reads them, noised similarities; and, where the file asks for it, which rows are linked.
         """
         spec = party.spec
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
         shown = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
         linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
+        linked = self.report_links(spec, party.keys, linked, party.observe)
         done = Linked(similarities=linked.similarities)
         party.lines.send(done.to_message(), spec.roles.primary)
         self.tell_linked_rows(party, linked)
@@ -191,8 +193,19 @@ class Shown(Protection):
             similarities=None if similar is None else similar.values,
             similarity_scale=None if similar is None else similar.scale,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
+            meet=_meet(primary, own),
             figures={**metric.figures(), **told},
         )
+
+
+def _meet(primary: KeyTable, own: KeyTable) -> bool:
+    """Return whether numeric key columns of both parties have values in common ranges."""
+    pairs = zip(primary.columns.values(), own.columns.values(), strict=True)
+    return all(
+        np.nanmin(mine) <= np.nanmax(theirs) and np.nanmin(theirs) <= np.nanmax(mine)
+        for mine, theirs in pairs
+        if mine.dtype != object and not (np.isnan(mine).all() or np.isnan(theirs).all())
+    )
 
 
 def _texts(joined: bytes, lengths: np.ndarray, *, sender: str) -> np.ndarray:

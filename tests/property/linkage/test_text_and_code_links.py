@@ -76,9 +76,9 @@ def test_mixed_distances_equal_a_loop_over_pairs(
 
     def distance(one: tuple[str | None, float], other: tuple[str | None, float]) -> float:
         name = born = missing
-        if one[0] is not None and other[0] is not None:
-            a, b = normalise_text(one[0]), normalise_text(other[0])
-            name = 1 - edits(a, b) / max(len(a), len(b), 1)
+        a, b = (normalise_text(text or "") for text in (one[0], other[0]))
+        if a and b:  # a blank name is a missing one
+            name = 1 - edits(a, b) / max(len(a), len(b))
         if one[1] == one[1] and other[1] == other[1]:
             born = max(0.0, 1 - abs(one[1] - other[1]) / 20)
         return (3 * (1 - name) + (1 - born)) / 4

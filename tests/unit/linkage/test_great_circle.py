@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from securevfl.core.errors import DataError
-from securevfl.linkage.metrics.great_circle import EARTH_RADIUS_M, EarthKeys
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.metrics.great_circle import EARTH_RADIUS_M, EarthKeys, GreatCircle
+from securevfl.linkage.metrics.metric import KeySpec
 
 SINGAPORE = np.array([[103.8198, 1.3521]])
 
@@ -58,3 +59,32 @@ def test_swapped_columns_are_noticed() -> None:
     """A latitude of 103 degrees is none."""
     with pytest.raises(DataError, match=r"row 1: .* are the two columns swapped\?"):
         EarthKeys(primary=SINGAPORE[:, ::-1].copy(), records=SINGAPORE).nearest(None, 1)
+
+
+def test_longitudes_of_0_to_360_are_those_west_of_greenwich() -> None:
+    """One place has one key: 231 is -129, and no distance is a turn around the earth."""
+    spec = KeySpec(columns=("lon", "lat"), metric=GreatCircle())
+    turned = spec.normal({"lon": np.array([231.0, 359.5, 180.0, -129.0]), "lat": np.zeros(4)})
+    assert turned["lon"].tolist() == [-129.0, -0.5, 180.0, -129.0]
+    again = spec.normal(turned)
+    assert again["lon"].tolist() == turned["lon"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (["lat", "lon"], True),
+        (["home_latitude", "home_longitude"], True),
+        (["Latitude", "lng"], True),
+        (["lon", "lat"], False),
+        (["y", "x"], False),
+        (["lat", "height"], False),
+    ],
+)
+def test_axes_in_the_wrong_order_are_known_by_their_names(names: list[str], wrong: bool) -> None:
+    """Both orders lie in the valid range near Europe, so only names tell."""
+    if wrong:
+        with pytest.raises(ConfigError, match="longitude first, and by their names"):
+            GreatCircle().check_names(names)
+    else:
+        GreatCircle().check_names(names)

@@ -281,7 +281,12 @@ def test_a_batch_may_have_one_row_or_one_linked_record(tmp_path: Path) -> None:
 
 
 def test_no_aligned_training_row_is_one_line(tmp_path: Path) -> None:
-    path = write_overlapping(tmp_path, model={"family": "top1sim"}, training={"rows": "aligned"})
+    path = write_overlapping(
+        tmp_path,
+        model={"family": "top1sim"},
+        training={"rows": "aligned"},
+        linkage={"protection": "none", "max_distance": 0.0, "least_linked": 0.0},
+    )
     frame = pd.read_csv(tmp_path / "bank-2.csv")
     frame["id"] += 5000
     frame.to_csv(tmp_path / "bank-2.csv", index=False)

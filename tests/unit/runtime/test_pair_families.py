@@ -54,7 +54,7 @@ def test_similarities_reach_the_top_for_active_secondaries_alone(
 
 def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
     """Half the records share a key with the primary; no other row has a link."""
-    path = write(tmp_path, {"family": "exact", "hidden": 8})
+    path = write(tmp_path, {"family": "exact", "hidden": 8}, linkage={"least_linked": 0.0})
     keys = pd.read_csv(tmp_path / "agency.csv")[["lon", "lat"]]
     theirs = pd.read_csv(tmp_path / "bank-1.csv")
     theirs.loc[theirs.index[:100], ["lon", "lat"]] = keys.to_numpy()[:100]

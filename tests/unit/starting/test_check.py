@@ -59,7 +59,7 @@ def test_it_lists_features_keys_links_and_costs(tmp_path: Path, capfd: Capture) 
         "lat": "a key",
         "y": "the label",
     }
-    assert said["links"]["bank-1"]["links"] == 240
+    assert said["links"]["bank-1"]["rows_linked"] == 240
     # Two numbers a row and secondary, in lanes of at least two bytes.
     assert said["costs"]["bytes_received"] > 2 * 240 * 2 * 2
 
@@ -75,7 +75,7 @@ def test_people_read_it_too(tmp_path: Path, capfd: Capture) -> None:
         "bank-1: secondary, 240 rows",
         "x0, x1, x2: number",
         "no features │ y (the label)",
-        "links of bank-2: about: ",
+        "links of bank-2: 240 of 240 rows (100%)",
         "a factor of 2,981 (epsilon = 8)",
         "what each party will learn",
         "nothing is wrong; next: securevfl simulate",

@@ -217,7 +217,7 @@ def test_equal_ids_are_linked_exactly(tmp_path: Path, capfd: Capture) -> None:
     assert config.model.neighbours == 1
     checked = json.loads(securevfl(capfd, "check", out, "--json").out)
     assert checked["problems"] == []
-    assert checked["links"]["shop"]["rows_with_links"] == 60
+    assert checked["links"]["shop"]["rows_linked"] == 60
 
 
 def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Capture) -> None:
