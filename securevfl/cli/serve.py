@@ -34,7 +34,7 @@ def serve(
     max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 1000,
     max_bytes: Annotated[int, typer.Option(help="Most bytes of a body.")] = 4 * 2**20,
     rate: Annotated[
-        float | None, typer.Option(help="Most predictions a second, over all clients.")
+        float | None, typer.Option(help="Most predicted rows a second, over all clients.")
     ] = None,
     gather: Annotated[
         float, typer.Option(help="Seconds that a request waits for others to go with it.")
