@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -175,13 +176,17 @@ def test_connections_that_say_nothing_are_closed_and_too_many_make_room() -> Non
     thread.start()
     place = listener.getsockname()
     try:
-        silent = [socket.create_connection(place, timeout=PATIENCE_S) for _ in range(3)]
-        assert silent[0].recv(1) == b""
-        with socket.create_connection(place, timeout=PATIENCE_S) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
-            assert client.recv(12) == b"HTTP/1.1 204"
-        for one in silent[1:]:
-            assert one.recv(1) == b""
+        with ExitStack() as opened:
+            silent = [
+                opened.enter_context(socket.create_connection(place, timeout=PATIENCE_S))
+                for _ in range(3)
+            ]
+            assert silent[0].recv(1) == b""
+            with socket.create_connection(place, timeout=PATIENCE_S) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+                assert client.recv(12) == b"HTTP/1.1 204"
+            for one in silent[1:]:
+                assert one.recv(1) == b""
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
