@@ -1,6 +1,7 @@
 """The command as a whole: help, version, JSON, and how little it loads."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,20 @@ def test_version(capfd: Capture) -> None:
     """One line, exit code 0."""
     ended = securevfl(capfd, "--version")
     assert (ended.code, ended.out, ended.err) == (0, f"securevfl {__version__}\n", "")
+
+
+def test_a_name_that_the_terminal_can_not_show_is_escaped() -> None:
+    """A column's name in Chinese ends no command whose output is ASCII."""
+    done = subprocess.run(
+        [sys.executable, "-m", "securevfl.cli.main", "check", "\u6536.toml"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"},
+        timeout=PATIENCE_S,
+    )
+
+    assert done.returncode == 2
+    assert b"\\u6536" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_help_names_every_command(capfd: Capture) -> None:
