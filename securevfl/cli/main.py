@@ -327,8 +327,8 @@ def main() -> None:
         sys.exit(known.exit_code)
 
 
-def _show_every_name(*streams: TextIO) -> None:
-    """Write characters that a terminal or file cannot show as escapes, such as ``\\u6536``."""
+def _show_every_name(*streams: object) -> None:
+    """Write characters that a terminal or file cannot show as escapes; none ends a command."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
