@@ -3,6 +3,7 @@
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -300,6 +301,7 @@ def main() -> None:
     Exit codes: 0 done; 2 wrong input; 3 a party was lost or refused; 4 the privacy budget forbids
     it, or what a run left does not hold; 1 a bug.
     """
+    _show_every_name(sys.stdout, sys.stderr)
     try:
         if sys.argv[1:2] != ["party"]:
             require_one_process(" ".join(sys.argv[1:2]))
@@ -323,6 +325,13 @@ def main() -> None:
         _say(str(known))
         _silence(sys.stdout)
         sys.exit(known.exit_code)
+
+
+def _show_every_name(*streams: object) -> None:
+    """Write characters that a terminal or file cannot show as escapes; none ends a command."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ apart from one that is missing.
 """
 
 import math
+import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -120,25 +121,28 @@ def texts_of(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
     """Return each cell's place among the different texts, -1 where it is missing, and these.
 
     Whole numbers are spelled without a point: an empty cell turns a column of integers into one
-    of floats, and 3 would else become the other word 3.0.
+    of floats, and 3 would else become the other word 3.0. Blanks around a word, and its Unicode
+    form, are no part of it.
     """
     cells = values.astype(object)
     try:
         codes, originals = pd.factorize(cells)
     except TypeError:  # lists and the like, which can't be compared
         codes, originals = pd.factorize(cells.map(str, na_action="ignore"))
-    spelled = [_spelled(value) for value in originals]
+    spelled = [word(value) for value in originals]
     places, texts = pd.factorize(np.array([*spelled, ""], dtype=object)[: len(spelled)])
     return np.where(codes < 0, -1, np.append(places, -1)[codes]), [str(text) for text in texts]
 
 
-def _spelled(value: Any) -> str:
+def word(value: Any) -> str:
+    """Return one cell as a word: without blanks around it, in Unicode's composed form (NFC)."""
     whole = (
         isinstance(value, float | Decimal | np.floating)
         and math.isfinite(value)
         and value == value // 1
     )
     text = str(int(value)) if whole else str(value)
+    text = unicodedata.normalize("NFC", text.strip() or text)
     # Half a surrogate pair is no text to JSON or to Arrow.
     return text if text.isprintable() else text.encode("utf-8", "backslashreplace").decode()
 

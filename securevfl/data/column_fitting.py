@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float32
 
 from securevfl.core.errors import DataError
-from securevfl.data.cells import dates_of, days_of, first_row, numbers_of, texts_of
+from securevfl.data.cells import dates_of, days_of, first_row, numbers_of, texts_of, word
 from securevfl.data.column_kinds import infer
 from securevfl.data.column_settings import ColumnSettings, Dependence, declared_range
 from securevfl.data.columns import (
@@ -68,6 +68,7 @@ def _fitted(
 ) -> Column:
     words, pair = settings.words(name), settings.pair(name)
     if words is not None:
+        words = tuple(map(word, words))
         _require_declared(cells, words, where=where)
         return WordsColumn(name=name, flagged=flagged, words=words)
     if pair is not None and isinstance(pair[0], str):

@@ -146,9 +146,10 @@ def _classes(values: "pd.Series[Any]", *, task: Task, where: str) -> tuple[Label
     if len(different) == 1:
         raise DataError(f"{where}: is constant ({different[0]!r}); there is nothing to learn")
     if task == "binary" and len(different) != 2:
+        shown = ", ".join(map(repr, different[:10])) + (" ..." if len(different) > 10 else "")
         raise DataError(
-            f"{where}: the task binary needs two values, found {len(different)}; "
-            f"use the task multiclass"
+            f"{where}: the task binary needs two values, found {len(different)} ({shown}); "
+            f"correct the others, or use the task multiclass"
         )
     if len(different) > 2 and len(different) > len(values) / 2:
         raise DataError(

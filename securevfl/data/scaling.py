@@ -59,7 +59,8 @@ class FeatureScaler:
         values = features.astype(np.float64)
         deviation = values.std(axis=0)
         # A constant column's deviation is rounding error, and dividing by it makes noise of it.
-        constant = deviation <= 1e-9 * np.maximum(1, np.abs(values).max(axis=0))
+        # The test is relative: a column in farads is as good as the same one in picofarads.
+        constant = deviation <= 1e-9 * np.abs(values).max(axis=0)
         return cls(
             centre=values.mean(axis=0),
             width=np.where(constant, 1.0, deviation),
@@ -160,7 +161,7 @@ class KeyScaler:
     def fit(cls, keys: Float64[np.ndarray, "rows key_dim"]) -> "KeyScaler":
         """Take mean and deviation of the keys of one party, usually the primary's."""
         deviation = keys.std(axis=0)
-        constant = deviation <= 1e-12 * np.maximum(1, np.abs(keys).max(axis=0))
+        constant = deviation <= 1e-12 * np.abs(keys).max(axis=0)
         return cls(centre=keys.mean(axis=0), width=np.where(constant, 1.0, deviation))
 
     def as_json(self) -> dict[str, Any]:

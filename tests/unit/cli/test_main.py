@@ -1,5 +1,6 @@
 """The command as a whole: help, version, JSON, and how little it loads."""
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.cli import run
+from securevfl.cli.main import main
 from securevfl.core.errors import ConfigError
 from securevfl.version import __version__
 
@@ -35,6 +37,19 @@ def test_version(capfd: Capture) -> None:
     """One line, exit code 0."""
     ended = securevfl(capfd, "--version")
     assert (ended.code, ended.out, ended.err) == (0, f"securevfl {__version__}\n", "")
+
+
+def test_a_name_that_the_terminal_can_not_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints to an ASCII terminal has escapes for other letters."""
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["securevfl", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    terminal.write("\u6536")
+    terminal.flush()
+
+    assert terminal.buffer.getvalue().endswith(b"\\u6536")  # type: ignore[attr-defined]
 
 
 def test_help_names_every_command(capfd: Capture) -> None:

@@ -144,6 +144,8 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_once() -> None:
 LABELS = {
     "words": (pd.Series(["b", "a", "b"]), "binary", ("a", "b")),
     "categories": (pd.Series(["b", "a", "b"], dtype="category"), "binary", ("a", "b")),
+    "words with blanks": (pd.Series(["b ", "a", "b"]), "binary", ("a", "b")),
+    "words in two forms": (pd.Series(["o\u0308", "a", "\u00f6"]), "binary", ("a", "\u00f6")),
     "numbered categories": (pd.Series([10, 9, 10], dtype="category"), "binary", (9, 10)),
     "bools": (pd.Series([True, False, True]), "binary", (False, True)),
     "nullable bools": (pd.Series([True, False, True], dtype="boolean"), "binary", (False, True)),

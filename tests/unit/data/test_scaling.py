@@ -44,6 +44,18 @@ def test_a_constant_that_float32_can_not_hold_stays_constant() -> None:
     assert not FeatureScaler.standard(features).apply(features).any()
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e-30, 1e12])
+def test_the_unit_of_a_column_does_not_decide_whether_it_is_used(unit: float) -> None:
+    """Features and keys in farads scale to what they are in picofarads."""
+    values = np.random.default_rng(0).normal(size=(50, 2))
+    features = values.astype(np.float32)
+    small = (values * unit).astype(np.float32)
+    scaled = FeatureScaler.standard(small).apply(small)
+
+    assert scaled == pytest.approx(FeatureScaler.standard(features).apply(features), abs=1e-5)
+    assert KeyScaler.fit(values * unit).width == pytest.approx(values.std(axis=0) * unit)
+
+
 def test_declared_bounds_are_independent_of_the_data() -> None:
     """Bounds map to -1 and 1, what lies outside is clamped, and other rows have no influence."""
     scaler = feature_scaler(FEATURES, NAMES, scaling="bounds", bounds=[1.0, 3.0])

@@ -311,3 +311,12 @@ def test_a_damaged_schema_gets_one_line(damage: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"^model: is damaged: .*{message}") as caught:
         TableSchema.from_json(damage(kept), where="model")
     assert "\n" not in str(caught.value)
+
+
+def test_declared_words_and_cells_are_compared_without_blanks_and_in_one_unicode_form() -> None:
+    """A Mac's file and a list that Windows wrote mean the same word."""
+    frame = pd.DataFrame({"town": ["gro\u0308\u00dfe ", "klein", "gr\u00f6\u00dfe"]})
+    schema = fit(frame, categories={"town": ["gr\u00f6\u00dfe", "klein "]})
+
+    assert schema.feature_names == ("town=gr\u00f6\u00dfe", "town=klein")
+    assert fit(frame).feature_names == schema.feature_names
