@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,31 @@ class Built:
 
 
 @contextmanager
-def built(path: Path, folder: Path) -> Iterator[Built]:
-    """Build every secondary of a federation file, as a run in ``folder`` does."""
+def built(path: Path, folder: Path, *, run: str = "", resume: bool = False) -> Iterator[Built]:
+    """Build every secondary of a federation file, as a run in ``folder`` does.
+
+    Args:
+        path: The federation file.
+        folder: Of the run.
+        run: Its id, where parties keep what a later session goes on with.
+        resume: Whether this is such a later session.
+    """
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     split, facts = run_facts(config, tables[config.primary.name])
+    facts = replace(facts, run=run or facts.run)
     plan = plan_run(config, facts)
     spec = link_spec(config)
     link = Linker(spec, keys_of(spec.keys, tables[config.primary.name]))
     with ExitStack() as stack:
         secondaries, files = {}, {}
         for party in config.secondaries:
-            own = PartyFiles(folder / party.name, config, party=party.name, resume=False)
+            own = PartyFiles(folder / party.name, config, party=party.name, resume=resume)
+            if resume:
+                own.checkpoints.resume()
             stack.enter_context(own).open_ledger(plan)
+            if run and not resume:
+                own.checkpoints.begin(run)
             linked = link(keys_of(spec.keys, tables[party.name]))
             secondary = build_secondary(
                 plan,
@@ -97,6 +109,7 @@ def built(path: Path, folder: Path) -> Iterator[Built]:
                 tables[party.name],
                 linked,
                 own.ledger,
+                files=own.checkpoints.files if run else None,
                 device=torch.device("cpu"),
             )
             stack.callback(secondary.close)

@@ -194,6 +194,9 @@ class Silent(PretrainingSecondary):
 class Unsaid:
     """A secure sum to which nothing must come."""
 
+    def bind(self, message_digest: bytes, ranks: tuple[int, ...]) -> None:
+        """Take any message: what is told binds nobody to answer."""
+
     def prepare(self, count: int, *, round_number: int, active: tuple[int, ...]) -> None:
         raise AssertionError(f"{count} words were prepared in round {round_number}")
 
