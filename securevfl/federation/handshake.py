@@ -28,6 +28,7 @@ from securevfl.transport.star import SecondaryTransport
 _GREETING_BYTES: Final = 1 << 20
 # Two words of a share, or a number and what says where it belongs.
 _BYTES_PER_NUMBER: Final = 16
+_KEY_COLUMNS: Final = 16
 # The number of rows is the primary's word: what it asks room for is bounded all the same.
 _MOST_BY_ROWS: Final = 1 << 30
 
@@ -368,11 +369,11 @@ def transport_limits(config: FederationConfig) -> TransportLimits:
 def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits:
     """Return a transport's limits from WELCOME on.
 
-    The largest message is what the file allows, or a share of a whole batch, or K numbers for each
-    of the primary's rows but at most 1 GiB, whichever is more.
+    The largest message is what the file allows, or a share of a whole batch, or K links and up to
+    16 key columns for each of the primary's rows but at most 1 GiB, whichever is more.
     """
     share = config.training.batch_size * math.prod(config.family.cut_shape(config.model))
-    lists = facts.rows * config.model.neighbours
+    lists = facts.rows * (config.model.neighbours + _KEY_COLUMNS)
     largest = max(
         config.runtime.largest_message_mib << 20,
         _GREETING_BYTES + _BYTES_PER_NUMBER * share,
