@@ -37,6 +37,10 @@ _SPENT: Final = (
     "released. GET /budget says what is left"
 )
 _GONE: Final = "a party is not connected; the request may be sent again"
+_JSON: Final = "application/json"
+"""Of a body. A page of another site cannot send it without the browser's asking first."""
+
+_NO_JSON: Final = f"send the header 'Content-Type: {_JSON}'"
 _TOO_FAST: Final = "more predictions a second than this server takes"
 _NOT_FINITE: Final = "the model's output is not finite"
 _MISFIT: Final = "the rows do not fit the model's columns; GET /schema says what they hold"
@@ -126,6 +130,8 @@ def make_app(served: Served, asker: Asker, figures: Figures, rate: Rate) -> Fast
     async def predict(request: Request) -> Response:
         """Predict rows; every row is charged to every party's ledger."""
         # Read by a thread, and not by FastAPI, which would do it in the event loop.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+            return refused(422, "bad_rows", _NO_JSON)
         return await _predicted(request, served.rows, most_rows, asker, rate, reader)
 
     @app.get("/health")

@@ -62,7 +62,7 @@ from securevfl.pretraining.messages import (
     Projections,
 )
 from securevfl.transport.failure import Failure
-from securevfl.transport.message import TypedMessage
+from securevfl.transport.message import Ping, TypedMessage
 from securevfl.transport.sealed import SealedFrom, SealedTo
 from securevfl.voting.messages import (
     VotesDealing,
@@ -271,5 +271,6 @@ READS: Final = (
     _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), left=1, bins=2, numbers=3),
     _read(VotesSums(sums=_NUMBERS), bins=2, numbers=3),
     _read(Fitted()),
+    _read(Ping(full=True)),
 )
 """Every message that checks what it reads, and one that holds nothing."""

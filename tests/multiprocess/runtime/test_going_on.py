@@ -39,7 +39,13 @@ def federation(folder: Path, port: int) -> Path:
         secondaries=len(SECONDARIES),
         rows=60,
         training={"epochs": EPOCHS, "batch_size": 32},
-        privacy={"noise_multiplier": 2.0, "delta": 1e-4, "encoder": "trained"},
+        # Losses spend more than was planned, which the papers' accounting does not bound.
+        privacy={
+            "noise_multiplier": 2.0,
+            "delta": 1e-4,
+            "encoder": "trained",
+            "accounting": "as-published",
+        },
         runtime={
             "on_loss": "continue",
             "continue_after_s": 0.2,

@@ -170,6 +170,14 @@ def test_what_is_no_json_is_refused_in_the_same_form(client: TestClient, body: b
     assert set(answer.json()) == {"error", "details"}
 
 
+def test_a_body_is_sent_as_json_by_name(client: TestClient) -> None:
+    """A page of another site may send text unasked, and would spend the budget without a token."""
+    body = json.dumps({"row": ROW})
+    plain = client.post("/predict", content=body, headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 422
+    assert "Content-Type" in plain.json()["details"][0]
+
+
 def test_a_row_s_problems_are_shortened_and_counted(client: TestClient) -> None:
     answer = client.post("/predict", json={"rows": [{**ROW, "x0": "no"}] * 30})
     assert answer.json()["details"][20:] == ["and more"]

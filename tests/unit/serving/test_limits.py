@@ -192,3 +192,21 @@ def test_connections_that_say_nothing_are_closed_and_too_many_make_room() -> Non
         thread.join(PATIENCE_S)
         listener.close()
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "rows", [b",".join([b"[]"] * 300_000), b'{"x": ' + b"[" * 9_000], ids=["many", "deep"]
+)
+def test_objects_and_lists_are_counted_before_json_makes_them(
+    rows: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("securevfl.serving.rows.from_json", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(TooManyRowsError):
+        FORMAT.read(b'{"rows":[' + rows + b"]}", most_rows=1000)
+
+
+def test_brackets_within_texts_are_no_rows() -> None:
+    text = RowFormat([RowColumn(name="t", kind="text", required=True, nullable=False, note="")])
+    row = {"t": '[{"\\' * 100}
+    frame = text.read(json.dumps({"rows": [row] * 9}).encode(), most_rows=9)
+    assert frame["t"].tolist() == [row["t"]] * 9
