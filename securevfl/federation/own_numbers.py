@@ -2,7 +2,8 @@
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
@@ -51,6 +52,11 @@ def place_keys(table: PartyTable) -> list[int]:
     """Return which of a table's numeric key columns are places or times, and no ids."""
     ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
     return [axis for axis, name in enumerate(table.key_names) if name not in ids]
+
+
+def places_of(table: PartyTable, keys: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows places"]:
+    """Return the columns of a table's numeric keys that :func:`place_keys` names."""
+    return keys[:, torch.as_tensor(place_keys(table), device=keys.device, dtype=torch.int64)]
 
 
 def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.own_numbers import own_inputs, place_keys
+from securevfl.federation.own_numbers import own_inputs, places_of
 from securevfl.federation.primary import PrimaryData
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.baselines.baseline_config import BaselineConfig
@@ -85,7 +85,7 @@ def train_combined(
     )
     if not config.model.keys_as_features and key_spec(config).are_numbers:
         # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
-        inputs = solo_inputs(inputs, data.keys[:, place_keys(primary)])
+        inputs = solo_inputs(inputs, places_of(primary, data.keys))
     return _fit(inputs, config, data, settings)
 
 

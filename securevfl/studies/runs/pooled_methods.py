@@ -14,7 +14,7 @@ from securevfl.config.methods import JOINED, Settings
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import primary_data
-from securevfl.federation.own_numbers import features_of, own_inputs, place_keys
+from securevfl.federation.own_numbers import features_of, own_inputs, places_of
 from securevfl.federation.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.linkage.linked import LinkedSecondary
@@ -105,11 +105,11 @@ def train_in_one_place(
     if family == "boosting":
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
-        own = solo_inputs(data.features, data.keys[:, place_keys(primary)])
+        own = solo_inputs(data.features, places_of(primary, data.keys))
         return _boosted(config, data, own, settings), head
     if family == "boosting-links":
         assert isinstance(settings, BoostingConfig)
-        own = solo_inputs(data.features, data.keys[:, place_keys(primary)])
+        own = solo_inputs(data.features, places_of(primary, data.keys))
         parts = [
             _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
             for party in config.secondaries

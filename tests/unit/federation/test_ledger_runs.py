@@ -265,10 +265,12 @@ def test_a_row_is_released_once_a_run_whatever_was_deleted(tmp_path: Path) -> No
     path, plan = tmp_path / "ledger.jsonl", frozen(noise_multiplier=3.0)
     first = opened(path, plan, "a")
     rows = np.array([7, 3, 4, 5, 90, 99])
+    first.require_same_release("one")
     first.charge(round_number=1, rows=rows, purpose="release")
     first.close()
-    assert lines(path)[1]["released"] == [[3, 5], [7, 7], [90, 90], [99, 99]]
+    assert lines(path)[2]["released"] == [[3, 5], [7, 7], [90, 90], [99, 99]]
     second = opened(path, plan, "a")
+    second.require_same_release("one")
     assert second.released_rows.tolist() == sorted(rows.tolist())
 
     for again in ([4], [0, 1, 90], [8, 8]):

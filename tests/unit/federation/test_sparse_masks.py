@@ -1,5 +1,6 @@
 """A federation file that asks for sparse masks: what is refused, told, and what reaches a run."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,13 @@ def test_the_threshold_is_told_and_the_masks_keep_to_it(tmp_path: Path) -> None:
 
     told = next(one for one in channels(config) if one["channel"] == "masks")
     transport = object.__new__(SecondaryTransport)
-    _, masks = sum_from_secondary(transport, plan_run(config, FACTS), keys, rank=1)
+    plan = plan_run(config, FACTS)
+    _, masks = sum_from_secondary(transport, plan, keys, rank=1)
     masks.apply(words, round_number=1, active=ranks)
-    PairwiseMasks(1, keys, degree=6).apply(twin, round_number=1, active=ranks)
+    by_hand = PairwiseMasks(1, keys, degree=6)
+    agreed = repr((plan.cut, plan.training_rows)).encode()
+    by_hand.bind(hashlib.sha256(agreed).digest(), ranks)
+    by_hand.apply(twin, round_number=1, active=ranks)
 
     assert "the primary with up to 5 secondaries that help it" in told["reveals"]
     assert "with 6" in told["reveals"]

@@ -62,7 +62,11 @@ RUNS: Mapping[str, dict[str, Any]] = {
         "model": {**PAIRS, "weight": "learned", "sort": "weight", "merge": "convolution"}
     },
     "fedsim-unsorted": {"model": {**PAIRS, "sort": "none", "merge": "perceptron"}},
-    "exact": {"model": {"family": "exact", **NARROW}},
+    "exact": {
+        "model": {"family": "exact", **NARROW},
+        # Places of two parties are never equal here, and devices are what is tested.
+        "linkage": {"least_linked": 0.0},
+    },
     "top1sim": {"model": {"family": "top1sim", **NARROW}},
     "avgsim": {"model": {"family": "avgsim", **NARROW, "neighbours": 3}},
     "featuresim": {"model": {"family": "featuresim", **NARROW, "neighbours": 3}},
