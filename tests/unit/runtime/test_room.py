@@ -72,7 +72,7 @@ def plan_of(path: Path) -> RunPlan:
         (TRAINED, "wait", True),
         (DP_TRAINED, "wait", True),
         (TRAINED, "stop", False),
-        ({**TRAINED, "epsilon": None, "noise_multiplier": 2.0}, "wait", False),
+        ({**TRAINED, "epsilon": None, "noise_multiplier": 2.0}, "wait", True),
         ({**TRAINED, "accounting": "as-published"}, "wait", False),
         ({"mechanism": "none", "encoder": "trained"}, "wait", False),
         (FROZEN, "wait", False),
