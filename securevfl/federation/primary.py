@@ -332,8 +332,8 @@ class Primary(TopModel, ABC):
         """
         (joint, rows), (without, _) = self._known_outputs(), own._known_outputs()
         targets = self.data.targets[rows]
-        losses = (self.head.row_losses(one, targets).mean() for one in (joint, without))
-        return bool(next(losses) < next(losses))
+        joint_loss = self.head.row_losses(joint, targets).mean()
+        return bool(joint_loss < self.head.row_losses(without, targets).mean())
 
     def _known_outputs(self) -> tuple[Tensor, Tensor]:
         """Return weighed outputs for rows that no model was fitted to, and these rows."""
