@@ -12,9 +12,14 @@ from rich.text import Text
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
-from securevfl.starting.columns import Declared, checked_bounds, write_column_list
+from securevfl.starting.columns import (
+    Declared,
+    checked_bounds,
+    require_columns,
+    write_column_list,
+)
 from securevfl.starting.init import look_at, proposed
-from securevfl.starting.proposal import ColumnUse, Proposal, Wishes
+from securevfl.starting.proposal import ColumnUse, Proposal, Wishes, excluded_because
 from securevfl.starting.rows_served import LIMITS
 
 _TASKS: dict[str, Task] = {
@@ -37,6 +42,7 @@ def run_columns(
     """Write a table's column list."""
     declared = _declared(bounds, words, missing, exclude)
     table = look_at(path, declared=declared, root=path.parent)
+    require_columns([table], declared)
     if name is not None:
         table = dataclasses.replace(table, name=name)
     write_column_list(table, out)
@@ -48,8 +54,15 @@ def run_columns(
         if column.kind in ("number", "words", "date")
         and column.bounds is None
         and column.words is None
-        and not column.excluded
+        and excluded_because(column) is None
     ]
+    left_out = {
+        column.name: why
+        for column in table.columns
+        if (why := excluded_because(column)) is not None
+    }
+    for column, why in left_out.items():
+        _say(console, f"{column}: no feature: {why}")
     if undeclared:
         console.print(
             Text(
@@ -153,6 +166,8 @@ def _print(proposal: Proposal, out: Path) -> None:
         _say(console, f"links: of {name}, {served.in_words()}")
         if (warning := served.warning(name)) is not None:
             _say(console, warning, style="yellow")
+    for doubt in proposal.doubts:
+        _say(console, f"keys: {doubt}", style="yellow")
     _say(
         console,
         f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence",
@@ -202,6 +217,7 @@ def _as_json(proposal: Proposal, out: Path) -> dict[str, object]:
         "metric": proposal.keys.metric,
         "keys": {party: list(names) for party, names in proposal.keys.columns.items()},
         "reasons": [*proposal.keys.reasons, *proposal.spelling_shares],
+        "warnings": list(proposal.doubts),
         "spelling": dict(proposal.spelling),
         "columns": {
             party: {use.column.name: {"use": use.use, "why": _why(use)} for use in uses}

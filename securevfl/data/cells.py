@@ -6,6 +6,7 @@ apart from one that is missing.
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
@@ -20,6 +21,7 @@ from securevfl.core.errors import DataError
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
+_ZONE: Final = re.compile(r"(Z|:\d{2}\s*[+-]\d{2}(:?\d{2})?|UTC)\s*$")
 
 TRUTH_WORDS: Final[Mapping[str, bool]] = {"true": True, "false": False, "yes": True, "no": False}
 """Texts that stand for truth values, in lower case."""
@@ -75,6 +77,18 @@ def _dates_of_texts(cells: "pd.Series[Any]") -> np.ndarray:
 
 def _utc(dates: "pd.Series[Any]") -> np.ndarray:
     return dates.dt.tz_localize(None).to_numpy().astype("datetime64[us]")
+
+
+def share_with_zone(values: "pd.Series[Any]") -> float:
+    """Return which share of the points in time of a column say their zone."""
+    if values.dtype.kind == "M" or isinstance(values.dtype, pd.DatetimeTZDtype):
+        return float(getattr(values.dt, "tz", None) is not None)
+    present = values.dropna().astype(object)
+    zoned = [
+        bool(_ZONE.search(cell)) if isinstance(cell, str) else getattr(cell, "tzinfo", None)
+        for cell in present
+    ]
+    return sum(zone is not None and zone is not False for zone in zoned) / max(1, len(zoned))
 
 
 def days_of(dates: np.ndarray) -> Float64[np.ndarray, " rows"]:

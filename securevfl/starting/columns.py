@@ -8,17 +8,18 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
 
-from securevfl.core import files
+from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.cells import day_number
 from securevfl.data.column_kinds import ColumnKind, infer
+from securevfl.data.column_settings import MAX_CATEGORIES
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
 """What a column holds; ``text`` has so many different words that it is no feature."""
@@ -27,6 +28,7 @@ Bounds = tuple[float, float] | tuple[str, str]
 """``(low, high)``; of dates, as texts in ISO form."""
 
 _FEWEST: Final = 20
+_SHOWN: Final = 20
 
 T = TypeVar("T")
 
@@ -127,33 +129,75 @@ def describe_table(
     """
     columns = []
     for column in map(str, frame.columns):
-        found = infer(frame[column])
-        bounds, words = _matching(declared.bounds, column), _matching(declared.words, column)
-        declared_by = "" if bounds is None and words is None else "as you gave it"
+        found, bounds, declared_by = infer(frame[column]), None, ""
         typed = bounds_of_type(types.get(column, ""))
-        if not declared_by and found.kind == "number" and typed is not None:
+        if found.kind == "number" and typed is not None:
             bounds, declared_by = typed, f"all that its declared type, {types[column]}, can hold"
         columns.append(
             Column(
                 name=column,
                 kind=held_by(found),
                 bounds=bounds,
-                words=words,
                 declared_by=declared_by,
-                excluded=_matches(declared.excluded, column),
-                may_be_missing=_matches(declared.missing, column),
                 found=found,
                 values=frame[column],
             )
         )
-    return Table(name=name, data=data, columns=tuple(columns), rows=len(frame))
+    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame))
+    return with_declared(table, declared)
+
+
+def with_declared(table: Table, declared: Declared) -> Table:
+    """Return a table with what the user declares of its columns, over what was known before."""
+    return replace(
+        table, columns=tuple(_with_declared(column, declared) for column in table.columns)
+    )
+
+
+def _with_declared(column: Column, declared: Declared) -> Column:
+    name = column.name
+    bounds, words = _matching(declared.bounds, name), _matching(declared.words, name)
+    if bounds is not None or words is not None:
+        column = replace(column, bounds=bounds, words=words, declared_by="as you gave it")
+    return replace(
+        column,
+        excluded=column.excluded or _matches(declared.excluded, name),
+        may_be_missing=column.may_be_missing or _matches(declared.missing, name),
+    )
+
+
+def require_columns(tables: Sequence[Table], declared: Declared) -> None:
+    """Refuse a name or pattern that no column of any table has.
+
+    Raises:
+        ConfigError: Naming the option, the name, and the column that was meant.
+    """
+    known = list(dict.fromkeys(column.name for table in tables for column in table.columns))
+    options = {
+        "--bounds": declared.bounds,
+        "--words": declared.words,
+        "--missing": declared.missing,
+        "--exclude": declared.excluded,
+    }
+    for option, patterns in options.items():
+        for pattern in patterns:
+            if not any(_matches([pattern], name) for name in known):
+                raise ConfigError(f"{option} {pattern}: {no_such_column(pattern, known)}")
+
+
+def no_such_column(name: str, known: Sequence[str]) -> str:
+    """Return what to say of a name that none of the columns has."""
+    more = ", ..." if len(known) > _SHOWN else ""
+    there = f"; there are {', '.join(known[:_SHOWN])}{more}"
+    return f"no column is called so{checks.did_you_mean(name, known) or there}"
 
 
 def held_by(found: ColumnKind) -> Held:
     """Return what a column holds, of what its records tell."""
     if found.kind is None:
         return "unusable"
-    return "text" if found.kind == "words" and found.problem else found.kind
+    many = found.kind == "words" and (found.problem or found.different > MAX_CATEGORIES)
+    return "text" if many else found.kind
 
 
 def declared_types(path: Path) -> dict[str, str]:
@@ -187,7 +231,7 @@ def _matching(given: Mapping[str, T], column: str) -> T | None:
 
 
 def _matches(patterns: Sequence[str], column: str) -> bool:
-    return any(fnmatch.fnmatchcase(column, pattern) for pattern in patterns)
+    return any(column == one or fnmatch.fnmatchcase(column, one) for one in patterns)
 
 
 def write_column_list(table: Table, path: Path) -> None:

@@ -19,7 +19,10 @@ from securevfl.starting.columns import (
     declared_types,
     describe_table,
     read_column_list,
+    require_columns,
+    with_declared,
 )
+from securevfl.starting.links import expected_links
 from securevfl.starting.proposal import Proposal, Wishes, propose
 from securevfl.starting.rows_served import rows_served
 from securevfl.starting.spellings import better_spelling
@@ -79,11 +82,12 @@ def proposed(
     if not secondaries and not lists:
         raise ConfigError("--secondary: at least one table, or one column list by --columns")
     tables = [
-        read_column_list(path)
+        with_declared(read_column_list(path), declared)
         if path.suffix == ".json"
         else look_at(path, declared=declared, root=root)
         for path in (primary, *secondaries, *lists)
     ]
+    require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
     proposal = _with_links(proposal, root)
     text = federation_text(proposal)
@@ -96,7 +100,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     keys = _keys(proposal, _parsed(federation_text(proposal)), root)
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
-        return proposal
+        return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(_parsed(federation_text(proposal))), [one for one in others if one]
     better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
     if better:
@@ -108,8 +112,14 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
     served = {own.name: rows_served(spec, first, own) for own in there}
+    config, doubts = _parsed(federation_text(proposal)), list(proposal.keys.doubts)
+    for own in there:
+        with contextlib.suppress(SecureVflError):  # check names it
+            doubts += expected_links(config, first, own).doubts
     return replace(
-        proposal, served={name: found for name, found in served.items() if found is not None}
+        proposal,
+        served={name: found for name, found in served.items() if found is not None},
+        doubts=tuple(doubts),
     )
 
 

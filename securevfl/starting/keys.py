@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from securevfl.core.errors import ConfigError
-from securevfl.data.cells import texts_of
-from securevfl.starting.columns import Column, Table
+from securevfl.data.cells import share_with_zone, texts_of
+from securevfl.starting.columns import Column, Table, no_such_column
 from securevfl.starting.names import canonical, meaning_of, spelled_in_digits
 
 # Ids that differ in more of the records than this are misspelled, or are not the same ids.
@@ -14,6 +14,7 @@ _EQUAL_IDS: Final = 0.95
 # Ids of which fewer agree number different things.
 _SOME_IDS: Final = 0.1
 _MANY: Final = 4
+_NEAR_IN_TIME: Final = "near means a small difference in time, in days"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,9 @@ class KeyProposal:
 
     neighbours: int
     """K."""
+
+    doubts: tuple[str, ...] = ()
+    """What to think of before linking so, one sentence each."""
 
 
 _Shared = Mapping[str, Mapping[str, Column]]
@@ -69,11 +73,15 @@ def propose_keys(
     ids = {name: by for name, by in ids.items() if (agreement[name] or 0) >= _SOME_IDS}
     if ids:
         return _by_ids(tables, ids, max(ids, key=lambda name: agreement[name] or 0), agreement)
-    found = ", ".join(sorted(shared)) or "none"
+    times = {name: by for name, by in shared.items() if _is_time(name, by)}
+    if times:
+        return _by_times(tables, times, next(iter(times)))
+    common = [dict.fromkeys(by[table.name].name for table in tables) for by in shared.values()]
+    found = ", ".join("=".join(names) for names in common) or "none"
     raise ConfigError(
         f"--key: no column of all tables looks like a key (a longitude and a latitude, an id, "
-        f"names, addresses); columns in common: {found}. Name the key columns by --key, as "
-        f"--key mine=theirs where names differ"
+        f"names, addresses, a time); columns in common: {found}. Name the key columns by --key, "
+        f"as --key mine=theirs where names differ"
     )
 
 
@@ -123,6 +131,13 @@ def _tells_a_person(name: str, by: Mapping[str, Column]) -> bool:
     if meaning_of(name) != "person" or "boolean" in kinds:
         return False
     return "number" not in kinds or spelled_in_digits(name)
+
+
+def _is_time(name: str, by: Mapping[str, Column]) -> bool:
+    columns = by.values()
+    if meaning_of(name) != "time" or any(column.kind != "date" for column in columns):
+        return False
+    return all(column.found is None or column.found.timed for column in columns)
 
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
@@ -180,6 +195,35 @@ def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
     )
 
 
+def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal:
+    columns = _columns(tables, times, [name])
+    return KeyProposal(
+        metric="euclidean",
+        columns=columns,
+        reasons=(f"{_names(columns)}: a time in every table; {_NEAR_IN_TIME}",),
+        numeric=True,
+        neighbours=_MANY,
+        doubts=_zones(times[name]),
+    )
+
+
+def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return a warning where some times have a zone and others have none.
+
+    Args:
+        columns: One of each party that has its table here, by party.
+    """
+    shares = {party: share_with_zone(c.values) for party, c in columns.items() if c.found}
+    if len(set(shares.values())) <= 1 and set(shares.values()) <= {0.0, 1.0}:
+        return ()
+    having = {0.0: "none", 1.0: "all"}
+    said = ", ".join(f"{having.get(share, 'some')} of {party}" for party, share in shares.items())
+    return (
+        f"times with a zone (Z, +01:00): {said}; a time without one counts as UTC, so write the "
+        f"zone, or UTC, at every party",
+    )
+
+
 def _by_texts(
     tables: Sequence[Table], texts: _Shared, agreement: Mapping[str, float | None]
 ) -> KeyProposal:
@@ -206,21 +250,18 @@ def _by_texts(
 def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     chosen: dict[str, list[Column]] = {table.name: [] for table in tables}
     for key in asked:
-        names = key.split("=")
-        for table in tables:
-            column = next((found for name in names if (found := table.column(name))), None)
-            if column is None:
-                known = ", ".join(column.name for column in table.columns)
-                raise ConfigError(f"--key {key}: {table.name!r} has no such column; it has {known}")
-            if any(column is other for other in chosen[table.name]):
+        for table, column in _named(tables, key).items():
+            if any(column is other for other in chosen[table]):
                 raise ConfigError(f"--key {key}: {column.name!r} is named twice")
-            chosen[table.name].append(column)
+            chosen[table].append(column)
     columns = {name: tuple(column.name for column in own) for name, own in chosen.items()}
     own = chosen[tables[0].name]
     held = [column.kind for every in chosen.values() for column in every]
     numbers = set(held) == {"number"}
     meanings = [meaning_of(column.name) for column in own]
     whole = all(_is_whole(column) for every in chosen.values() for column in every)
+    times = {name: every[0] for name, every in chosen.items() if len(every) == 1}
+    dates = bool(times) and set(held) == {"date"}
     if meanings == ["latitude", "longitude"] and numbers:
         columns = {name: pair[::-1] for name, pair in columns.items()}
         meanings.reverse()
@@ -230,6 +271,8 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         metric, why = "exact", "equal ids are linked, and nothing else"
     elif numbers:
         metric, why = "euclidean", "near means a small Euclidean distance, in the columns' unit"
+    elif dates:
+        metric, why = "euclidean", _NEAR_IN_TIME
     else:
         metric, why = "levenshtein", "read as one text, near means few edits"
     once = metric == "exact" and all(
@@ -241,7 +284,34 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
         numeric=metric in ("great-circle", "euclidean"),
         neighbours=1 if once else _MANY,
+        doubts=_zones(times) if dates else (),
     )
+
+
+def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
+    """Return the column of each table that a key of the command line names.
+
+    Raises:
+        ConfigError: If a table has none of the key's columns, or no table has one of them.
+    """
+    mine, *theirs = key.split("=")
+    named = {}
+    for number, table in enumerate(tables):
+        names = [*theirs, mine] if number else [mine, *theirs]
+        column = next((found for name in names if (found := table.column(name))), None)
+        if column is None:
+            known = [column.name for column in table.columns]
+            raise ConfigError(f"--key {key}: of {table.name!r}, {no_such_column(mine, known)}")
+        named[table.name] = column
+    for name in (mine, *theirs):
+        if name not in {column.name for column in named.values()}:
+            known = [column.name for table in tables for column in table.columns]
+            others = ", ".join(f"{one.name!r} of {party!r}" for party, one in named.items())
+            why = f"is nobody's key, as {others} come first"
+            if name not in known:
+                why = no_such_column(name, list(dict.fromkeys(known)))
+            raise ConfigError(f"--key {key}: {name!r}: {why}")
+    return named
 
 
 def _names(columns: Mapping[str, tuple[str, ...]]) -> str:

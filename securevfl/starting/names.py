@@ -4,21 +4,50 @@ from typing import Final, Literal
 
 from securevfl.core.column_names import axis_of, words_of
 
-Meaning = Literal["longitude", "latitude", "identity", "person", "none"]
+Meaning = Literal["longitude", "latitude", "identity", "person", "time", "none"]
 
 _IDENTITY: Final = frozenset(
     {"id", "ids", "uid", "uuid", "guid", "ssn", "iban", "rowid", "identifier", "passport"}
-    | {"email", "mail", "phone", "telephone", "account"}
+    | {"email", "mail", "phone", "telephone", "username", "account"}
+    | {"telefon", "handy", "konto", "kontonummer", "kundennummer", "kartennummer"}
+    | {"telefonnummer", "steuernummer", "versicherungsnummer"}
 )
+# What is numbered, in front of a word for number: card number, Kunden-Nr.
+_NUMBERED: Final = frozenset(
+    {"card", "customer", "client", "member", "mobile", "patient", "policy", "contract"}
+    | {
+        "security",
+        "tax",
+        "licence",
+        "license",
+        "karten",
+        "karte",
+        "kunden",
+        "kunde",
+        "mitglieds",
+        "vertrags",
+    }
+)
+_NUMBER: Final = frozenset({"number", "num", "no", "nr", "nummer"})
 _ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})
-_PERSON: Final = frozenset(
-    {"name", "surname", "firstname", "lastname", "given", "forename", "family", "street", "address"}
-    | {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode"}
-    | {"birth", "dob", "birthday", "birthdate", "born", "company"}
+# What names or finds one person.
+_ONE_PERSON: Final = frozenset(
+    {"name", "surname", "firstname", "lastname", "fullname", "forename", "street", "address"}
+    | {"vorname", "nachname", "familienname", "anschrift", "adresse", "strasse"}
 )
-_DIGITS: Final = frozenset(
-    {"postcode", "postal", "zip", "zipcode", "birth", "dob", "birthday", "birthdate", "born"}
+_BIRTH: Final = frozenset({"birth", "dob", "birthday", "birthdate", "born", "geburtsdatum"})
+# What many people share.
+_OF_MANY: Final = frozenset(
+    {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode", "plz", "company"}
 )
+_PERSON: Final = _ONE_PERSON | _BIRTH | _OF_MANY | {"given", "family"}
+_TIME: Final = frozenset({"time", "timestamp", "datetime", "zeit", "zeitpunkt", "zeitstempel"})
+# Names of things, not of people.
+_THINGS: Final = frozenset(
+    {"product", "item", "brand", "model", "plan", "file", "column", "event", "campaign", "shop"}
+    | {"store", "channel", "category", "type", "class", "species", "station", "sensor"}
+)
+_DIGITS: Final = _BIRTH | {"postcode", "postal", "zip", "zipcode", "plz"}
 _FILLERS: Final = frozenset({"key", "full"})
 
 
@@ -33,14 +62,45 @@ def meaning_of(name: str) -> Meaning:
     """Return what the name says that the column holds."""
     if (axis := axis_of(name)) is not None:
         return axis
-    words = set(words_of(name))
-    last = words_of(name)[-1:] or [""]
+    in_order = words_of(name)
+    words = set(in_order)
     alone = {word for word in words if not word.isdigit()} <= _ROW_NUMBERS and words
-    if last[0] in _IDENTITY or alone or (name.isalpha() and name.endswith(("Id", "ID"))):
+    if _numbers_something(in_order) or alone or _ends_in_id(name):
         return "identity"
     if words & _PERSON:
         return "person"
-    return "none"
+    return "time" if in_order[-1:] and in_order[-1] in _TIME else "none"
+
+
+def _ends_in_id(name: str) -> bool:
+    return name.isalpha() and name.endswith(("Id", "ID"))
+
+
+def _numbers_something(words: list[str]) -> bool:
+    stems = list(words)
+    while len(stems) > 1 and stems[-1] in _NUMBER:
+        stems.pop()
+    if not stems:
+        return False
+    return stems[-1] in _IDENTITY or (len(stems) < len(words) and stems[-1] in _NUMBERED)
+
+
+def names_one_person(name: str, kind: str) -> bool:
+    """Return whether a column's name says that it tells one person: no feature to learn from.
+
+    Args:
+        name: The column's name.
+        kind: What it holds. A number or truth value is nobody's name, and a weight at birth is no
+            date of it.
+    """
+    words = set(words_of(name))
+    if kind == "boolean" or words & _THINGS:
+        return False
+    if kind == "number":
+        return bool(words & {"dob", "birthdate", "geburtsdatum"}) or {"birth", "date"} <= words
+    if words & _BIRTH and not words & _ONE_PERSON:
+        return kind in ("date", "text", "unusable")
+    return bool(words & _ONE_PERSON)
 
 
 def spelled_in_digits(name: str) -> bool:

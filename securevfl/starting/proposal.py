@@ -11,9 +11,10 @@ from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.cells import dates_of, numbers_of, texts_of
-from securevfl.starting.columns import Bounds, Column, Table
+from securevfl.data.column_settings import MAX_CATEGORIES
+from securevfl.starting.columns import Bounds, Column, Table, no_such_column
 from securevfl.starting.keys import KeyProposal, propose_keys
-from securevfl.starting.names import meaning_of
+from securevfl.starting.names import meaning_of, names_one_person
 from securevfl.starting.rows_served import RowsServed
 
 _MOST_CLASSES: Final = 20
@@ -105,6 +106,9 @@ class Proposal:
     spelling_shares: tuple[str, ...] = ()
     """What these change, with shares of the rows: not for the file, which goes to others."""
 
+    doubts: tuple[str, ...] = ()
+    """What to think of before linking so: with figures of the records, so not for the file."""
+
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """How many rows a secondary's record serves, by party; of tables that are here."""
 
@@ -141,13 +145,9 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
             have no feature.
     """
     primary, *secondaries = tables
-    label = primary.column(wishes.label)
-    if label is None:
-        known = ", ".join(column.name for column in primary.columns)
-        raise ConfigError(f"--label {wishes.label}: {primary.name!r} has no such column: {known}")
+    label = _column(primary, "--label", wishes.label)
     for table in tables if wishes.truth else ():
-        if table.column(wishes.truth or "") is None:
-            raise ConfigError(f"--truth {wishes.truth}: {table.name!r} has no such column")
+        _column(table, "--truth", wishes.truth or "")
     special = [name for name in (wishes.truth,) if name is not None]
     without = _without_column(tables, wishes.label, special)
     keys = propose_keys(without, asked=wishes.keys, without=special)
@@ -183,6 +183,13 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
     )
 
 
+def _column(table: Table, option: str, name: str) -> Column:
+    if (column := table.column(name)) is not None:
+        return column
+    known = [column.name for column in table.columns]
+    raise ConfigError(f"{option} {name}: of {table.name!r}, {no_such_column(name, known)}")
+
+
 def _without_column(tables: Sequence[Table], label: str, special: Sequence[str]) -> list[Table]:
     """Return the tables, of which the primary's has no label: it is no key."""
     primary, *others = tables
@@ -198,7 +205,7 @@ def _task_of(label: Column) -> tuple[Task, str]:
         task: Task = "multiclass" if label.kind == "words" else "regression"
         return task, f"the label holds {label.kind}, by the column list"
     assert label.values is not None, "found in them"
-    if label.found.kind is None or label.found.kind == "date" or label.kind == "text":
+    if label.found.kind in (None, "date") or label.found.problem:
         raise ConfigError(
             f"--label {label.name}: {label.found.problem or 'holds dates'}; a label is a number, "
             f"or one of few words"
@@ -236,22 +243,27 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
         return as_("truth", "as you said; for figures of linkage alone")
     if column.name in keys:
         return as_("key", "parties link by it")
-    if (why := _excluded_because(column)) is not None:
+    if (why := excluded_because(column)) is not None:
         return as_("excluded", why)
     if primary:
         return as_("feature", column.kind)
     return _declared(column, wishes)
 
 
-def _excluded_because(column: Column) -> str | None:
+def excluded_because(column: Column) -> str | None:
+    """Return why a column should be no feature, without a figure of the records; None if it may."""
     if column.excluded:
         return "its owner leaves it out"
     if column.words is not None:
         return None
+    if names_one_person(column.name, column.kind):
+        return "its name says that it tells one person"
     if column.kind == "unusable":
         reason = column.found.reason if column.found else "nothing that a model can use"
         return f"holds {reason}" if reason != "empty" else "is empty in every row"
     if column.kind == "text":
+        if column.found is not None and not column.found.problem:
+            return f"has more than {MAX_CATEGORIES} words (max_categories); list those that matter"
         return "holds texts that hardly repeat: an identifier, or free text"
     if meaning_of(column.name) == "identity":
         return "its name says that it numbers or names something: an identifier"

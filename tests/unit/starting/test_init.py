@@ -249,8 +249,13 @@ def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Captur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--label", "prise"), "--label prise: 'agency' has no such column"),
-        (("--key", "lone"), "--key lone: 'agency' has no such column"),
+        (("--label", "prise"), "--label prise: of 'agency', no column is called so; did you mean"),
+        (("--key", "lone"), "--key lone: of 'agency', no column is called so; did you mean 'lon'?"),
+        (("--key", "lon=lno"), "--key lon=lno: 'lno': no column is called so; did you mean 'lon'?"),
+        (("--exclude", "rents"), "--exclude rents: no column is called so; did you mean 'rent'?"),
+        (("--bounds", "x*=0,1"), "--bounds x*: no column is called so; there are lon, lat, rooms"),
+        (("--words", "zone=a,b"), "--words zone: no column is called so; there are lon, lat"),
+        (("--missing", "mark"), "--missing mark: no column is called so; did you mean 'marks'?"),
         (("--bounds", "rent=5"), "--bounds rent: bounds: must be low,high"),
         (("--bounds", "rent"), "--bounds: must be COLUMN=LOW,HIGH, got 'rent'"),
         (("--bounds", "rent=9,1"), "--bounds rent: bounds: must be finite and ascending"),
