@@ -13,6 +13,7 @@ from securevfl.cli.progress import RunProgress
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.models.task_metrics import metrics_of
+from securevfl.report.secondary import write_secondary_pages
 from securevfl.runtime.prediction_entry import predict_file
 from securevfl.runtime.predictions import Predictions
 
@@ -54,6 +55,8 @@ def run_predict(
             device=device,
             observe=progress,
         )
+    # What was spent stands on the pages of the secondaries of this machine.
+    write_secondary_pages(run)
     print_predictions(predictions, out, as_json=as_json)
 
 

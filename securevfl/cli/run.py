@@ -204,7 +204,12 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
             report_to_launcher(event.EVENT, **told(event))
             progress(event)
 
-        outcome = run_one_party(job, observe)
+        try:
+            outcome = run_one_party(job, observe)
+        finally:
+            # One that failed has released something too, and one that serves for ever ends by ^C.
+            if not is_launched():
+                _write_own_page(job.folder)
     if isinstance(outcome, RunFigures):
         figures = outcome.as_json()
         if is_launched():
@@ -226,8 +231,12 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
 
 
 def run_report(folder: Path, *, as_json: bool) -> None:
-    """Write a run's report and say where it is."""
-    path = _write_report(folder)
+    """Write a run's report, or that of the secondary whose folder it is, and say where it is."""
+    from securevfl.report.secondary import write_secondary_pages
+
+    # A run folder on a secondary's own machine has no figures of the run.
+    own = [] if (folder / "metrics.json").exists() else write_secondary_pages(folder)
+    path = own[-1] if own else _write_report(folder)
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 
@@ -256,6 +265,22 @@ def _write_pictures(party: Path) -> None:
 
         path = write_pictures(party)
         print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
+
+
+def _write_own_page(party: Path) -> None:
+    """Write a secondary's own page, where it was linked; one that can't be made ends nothing."""
+    from securevfl.runtime.run_folder import own_folders
+
+    if not own_folders(party):
+        return
+    from securevfl.report.secondary import write_secondary_page
+
+    try:
+        path = write_secondary_page(party)
+    except SecureVflError as error:
+        print(f"securevfl: warning: no page for {party.name}: {error}", file=sys.stderr)
+    else:
+        print(f"securevfl: what left {party.name} and what it cost: {path}", file=sys.stderr)
 
 
 def _warn(config: FederationConfig) -> None:

@@ -4,9 +4,9 @@ A channel is one function in :data:`CHANNELS`. It speaks of one federation file,
 where that has no such channel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
@@ -31,6 +31,14 @@ class Channel:
     guarantee: str
     """What covers it, if anything does."""
 
+    whose: Literal["secondaries", "primary", "all"]
+    """Whose rows, records or weights are learned about."""
+
+
+def leaves_secondary(channel: Mapping[str, str]) -> bool:
+    """Return whether a channel of :func:`channels` tells anybody anything of a secondary's."""
+    return channel["whose"] != "primary" and channel["guarantee"] != _NOTHING
+
 
 def channels(config: FederationConfig) -> list[dict[str, str]]:
     """Return every channel of a federation, as run folders and reports show them.
@@ -46,7 +54,7 @@ def aggregates(config: FederationConfig) -> Channel:
     reveals = "the primary: one noised average over secondaries for every row and release"
     if _alone(config):
         reveals += "; with one secondary nothing hides it but the noise"
-    return Channel("aggregates", reveals, _covered_by_noise(config))
+    return Channel("aggregates", reveals, _covered_by_noise(config), whose="secondaries")
 
 
 def sparse_masks(config: FederationConfig) -> Channel | None:
@@ -63,6 +71,7 @@ def sparse_masks(config: FederationConfig) -> Channel | None:
         f"from {degree} helpers on (privacy.colluding = {config.privacy.colluding}) "
         f"{'nothing' if config.privacy.mechanism == 'none' else 'its own noise alone'} covers a "
         f"single term",
+        whose="secondaries",
     )
 
 
@@ -77,20 +86,25 @@ def presence(config: FederationConfig) -> Channel | None:
         f"any, lost or not, down to {least} of {everybody}, and then learns what the others' sum "
         f"is without these: of rows that it asks for before and after, the difference is theirs",
         _covered_by_noise(config),
+        whose="secondaries",
     )
 
 
 def gradients(config: FederationConfig) -> Channel:
     """Describe what rounds return."""
     if config.privacy.encoder == "frozen":
-        return Channel("gradients", "no one: bottom models are frozen", _NOTHING)
+        return Channel("gradients", "no one: bottom models are frozen", _NOTHING, whose="primary")
     if config.family.assisted:
-        return Channel("gradients", "no one: secondaries learn from residuals", _NOTHING)
+        return Channel(
+            "gradients", "no one: secondaries learn from residuals", _NOTHING, whose="primary"
+        )
     reveals = "every active secondary: the gradient of the aggregate, from which labels can be "
     if config.training.iso_gradients:
         reveals += "inferred, behind ISO noise, and the length of the longest in the batch"
-        return Channel("gradients", reveals, f"{_ISO} how badly the worst row is predicted")
-    return Channel("gradients", f"{reveals}inferred", _NOT_COVERED)
+        return Channel(
+            "gradients", reveals, f"{_ISO} how badly the worst row is predicted", whose="primary"
+        )
+    return Channel("gradients", f"{reveals}inferred", _NOT_COVERED, whose="primary")
 
 
 def residuals(config: FederationConfig) -> Channel | None:
@@ -104,6 +118,7 @@ def residuals(config: FederationConfig) -> Channel | None:
             f"every secondary: what is left to explain of labels that are drawn once a run, up to "
             f"{config.epochs} times; each round's step, and when a round brings nothing",
             f"covered by label_epsilon = {epsilon:g}, against all secondaries together",
+            whose="primary",
         )
     return Channel(
         "residuals",
@@ -111,6 +126,7 @@ def residuals(config: FederationConfig) -> Channel | None:
         f"{config.epochs} times, from which labels can be read; each round's step, and which round "
         f"was the best",
         _NOT_COVERED,
+        whose="primary",
     )
 
 
@@ -118,11 +134,11 @@ def positions(config: FederationConfig) -> Channel:
     """Describe averages of positional encodings."""
     name, encoder = "positional-encoding averaging", config.privacy.encoder
     if encoder == "frozen" or not config.model.average_positions_every:
-        return Channel(name, "no one", _NOTHING)
+        return Channel(name, "no one", _NOTHING, whose="all")
     covered = "heuristic: a secure mean without noise"
     if encoder == "dp-trained":
         covered = "covered by epsilon: every update of the weights is noised"
-    return Channel(name, "every party: the mean of the encodings' weights", covered)
+    return Channel(name, "every party: the mean of the encodings' weights", covered, whose="all")
 
 
 def linkage(config: FederationConfig) -> Channel:
@@ -136,6 +152,7 @@ def linkage(config: FederationConfig) -> Channel:
             for article, role in (("the", "primary"), ("every", "secondary"), *helpers)
         ),
         f'not covered by epsilon: protection = "{config.linkage.protection}"',
+        whose="all",
     )
 
 
@@ -149,17 +166,21 @@ def aligned_rows(config: FederationConfig) -> Channel | None:
         "its own is known to that secondary; every secondary: in batches, which rows have one at "
         "all secondaries",
         _NOT_COVERED,
+        whose="all",
     )
 
 
 def similarities(config: FederationConfig) -> Channel:
     """Describe the similarities that some families read."""
     if link_spec(config).similarities is None:
-        return Channel("similarities", "no one: the family reads none", _NOTHING)
+        return Channel(
+            "similarities", "no one: the family reads none", _NOTHING, whose="secondaries"
+        )
     return Channel(
         "similarities",
         "the primary: K of them for each row and secondary, noised once, in falling order",
         "heuristic: tau bounds one greedy attacker, where distances are whole numbers; not DP",
+        whose="secondaries",
     )
 
 
@@ -167,11 +188,12 @@ def scaling_statistics(config: FederationConfig) -> Channel:
     """Describe the statistics by which all parties scale keys."""
     keys = link_spec(config).keys
     if not keys.are_numbers or keys.ranges is not None:
-        return Channel("scaling statistics", "no one", _NOTHING)
+        return Channel("scaling statistics", "no one", _NOTHING, whose="primary")
     return Channel(
         "scaling statistics",
         "every secondary: mean and deviation of the primary's keys",
         _NOT_COVERED,
+        whose="primary",
     )
 
 
@@ -181,6 +203,7 @@ def counts(_config: FederationConfig) -> Channel:
         "row counts, batch membership, timing and message sizes",
         "every secondary, and the primary",
         _NOT_COVERED,
+        whose="all",
     )
 
 
@@ -191,6 +214,7 @@ def publication(_config: FederationConfig) -> Channel:
         "whoever gets the primary's model: a function of the aggregates and of the primary's own "
         "data",
         "secondaries' records are covered as the aggregates are; the primary's are not",
+        whose="all",
     )
 
 
@@ -201,7 +225,12 @@ def pretraining_to_the_primary(config: FederationConfig) -> Channel | None:
     seen = "the average of the secondaries' unit vectors"
     if _alone(config) or config.pretraining.exchange == "plain":
         seen = "each secondary's unit vectors"
-    return Channel("pretraining, to the primary", f"{seen} for every aligned row", _NOT_COVERED)
+    return Channel(
+        "pretraining, to the primary",
+        f"{seen} for every aligned row",
+        _NOT_COVERED,
+        whose="secondaries",
+    )
 
 
 def pretraining_from_the_primary(config: FederationConfig) -> Channel | None:
@@ -221,6 +250,7 @@ def pretraining_from_the_primary(config: FederationConfig) -> Channel | None:
         "pretraining, from the primary",
         f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
         guarantee,
+        whose="primary",
     )
 
 
@@ -237,7 +267,7 @@ def pretraining_aggregation(config: FederationConfig) -> Channel | None:
     if config.pretraining.iso_weights:
         reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
         guarantee += f"; of the primary's weights {_ISO} each layer's longest row"
-    return Channel("pretraining, aggregation of models", reveals, guarantee)
+    return Channel("pretraining, aggregation of models", reveals, guarantee, whose="all")
 
 
 def fitting(config: FederationConfig) -> Channel | None:
@@ -250,11 +280,13 @@ def fitting(config: FederationConfig) -> Channel | None:
             "the primary: each secondary's sum of records for each class, behind that secondary's "
             "noise; the dealer, who must collude with nobody: sizes",
             _covered_by_noise(config),
+            whose="secondaries",
         )
     return Channel(
         "fitting of encoders",
         "no one: each secondary's noised statistics stay with it, and speak through the aggregates",
         _covered_by_noise(config),
+        whose="secondaries",
     )
 
 
@@ -265,7 +297,7 @@ def labels_of_votes(config: FederationConfig) -> Channel | None:
         return None
     if encoder.labels == "shown":
         reveals = "every secondary: each training row's label, and which rows train"
-        return Channel(name, reveals, _NOT_COVERED)
+        return Channel(name, reveals, _NOT_COVERED, whose="primary")
     covered = f"covered by label_epsilon = {encoder.label_epsilon:g}, any one row's label, against"
     if encoder.labels == "randomised":
         return Channel(
@@ -273,6 +305,7 @@ def labels_of_votes(config: FederationConfig) -> Channel | None:
             "every secondary: each training row's label by randomised response, the same draw for "
             "all; which rows train",
             f"{covered} all secondaries together; which rows train is not covered",
+            whose="primary",
         )
     return Channel(
         name,
@@ -280,6 +313,7 @@ def labels_of_votes(config: FederationConfig) -> Channel | None:
         "the primary's",
         f"{covered} one secondary that follows the protocol; the dealer together with a secondary "
         f"sees labels",
+        whose="primary",
     )
 
 

@@ -232,6 +232,27 @@ def odds_in_words(epsilon: float) -> str:
     return f"{1 + above:.{max(1, math.ceil(-math.log10(above)))}f}" if epsilon else "1"
 
 
+def suspicion_in_words(epsilon: float) -> str:
+    """Return what a suspicion of 1 % becomes at most where odds change by ``e^epsilon``.
+
+    Rounded up, to two digits.
+
+    Args:
+        epsilon: Finite, >= 0.
+
+    Examples:
+        >>> [suspicion_in_words(epsilon) for epsilon in (0, 0.1, 1, 8, 24)]
+        ['1 %', '1.2 %', '2.7 %', '97 %', 'more than 99 %']
+    """
+    checks.non_negative(epsilon=epsilon)
+    percent = 100 / (1 + 99 * math.exp(-epsilon))
+    if percent > 99:
+        return "more than 99 %"
+    digits = 1 if percent < 10 else 0
+    # A float's last bit must not lift 1 % to 1.1 %.
+    return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:g} %"
+
+
 def _exp(epsilon: float) -> float | None:
     try:
         return math.exp(epsilon)

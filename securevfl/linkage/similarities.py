@@ -38,21 +38,25 @@ class SimilarityScale:
     def fit(cls, training_links: LinkTable) -> "SimilarityScale":
         """Take mean and deviation over all links of the training rows.
 
+        Where all are equally long, as the nearest of exact ids are, the deviation is 1, one unit of
+        the distance: similarities are then 0, and a link of another length differs by its own.
+
         Raises:
-            DataError: If there is no link, or all are equally long, so that nothing can be scaled.
+            DataError: If there is no link.
 
         References:
             [FedSim] section 4.1, eq. (1).
         """
         distances = training_links.distances[training_links.present]
-        if not distances.size or not distances.max() > distances.min():
+        if not distances.size:
             raise DataError(
-                "similarities: all training links have the same distance (sigma_0 = 0), so they "
-                "tell nothing; check the keys, or use a family without similarities"
+                "similarities: no training row has a link, so there is nothing to scale by; check "
+                "the keys and linkage.max_distance"
             )
+        equal = not distances.max() > distances.min()
         return cls(
             mean=float(-distances.mean()),
-            deviation=float(distances.std()),
+            deviation=1.0 if equal else float(distances.std()),
             whole_distances=bool((distances == np.round(distances)).all()),
         )
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from securevfl.core import files
 from securevfl.federation.ledger_labels import LABELS
 from securevfl.federation.ledger_summary import lines_of_run
@@ -13,6 +11,8 @@ from securevfl.federation.presence import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.learned import Section, section_of
+from securevfl.report.secondary import write_secondary_pages
+from securevfl.report.templates import TEMPLATES
 from securevfl.report.worth import readings, sampled_in_words
 from securevfl.runtime.figures import (
     alone_in_words,
@@ -26,12 +26,6 @@ from securevfl.runtime.figures import (
 )
 from securevfl.runtime.kept_contribution import read_contribution
 from securevfl.runtime.run_folder import EXPLANATION, read_figures, read_history
-
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-)
 
 # Each takes most of a second to draw.
 _MOST_SECONDARIES = 3
@@ -65,7 +59,7 @@ def write_report(run: Path) -> Path:
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     measured = read_contribution(run, run=metrics["run"])
-    page = _TEMPLATES.get_template("page.html.j2").render(
+    page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
         models=models_measured(metrics),
         intervals=_intervals(metrics),
@@ -87,6 +81,7 @@ def write_report(run: Path) -> Path:
     if not _shows_all(metrics):
         for party in _explained_parties(run):
             write_pictures(party)
+    write_secondary_pages(run)
     return path
 
 
@@ -102,7 +97,7 @@ def write_pictures(party: Path) -> Path:
     Raises:
         ConfigError: If that file is damaged.
     """
-    page = _TEMPLATES.get_template("pictures.html.j2").render(
+    page = TEMPLATES.get_template("pictures.html.j2").render(
         party=party.name, learned=[section_of(party, title="What the model learned")]
     )
     path = party / "pictures.html"
@@ -204,7 +199,7 @@ def _promised(privacy: dict[str, Any]) -> dict[str, str]:
     """Return the figures behind the statement, in words of the federation file."""
     words = {
         "epsilon spent by this run": "epsilon",
-        "epsilon spent by all runs on the primary's table": "total_epsilon",
+        "epsilon spent by all runs in the primary's ledger": "total_epsilon",
         "runs in that total": "table_runs",
         "epsilon of the whole plan": "epsilon_planned",
         "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",

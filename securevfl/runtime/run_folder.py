@@ -21,6 +21,20 @@ EXPLANATION: Final = "explanation.json"
 """What models make of links, for pictures: the primary's in the run folder, for others to read; a
 secondary's in its own, for itself."""
 
+OWN_FACTS: Final = "party.json"
+"""What a secondary knows of its own part in a run, in its own folder, for its own page."""
+
+
+def own_folders(folder: Path) -> list[Path]:
+    """Return the folders of secondaries that can have a page of their own.
+
+    Args:
+        folder: A party's own, or a run's.
+    """
+    if (folder / OWN_FACTS).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"parties/*/{OWN_FACTS}"))
+
 
 def write_history(run_folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
     """Write ``history.csv``: a row an epoch, with each of the validation rows' metrics.

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from securevfl.config.rules import require_enough_records
 from securevfl.core.errors import ProtocolError
+from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
+from securevfl.federation.chained_file import now
 from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import SecondaryCountersigning
@@ -26,8 +29,9 @@ from securevfl.linking.protections.table import reveals_of
 from securevfl.pretraining.processes import pretrain_as_secondary
 from securevfl.runtime.countersigning import countersigner
 from securevfl.runtime.party_job import PartyLife, Rejoin
-from securevfl.runtime.run_folder import write_explanation
+from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.transport.message import Message, MessageKind
+from securevfl.version import __version__
 from securevfl.voting.messages import VotingKind
 from securevfl.voting.processes import SecondaryVoting
 
@@ -73,6 +77,9 @@ def run_secondary(life: PartyLife) -> Rejoin | None:
         )
         countersigning.start()
         linked = _linked(life, star, plan, table)
+        facts = _own_facts(life, star, table, linked)
+        # Before the first release, so that a run that is cut off has a page too.
+        write_json(life.job.folder / OWN_FACTS, facts)
         plan = _aligned(life, star, plan)
         epoch = plan.facts.resume_epoch
         away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
@@ -98,13 +105,15 @@ def run_secondary(life: PartyLife) -> Rejoin | None:
         # Its own log and console alone: others must not learn that there is such a record.
         life.observe(Warned(text=_not_finite(life.job.name, secondary.not_finite)))
     ledger = files.ledger
+    sent = sum(star.transport.bytes_sent.values())
     files.log(
         "figures",
         epsilon=ledger.spent,
         total_epsilon=ledger.total,
-        bytes_sent=sum(star.transport.bytes_sent.values()),
+        bytes_sent=sent,
         bytes_received=sum(star.transport.bytes_received.values()),
     )
+    write_json(life.job.folder / OWN_FACTS, {**facts, "ended": now(), "bytes_sent": sent})
     life.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
     return None
 
@@ -127,6 +136,25 @@ def _linked(life: PartyLife, star: Joined, plan: RunPlan, table: PartyTable) -> 
         **{**linked.figures, **({} if linked.counts is None else told(linked.counts))},
     )
     return linked
+
+
+def _own_facts(
+    life: PartyLife, star: Joined, table: PartyTable, linked: LinkedSecondary
+) -> dict[str, Any]:
+    """Return what this party's page says of it beside the ledger and the federation file."""
+    config = life.config
+    return {
+        "party": life.job.name,
+        "run": star.facts.run,
+        "version": __version__,
+        "digest": config.digest,
+        "table": config.party(life.job.name).data,
+        "records": table.num_rows,
+        "features": list(table.feature_names),
+        "links": None if linked.counts is None else told(linked.counts),
+        "ended": None,
+        "bytes_sent": None,
+    }
 
 
 def _aligned(life: PartyLife, star: Joined, plan: RunPlan) -> RunPlan:

@@ -56,6 +56,10 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, po
     assert json.loads(outputs[0][0])["bytes"].keys() == set(NAMES)
     assert outputs[1][0] == ""
     assert "bank-1 is done" in outputs[1][1]
+    own = homes["bank-1"] / "run" / "parties" / "bank-1" / "report.html"
+    assert str(own) in outputs[1][1]
+    assert "Nothing bounds what a partner may find out" in own.read_text(encoding="utf-8")
+    assert str(own) in typed("report", homes["bank-1"] / "run")
     assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
 
 

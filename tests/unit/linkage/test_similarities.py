@@ -37,14 +37,21 @@ def test_other_parts_use_the_training_scale() -> None:
     )
 
 
-def test_equal_distances_are_refused() -> None:
-    """sigma_0 = 0 would divide by nothing."""
+def test_equal_distances_have_similarity_zero() -> None:
+    """The nearest of exact ids are all equally far; another distance differs by its own."""
     same = LinkTable(indices=np.array([[0, 1]]), distances=np.array([[2.0, 2.0]]))
+
+    scale = SimilarityScale.fit(same)
+
+    assert (scale.mean, scale.deviation) == (-2.0, 1.0)
+
+
+def test_a_scale_without_a_link_is_refused() -> None:
+    """There is nothing to scale by."""
     none = LinkTable(indices=np.array([[-1]]), distances=np.array([[np.inf]]))
 
-    for links in (same, none):
-        with pytest.raises(DataError, match="sigma_0 = 0"):
-            SimilarityScale.fit(links)
+    with pytest.raises(DataError, match="no training row has a link"):
+        SimilarityScale.fit(none)
 
 
 def test_distances_that_are_no_whole_numbers_are_told() -> None:
