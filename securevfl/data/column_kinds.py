@@ -1,5 +1,6 @@
 """What a column holds: numbers, truth values, words or dates, or nothing that a model can use."""
 
+import re
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -25,6 +26,9 @@ _OTHER_DATES: Final = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})( .*)?"
 _LEADING_ZERO: Final = r"\s*[+-]?0\d.*"
 _FEWEST: Final = 20
 _NUMBER: Final = int | float | Decimal | np.number
+# What pandas, R and Arrow call a stored index that has no name, and what the first column of a text
+# file is called whose header is empty.
+_ROW_NUMBER: Final = re.compile(r"|unnamed-1|Unnamed: 0(\.\d+)?|\.\.\.1|__index_level_\d+__")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +58,22 @@ class ColumnKind:
 
     timed: bool = False
     """Of dates: whether any has a time of day."""
+
+
+def is_row_number(name: str) -> bool:
+    """Say whether a column is a stored index without a name, by what it is called.
+
+    Such a column is no feature unless its owner names it: in a table that is sorted by its label it
+    would be the label. The name decides alone, so that no record does.
+    """
+    return _ROW_NUMBER.fullmatch(name) is not None
+
+
+def numbers_rows(values: "pd.Series[Any]") -> str | None:
+    """Say why a column of numbers looks like the number of its row, or None if it does not."""
+    numbers = numbers_of(values)
+    present = numbers[~np.isnan(numbers)]
+    return None if (present % 1).any() else _numbered(np.unique(present), len(present))
 
 
 def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:

@@ -90,6 +90,9 @@ class PartyTable:
     """Key columns that are not all numbers without gaps, for linkage alone; ``keys`` then has no
     columns. None: parties link by ``keys``."""
 
+    notes: tuple[str, ...] = ()
+    """What its owner should know of its columns, one sentence each."""
+
     def __post_init__(self) -> None:
         rows = len(self.keys)
         if rows == 0:

@@ -18,7 +18,7 @@ import pandas as pd
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.cells import day_number
-from securevfl.data.column_kinds import ColumnKind, infer
+from securevfl.data.column_kinds import ColumnKind, infer, is_row_number
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
 """What a column holds; ``text`` has so many different words that it is no feature."""
@@ -140,7 +140,7 @@ def describe_table(
                 bounds=bounds,
                 words=words,
                 declared_by=declared_by,
-                excluded=_matches(declared.excluded, column),
+                excluded=_matches(declared.excluded, column) or is_row_number(column),
                 may_be_missing=_matches(declared.missing, column),
                 found=found,
                 values=frame[column],

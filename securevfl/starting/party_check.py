@@ -166,6 +166,8 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         chosen = roles.features_of(frame, where=where)
     except DataError:
         return  # noted before
+    for column in roles.row_numbers_of(frame):
+        found.dropped[column] = "a row number without a name"
     schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
     _take(found, config, schema, features, where=where)
     if not wrong:

@@ -11,6 +11,7 @@ from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.cells import dates_of, numbers_of, texts_of
+from securevfl.data.column_kinds import is_row_number
 from securevfl.starting.columns import Bounds, Column, Table
 from securevfl.starting.keys import KeyProposal, propose_keys
 from securevfl.starting.names import meaning_of
@@ -244,6 +245,8 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
 
 
 def _excluded_because(column: Column) -> str | None:
+    if is_row_number(column.name):
+        return "has no name of its own, as a stored row number has none"
     if column.excluded:
         return "its owner leaves it out"
     if column.words is not None:
