@@ -1,5 +1,6 @@
 """A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,8 +107,8 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
         named = [level for level in frame.index.names if level is not None]
         rows = frame.reset_index(level=named) if named else frame
         names = [str(column) for column in rows.columns]
-        for column in names:
-            if names.count(column) > 1:
+        for column, count in Counter(names).items():
+            if count > 1:
                 raise DataError(f"{where}: two columns are called {column!r}; rename one")
         rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
         return pd.DataFrame({column: plain(rows[column]) for column in names})

@@ -7,6 +7,7 @@ What was taken from the first table's records instead of being declared is told
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -247,7 +248,7 @@ def fit_schema(
     names = schema.feature_names
     problems += [
         f"{where}: two features would be called {name!r}; rename a column"
-        for name in sorted({name for name in names if names.count(name) > 1})
+        for name in sorted(name for name, count in Counter(names).items() if count > 1)
     ]
     return schema, _side_by_side(parts, len(frame)), problems
 

@@ -75,7 +75,10 @@ def check_party(
             path,
             where=where,
             reading=party.reading,
-            wanted=Wanted(as_text=texts),
+            wanted=Wanted(
+                as_text=texts,
+                expected=[*party.key, *([] if party.label is None else [party.label])],
+            ),
             notice=found.warnings.append,
         )
     except DataError as error:

@@ -35,7 +35,13 @@ def read_text_file(
         DataError: If a column is missing or named twice, or the file could be read in two ways.
         OSError: If it cannot be read; and what pandas raises.
     """
-    dialect = dialect_of(path, reading, where=where, needed=wanted.needed, spelled=wanted.as_text)
+    dialect = dialect_of(
+        path,
+        reading,
+        where=where,
+        needed=[*wanted.needed, *wanted.expected],
+        spelled=wanted.as_text,
+    )
     columns = wanted.choose(dialect.names, where=where)
     read = recognised(reading, dialect)
     pieces = Pieces(exact=wanted.exact)
@@ -53,7 +59,7 @@ def read_text_file(
     except UnicodeDecodeError:
         raise no_such_encoding(path, dialect.encoding, where=where) from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise DataError(f"{where}: {_too_long(str(error))}") from None
+        raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
     for name in columns:
         if frame[name].dtype == "str" and name not in wanted.as_text:
@@ -85,9 +91,12 @@ def _pieces(
         settings |= {"na_values": list(reading.empty), "keep_default_na": False}
     # All columns are parsed, as pandas drops cells beyond the header's in silence where it is told
     # which columns to keep.
-    with _text(path, dialect.encoding) as stream, pd.read_csv(stream, **settings) as reader:
-        while (piece := _next(reader)) is not None:
-            yield piece[list(columns)]
+    with _text(path, dialect.encoding) as stream:
+        for _ in range(dialect.skipped):
+            stream.readline()
+        with pd.read_csv(stream, **settings) as reader:
+            while (piece := _next(reader)) is not None:
+                yield piece[list(columns)]
 
 
 def _next(reader: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
@@ -103,10 +112,11 @@ def _text(path: Path, encoding: str) -> Iterator[io.TextIOWrapper]:
         yield text
 
 
-def _too_long(said: str) -> str:
+def _too_long(said: str, skipped: int) -> str:
     found = _TOO_LONG.search(said)
     if found is not None:
-        return f"can't be read: line {found[2]} has {found[3]} cells instead of {found[1]}"
+        line = int(found[2]) + skipped
+        return f"can't be read: line {line} has {found[3]} cells instead of {found[1]}"
     if said.startswith("Length of header"):
         return "can't be read: its rows have more cells than its header has names"
     return f"can't be read: {' '.join(said.split())}"

@@ -271,3 +271,63 @@ def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
     assert frame.dtypes.astype(str).to_dict() == {"id": "int64", "a": "float32"}
     with pytest.raises(DataError, match="has no column 'nte'; did you mean 'note'"):
         read_table(path, name="bank", key=["id"], task="regression", exclude=["nte"])
+
+
+@pytest.mark.parametrize("mark", [";", ",", "\t", "~"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_first_line_states_the_separator(tmp_path: Path, mark: str, end: str) -> None:
+    """As spreadsheets write it and read it; no row and no name is lost."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"sep={mark}\n{text(mark)}".replace("\n", end).encode("utf-8-sig"))
+    frame, noticed = read(path, "lon")
+    assert tuple(frame.columns) == NAMES
+    assert frame.lon.tolist() == [1.5, 1.25]
+    assert noticed == []
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize(
+    "title", ["Export of May", "Export, May", "# a;b", '"Export, May"', "\nMay"]
+)
+@pytest.mark.parametrize("needed", [(), ("who",)])
+def test_lines_before_the_header_are_named(
+    tmp_path: Path, separator: str, title: str, needed: tuple[str, ...]
+) -> None:
+    """With what to write, which then reads the table."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"{title}\n{text(separator)}")
+    lines = 1 + title.count("\n")
+    said = refusal(path, *needed)
+    assert f"line {lines}, " in said
+    assert f"write reading = {{ skip_lines = {lines} }}" in said
+    frame, _ = read(path, *needed, skip_lines=lines)
+    assert tuple(frame.columns) == NAMES
+    assert frame.area.tolist() == [70, 80]
+
+
+def test_a_line_counts_from_the_top_of_the_file(tmp_path: Path) -> None:
+    """Lines that are skipped count too, as an editor counts them."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"title\n\n{text()}1,2,a,b\n1,2,a\n1,2,a\n")
+    assert "line 6 has 4 cells instead of 3" in refusal(path, skip_lines=2)
+    assert "leaves nothing of the file's" in refusal(path, skip_lines=40)
+
+
+def test_a_header_may_be_longer_than_the_sample(tmp_path: Path) -> None:
+    """A cut header would lack names, and the rows seem too long."""
+    names = [f"a column with a rather long name {number}" for number in range(10_000)]
+    path = tmp_path / "t.csv"
+    row = ",".join(["1"] * len(names))
+    path.write_text(",".join(names) + f"\n{row}\n{row}\n")
+    assert path.stat().st_size > 1 << 18
+    frame, _ = read(path)
+    assert list(frame.columns) == names
+
+
+def test_a_header_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not called one with too few names."""
+    monkeypatch.setattr("securevfl.data.sources.dialect._LONGEST_HEAD", 1 << 18)
+    (tmp_path / "t.csv").write_text("a," * (1 << 18))
+    assert "its first 3 lines are longer than 0 MiB" in refusal(tmp_path / "t.csv")
