@@ -77,6 +77,7 @@ def check_party(
             reading=party.reading,
             wanted=Wanted(
                 as_text=texts,
+                words=party.categories or {},
                 expected=[*party.key, *([] if party.label is None else [party.label])],
             ),
             notice=found.warnings.append,

@@ -2,8 +2,8 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from securevfl.core.errors import DataError
 
@@ -35,6 +35,9 @@ class Wanted:
     exact: Collection[str] | None = None
     """Columns whose numbers keep float64 and int64; others become float32 features anyway. None:
     all."""
+
+    words: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Words by column: a cell of a text file that is one is never empty, whatever it is called."""
 
     def choose(self, names: Sequence[str], *, where: str) -> list[str]:
         """Return the columns to read.

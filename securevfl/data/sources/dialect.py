@@ -5,10 +5,12 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from pandas._libs.parsers import STR_NA_VALUES
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.encodings import no_such_encoding, recognised_encoding
@@ -41,6 +43,8 @@ class Dialect:
     """Its columns, in the order of the file."""
     skips_first: bool
     """Whether the first line is the header, and no row."""
+    gaps: Mapping[str, str]
+    """Of columns that hold words in the first lines: a word among them that counts as empty."""
     notice: str | None
     """What was recognised that is not usual, and what says it for good."""
 
@@ -87,14 +91,14 @@ def dialect_of(
         _require_header_first(rows, _Lines(text, separator, skipped), needed, where=where)
     names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
     cells = rows[1:] if skips_first else rows
+    columns = {
+        name: [row[place] for row in cells if place < len(row) and row[place].strip()]
+        for place, name in enumerate(names)
+    }
     decimal = reading.decimal
     if decimal is None and reading.thousands is None:
-        columns = {
-            name: [row[place] for row in cells if place < len(row) and row[place].strip()]
-            for place, name in enumerate(names)
-            if name not in spelled
-        }
-        decimal = "," if any(has_decimal_comma(column) for column in columns.values()) else None
+        numbers = (column for name, column in columns.items() if name not in spelled)
+        decimal = "," if any(map(has_decimal_comma, numbers)) else None
     found = {
         "separator": separator if not (reading.separator or stated or separator == ",") else None,
         "decimal": decimal if reading.decimal is None else None,
@@ -109,6 +113,7 @@ def dialect_of(
         skipped=skipped,
         names=names,
         skips_first=skips_first,
+        gaps={} if reading.empty is not None else _gaps(columns),
         notice=notice if known else None,
     )
 
@@ -117,6 +122,21 @@ def recognised(reading: Reading, dialect: Dialect) -> Reading:
     """Return a reading with the decimal mark that was recognised."""
     decimal = "," if dialect.decimal == "," else reading.decimal
     return replace(reading, decimal=decimal)
+
+
+def empty_cells(reading: Reading) -> list[str]:
+    """Return which cells of a text file stand for no value."""
+    return sorted(STR_NA_VALUES) if reading.empty is None else list(reading.empty)
+
+
+def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = {}
+    for name, cells in columns.items():
+        empty = STR_NA_VALUES.intersection(cells)
+        # Among numbers and dates it is no word.
+        if empty and any(cell.strip()[0].isalpha() for cell in set(cells) - empty):
+            found[name] = min(empty)
+    return found
 
 
 def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.columns import Wanted
-from securevfl.data.sources.dialect import Dialect, dialect_of, recognised
+from securevfl.data.sources.dialect import Dialect, dialect_of, empty_cells, recognised
 from securevfl.data.sources.encodings import no_such_encoding
 from securevfl.data.sources.opening import opened
 from securevfl.data.sources.pieces import Pieces
@@ -25,7 +25,7 @@ _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 def read_text_file(
     path: Path, reading: Reading, wanted: Wanted, *, where: str
-) -> tuple[pd.DataFrame, str | None]:
+) -> tuple[pd.DataFrame, list[str]]:
     """Read the wanted columns of a text file, and say what was recognised.
 
     Cells of other columns are split but never kept, and of the wanted ones no more than a million
@@ -45,13 +45,16 @@ def read_text_file(
     columns = wanted.choose(dialect.names, where=where)
     read = recognised(reading, dialect)
     pieces = Pieces(exact=wanted.exact)
-    spelled = {name: str for name in columns if name in wanted.as_text}
+    everywhere = empty_cells(reading)
+    own = _declared_words(everywhere, wanted, columns)
+    empty = {name: own.get(name, everywhere) for name in dialect.names} if own else everywhere
+    spelled = {name: str for name in columns if name in wanted.as_text or name in own}
     try:
-        for piece in _pieces(path, dialect, read, columns, spelled):
+        for piece in _pieces(path, dialect, empty, columns, spelled):
             pieces.add(piece)
         if mixed := pieces.mixed:
             again = Pieces(exact=None)
-            for piece in _pieces(path, dialect, read, mixed, dict.fromkeys(mixed, str)):
+            for piece in _pieces(path, dialect, empty, mixed, dict.fromkeys(mixed, str)):
                 again.add(piece)
             texts = again.frame()
             for name in mixed:
@@ -62,15 +65,38 @@ def read_text_file(
         raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
     for name in columns:
-        if frame[name].dtype == "str" and name not in wanted.as_text:
+        if frame[name].dtype == "str" and name not in spelled:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
-    return frame, dialect.notice
+    gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
+    notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
+    return frame, [text for text in notices if text is not None]
+
+
+def _declared_words(
+    everywhere: Collection[str], wanted: Wanted, columns: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the empty cells of those columns of which a declared word would else be one."""
+    declared = {name: {*wanted.words.get(name, ())} & {*everywhere} - {""} for name in columns}
+    return {name: sorted({*everywhere} - words) for name, words in declared.items() if words}
+
+
+def _words_for_nothing(gaps: Mapping[str, str], *, where: str) -> str | None:
+    """Return a line about columns of words in which other words stand for no value."""
+    if not gaps:
+        return None
+    name, cell = next(iter(gaps.items()))
+    others = f"{len(gaps) - 1} more column" + ("" if len(gaps) == 2 else "s")
+    more = f" (and such cells of {others})" if len(gaps) > 1 else ""
+    return (
+        f"{where}: {cell!r} of column {name!r}{more} counts as an empty cell; where it is a word, "
+        f'declare it in categories, or write reading = {{ empty = [""] }}'
+    )
 
 
 def _pieces(
     path: Path,
     dialect: Dialect,
-    reading: Reading,
+    empty: list[str] | dict[str, list[str]],
     columns: Sequence[str],
     types: Mapping[str, type[str]],
 ) -> Iterator[pd.DataFrame]:
@@ -81,14 +107,14 @@ def _pieces(
         "names": list(dialect.names),
         "dtype": dict(types),
         "index_col": False,
+        "na_values": empty,
+        "keep_default_na": False,
         "low_memory": False,
         "dtype_backend": "numpy_nullable",
         # A row of one column is blank where its value is missing.
         "skip_blank_lines": len(dialect.names) > 1,
         "chunksize": max(1000, _CELLS_OF_A_PIECE // len(dialect.names)),
     }
-    if reading.empty is not None:
-        settings |= {"na_values": list(reading.empty), "keep_default_na": False}
     # All columns are parsed, as pandas drops cells beyond the header's in silence where it is told
     # which columns to keep.
     with _text(path, dialect.encoding) as stream:
