@@ -158,6 +158,14 @@ class WordsColumn:
         encoded[places < 0] = np.nan
         return encoded
 
+    def unknown(self, cells: "pd.Series[Any]") -> int:
+        """Return how many cells hold a word that has no feature, and so are 0 in all of them."""
+        if OTHER in self.words:
+            return 0
+        places, texts = texts_of(cells)
+        known = np.array([*(text in self.words for text in texts), True])
+        return int((~known[places]).sum())
+
     @property
     def fills(self) -> tuple[float, ...]:
         """What stands for a missing value in each feature."""

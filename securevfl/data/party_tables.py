@@ -166,6 +166,7 @@ def new_rows(
     entities = tried(lambda: _entities(frame, truth, where=where))
     raise_first(problems)
     assert encoded is not None, "without a problem there are features"
+    unknown = schema.unknown_words(frame)
     return PartyTable(
         name=name,
         key_names=tuple(column.name for column in schema.keys),
@@ -177,6 +178,12 @@ def new_rows(
         classes=None if labels is None or label is None else label.classes,
         schema=schema,
         entities=entities,
+        unknown_words=unknown,
+        notes=tuple(
+            f"{count} of {len(frame)} cells of column {column!r} hold words that the "
+            f"model does not know; they count as none of its words"
+            for column, count in unknown.items()
+        ),
     )
 
 

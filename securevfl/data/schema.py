@@ -155,6 +155,15 @@ class TableSchema:
         ]
         return self.feature_names, _side_by_side(parts, len(frame))
 
+    def unknown_words(self, frame: pd.DataFrame) -> dict[str, int]:
+        """Return how many cells hold words that the schema does not know, of columns with any."""
+        counts = {
+            column.name: column.unknown(frame[column.name])
+            for column in self.columns
+            if isinstance(column, WordsColumn)
+        }
+        return {name: count for name, count in counts.items() if count}
+
     def feature_bounds(self, bounds: Bounds) -> dict[str, Pair]:
         """Return the range of each feature, of what a party declares of its columns.
 
