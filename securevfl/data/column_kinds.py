@@ -1,7 +1,8 @@
 """What a column holds: numbers, truth values, words or dates, or nothing that a model can use."""
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -12,12 +13,14 @@ from pandas.api import types
 
 from securevfl.data.cells import (
     TRUTH_WORDS,
+    amounts_of,
     dates_of,
     first_row,
     numbers_of,
     texts_of,
 )
 from securevfl.data.column_settings import MAX_CATEGORIES
+from securevfl.data.sources.written_numbers import is_bracketed, is_number, unsigned
 
 Kind = Literal["number", "boolean", "words", "date"]
 
@@ -56,6 +59,9 @@ class ColumnKind:
     problem: str | None = None
     """Why it can't be a feature as it is, and what to do; to be put behind the column's name."""
 
+    sign: str = ""
+    """Of texts that are numbers with one sign, such as ``%`` or ``€``: that sign."""
+
     timed: bool = False
     """Of dates: whether any has a time of day."""
 
@@ -73,7 +79,8 @@ def numbers_rows(values: "pd.Series[Any]") -> str | None:
     """Say why a column of numbers looks like the number of its row, or None if it does not."""
     numbers = numbers_of(values)
     present = numbers[~np.isnan(numbers)]
-    return None if (present % 1).any() else _numbered(np.unique(present), len(present))
+    whole = len(present) > 0 and not (present % 1).any()
+    return _numbered(np.unique(present), len(present)) if whole else None
 
 
 def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
@@ -144,6 +151,8 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
             "dates in a form that depends on the country",
             "looks like dates; write them as 2020-12-31, or exclude it",
         )
+    if (signed := _of_signed(values, places, different)) is not None:
+        return signed
     readable = ~np.isnan(numbers_of(texts))
     if not texts.str.fullmatch(_LEADING_ZERO).any():
         if readable.all():
@@ -151,6 +160,33 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
         if readable.mean() > 0.5:
             return _two_kinds(values, "numbers", first_row(~np.append(readable, True)[places]))
     return _words(values, "texts", max_categories)
+
+
+def _of_signed(
+    values: "pd.Series[Any]", places: np.ndarray, different: list[str]
+) -> ColumnKind | None:
+    """Return what a column of numbers with a sign holds, or None if it is none."""
+    signs = Counter(sign for _, sign in map(unsigned, different) if sign)
+    bracketed = np.array([*map(is_bracketed, different), False])
+    numbers = bracketed[:-1] | np.array([*map(is_number, different)])
+    if numbers.mean() <= 0.5 or not (signs or bracketed.any()):
+        return None
+    if bracketed.any():
+        row = first_row(bracketed[places])
+        return _unusable(
+            values,
+            "numbers in brackets",
+            f"holds numbers in brackets, as in row {row}; write those below zero with a minus, or "
+            f"list the column's words in categories",
+        )
+    sign = signs.most_common(1)[0][0]
+    amounts = amounts_of(values, sign)
+    unread = np.isnan(amounts) & values.notna().to_numpy(dtype=bool)
+    if unread.any():
+        return _two_kinds(values, f"numbers with the sign {sign!r}", first_row(unread))
+    return replace(
+        _number(pd.Series(amounts), f"texts that are numbers with the sign {sign!r}"), sign=sign
+    )
 
 
 def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:

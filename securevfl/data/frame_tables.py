@@ -15,6 +15,7 @@ from securevfl.data.party_tables import ColumnRoles, fit_party_table
 from securevfl.data.reading import columns_of_roles
 from securevfl.data.sources.columnar import to_pandas
 from securevfl.data.sources.pieces import plain
+from securevfl.data.sources.written_numbers import unsigned
 from securevfl.data.tables import PartyTable
 
 
@@ -150,4 +151,6 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
             f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
             f'task="binary", "multiclass" or "regression"'
         )
+    if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
+        return "regression"  # which says what to do with the sign
     return "binary" if values.nunique() == 2 else "multiclass"

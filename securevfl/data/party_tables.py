@@ -262,7 +262,7 @@ def _numbering(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
     found = {
         column.name: numbers_rows(frame[column.name])
         for column in schema.columns
-        if isinstance(column, NumberColumn)
+        if isinstance(column, NumberColumn) and not column.sign
     }
     return [
         f"column {name!r} looks like an identifier ({why}), and models learn rows by heart by it; "

@@ -65,7 +65,7 @@ def read_text_file(
         raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
     for name in columns:
-        if frame[name].dtype == "str" and name not in spelled:
+        if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
     gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
     notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
