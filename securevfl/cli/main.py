@@ -48,6 +48,8 @@ app.add_typer(ledger_app, name="ledger")
 app.command()(serve)
 
 _INTERRUPTED = 130
+# What a shell says of other tools whose reader went away: 128 and the number of SIGPIPE.
+_UNREAD = 141
 
 Out = Annotated[
     Path | None,
@@ -299,13 +301,14 @@ def main() -> None:
     """Run the command line; a user's mistake ends in one line and an exit code, never a traceback.
 
     Exit codes: 0 done; 2 wrong input; 3 a party was lost or refused; 4 the privacy budget forbids
-    it, or what a run left does not hold; 1 a bug.
+    it, or what a run left does not hold; 141 nobody reads the output any more, as after `| head`;
+    1 a bug.
     """
     _show_every_name(sys.stdout, sys.stderr)
     try:
         if sys.argv[1:2] != ["party"]:
             require_one_process(" ".join(sys.argv[1:2]))
-        app()
+        _run()
     except SecureVflError as error:
         _say(" ".join(str(error).splitlines()))
         sys.exit(error.exit_code)
@@ -313,10 +316,14 @@ def main() -> None:
         # Typer turns Ctrl-C into this code and says nothing.
         if end.code == _INTERRUPTED:
             _say("interrupted")
+        # Rich and Typer turn a reader that went away into code 1, and say nothing either.
+        if isinstance(end.__context__, BrokenPipeError):
+            _silence(sys.stdout)
+            sys.exit(_UNREAD)
         raise
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does.
         _silence(sys.stdout)
+        sys.exit(_UNREAD)
     except (OSError, MemoryError, RuntimeError) as error:
         # A table of figures that was written by another library, or what we print itself.
         known = of_this_machine(error, place="standard output")
@@ -325,6 +332,23 @@ def main() -> None:
         _say(str(known))
         _silence(sys.stdout)
         sys.exit(known.exit_code)
+
+
+def _run() -> None:
+    """Run the command, and write out what it printed: later, nobody could say that it failed."""
+    try:
+        app()
+    except SecureVflError:
+        # Its line says why, whether or not somebody has read what came before.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _silence(sys.stdout)
+        raise
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            sys.stdout.flush()
+        raise
 
 
 def _show_every_name(*streams: object) -> None:

@@ -70,6 +70,7 @@ def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
         "used": predictions.used,
         "without": list(predictions.without),
         "measured_without": predictions.measured_without,
+        "unknown_words": dict(predictions.unknown_words),
     }
 
 

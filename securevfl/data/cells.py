@@ -18,10 +18,14 @@ from jaxtyping import Bool, Float64
 from pandas.api import types
 
 from securevfl.core.errors import DataError
+from securevfl.data.sources.written_numbers import unsigned
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
 _ZONE: Final = re.compile(r"(Z|:\d{2}\s*[+-]\d{2}(:?\d{2})?|UTC)\s*$")
+
+PERCENT: Final = "%"
+"""The sign of hundredths."""
 
 TRUTH_WORDS: Final[Mapping[str, bool]] = {"true": True, "false": False, "yes": True, "no": False}
 """Texts that stand for truth values, in lower case."""
@@ -48,6 +52,29 @@ def numbers_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
     except OverflowError:  # integers beyond float64
         numbers = pd.to_numeric(cells.map(str, na_action="ignore"), errors="coerce")
     return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def amounts_of(values: "pd.Series[Any]", sign: str) -> Float64[np.ndarray, " rows"]:
+    """Return the numbers that stand with a sign; NaN for what is missing or written otherwise.
+
+    A percentage is a hundredth of the number before its sign: 5% is 0.05. Without a sign, numbers
+    are those of :func:`numbers_of`.
+    """
+    if not sign:
+        return numbers_of(values)
+    if types.is_numeric_dtype(values):
+        return np.full(len(values), np.nan)
+    places, texts = texts_of(values)
+    parts = [unsigned(text) for text in texts]
+    amounts = [_float(text) if found == sign else np.nan for text, found in parts]
+    return np.array([*amounts, np.nan])[places] / (100 if sign == PERCENT else 1)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
 
 
 def dates_of(values: "pd.Series[Any]") -> np.ndarray:

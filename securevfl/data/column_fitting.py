@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float32
 
 from securevfl.core.errors import DataError
-from securevfl.data.cells import dates_of, days_of, first_row, numbers_of, texts_of, word
+from securevfl.data.cells import amounts_of, dates_of, days_of, first_row, texts_of, word
 from securevfl.data.column_kinds import infer
 from securevfl.data.column_settings import ColumnSettings, Dependence, declared_range
 from securevfl.data.columns import (
@@ -80,7 +80,7 @@ def _fitted(
     if found.kind == "boolean":
         return BooleanColumn(name=name, flagged=flagged)
     if found.kind == "number" or stated:
-        return _numbers(cells, name, settings, taken, flagged=flagged)
+        return _numbers(cells, name, settings, taken, flagged=flagged, sign=found.sign)
     if found.kind == "date":
         return _dates(cells, name, settings, taken, flagged=flagged, timed=found.timed)
     return _collected_words(cells, name, settings, taken, flagged=flagged)
@@ -93,14 +93,15 @@ def _numbers(
     taken: list[Dependence],
     *,
     flagged: bool,
+    sign: str,
 ) -> NumberColumn:
     pair = settings.pair(name)
     if pair is not None:
         low, high = declared_range(pair)
-        return NumberColumn(name=name, flagged=flagged, fill=(low + high) / 2)
+        return NumberColumn(name=name, flagged=flagged, fill=(low + high) / 2, sign=sign)
     if not settings.own_statistics:
-        return NumberColumn(name=name, flagged=flagged, fill=None)
-    numbers = numbers_of(cells)
+        return NumberColumn(name=name, flagged=flagged, fill=None, sign=sign)
+    numbers = amounts_of(cells, sign)
     if flagged:
         taken.append(
             Dependence(
@@ -110,7 +111,7 @@ def _numbers(
                 f"party.bounds = {{ {toml_key(name)} = [low, high] }}",
             )
         )
-    return NumberColumn(name=name, flagged=flagged, fill=_median(numbers))
+    return NumberColumn(name=name, flagged=flagged, fill=_median(numbers), sign=sign)
 
 
 def _median(numbers: np.ndarray) -> float:

@@ -1,6 +1,8 @@
 """What a column holds: numbers, truth values, words or dates, or nothing that a model can use."""
 
-from dataclasses import dataclass
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -11,12 +13,14 @@ from pandas.api import types
 
 from securevfl.data.cells import (
     TRUTH_WORDS,
+    amounts_of,
     dates_of,
     first_row,
     numbers_of,
     texts_of,
 )
 from securevfl.data.column_settings import MAX_CATEGORIES
+from securevfl.data.sources.written_numbers import is_bracketed, is_number, unsigned
 
 Kind = Literal["number", "boolean", "words", "date"]
 
@@ -25,6 +29,9 @@ _OTHER_DATES: Final = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})( .*)?"
 _LEADING_ZERO: Final = r"\s*[+-]?0\d.*"
 _FEWEST: Final = 20
 _NUMBER: Final = int | float | Decimal | np.number
+# What pandas, R and Arrow call a stored index that has no name, and what the first column of a text
+# file is called whose header is empty.
+_ROW_NUMBER: Final = re.compile(r"|unnamed-1|Unnamed: 0(\.\d+)?|\.\.\.1|__index_level_\d+__")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +59,28 @@ class ColumnKind:
     problem: str | None = None
     """Why it can't be a feature as it is, and what to do; to be put behind the column's name."""
 
+    sign: str = ""
+    """Of texts that are numbers with one sign, such as ``%`` or ``€``: that sign."""
+
     timed: bool = False
     """Of dates: whether any has a time of day."""
+
+
+def is_row_number(name: str) -> bool:
+    """Say whether a column is a stored index without a name, by what it is called.
+
+    Such a column is no feature unless its owner names it: in a table that is sorted by its label it
+    would be the label. The name decides alone, so that no record does.
+    """
+    return _ROW_NUMBER.fullmatch(name) is not None
+
+
+def numbers_rows(values: "pd.Series[Any]") -> str | None:
+    """Say why a column of numbers looks like the number of its row, or None if it does not."""
+    numbers = numbers_of(values)
+    present = numbers[~np.isnan(numbers)]
+    whole = len(present) > 0 and not (present % 1).any()
+    return _numbered(np.unique(present), len(present)) if whole else None
 
 
 def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
@@ -124,6 +151,8 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
             "dates in a form that depends on the country",
             "looks like dates; write them as 2020-12-31, or exclude it",
         )
+    if (signed := _of_signed(values, places, different)) is not None:
+        return signed
     readable = ~np.isnan(numbers_of(texts))
     if not texts.str.fullmatch(_LEADING_ZERO).any():
         if readable.all():
@@ -131,6 +160,33 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
         if readable.mean() > 0.5:
             return _two_kinds(values, "numbers", first_row(~np.append(readable, True)[places]))
     return _words(values, "texts", max_categories)
+
+
+def _of_signed(
+    values: "pd.Series[Any]", places: np.ndarray, different: list[str]
+) -> ColumnKind | None:
+    """Return what a column of numbers with a sign holds, or None if it is none."""
+    signs = Counter(sign for _, sign in map(unsigned, different) if sign)
+    bracketed = np.array([*map(is_bracketed, different), False])
+    numbers = bracketed[:-1] | np.array([*map(is_number, different)])
+    if numbers.mean() <= 0.5 or not (signs or bracketed.any()):
+        return None
+    if bracketed.any():
+        row = first_row(bracketed[places])
+        return _unusable(
+            values,
+            "numbers in brackets",
+            f"holds numbers in brackets, as in row {row}; write those below zero with a minus, or "
+            f"list the column's words in categories",
+        )
+    sign = signs.most_common(1)[0][0]
+    amounts = amounts_of(values, sign)
+    unread = np.isnan(amounts) & values.notna().to_numpy(dtype=bool)
+    if unread.any():
+        return _two_kinds(values, f"numbers with the sign {sign!r}", first_row(unread))
+    return replace(
+        _number(pd.Series(amounts), f"texts that are numbers with the sign {sign!r}"), sign=sign
+    )
 
 
 def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:

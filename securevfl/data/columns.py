@@ -15,11 +15,12 @@ from jaxtyping import Float32, Float64
 
 from securevfl.core.errors import DataError
 from securevfl.data.cells import (
+    PERCENT,
+    amounts_of,
     dates_of,
     days_of,
     first_row,
     is_text,
-    numbers_of,
     texts_of,
     truths_of,
 )
@@ -45,6 +46,9 @@ class NumberColumn:
     fill: float | None
     """What stands for a missing number; None: nothing may."""
 
+    sign: str = ""
+    """The sign that each number is written with, ``%`` or a currency's; empty: none."""
+
     kind: Literal["number"] = "number"
     """What tells the kinds apart in JSON."""
 
@@ -64,8 +68,9 @@ class NumberColumn:
         Raises:
             DataError: If one is no number, infinite, or too large for float32.
         """
-        numbers = numbers_of(cells)
-        _require_read(cells, np.isnan(numbers), expected="a number", where=where)
+        numbers = amounts_of(cells, self.sign)
+        expected = f"a number with the sign {self.sign!r}" if self.sign else "a number"
+        _require_read(cells, np.isnan(numbers), expected=expected, where=where)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         if too_large.any():
             raise DataError(f"{where}, row {first_row(too_large)}: is infinite or beyond float32")
@@ -79,7 +84,9 @@ class NumberColumn:
     @property
     def encoding(self) -> str:
         """How it is encoded, in a few words."""
-        return "as it is"
+        if self.sign == PERCENT:
+            return "a hundredth of the number before '%'"
+        return f"the number without its {self.sign!r}" if self.sign else "as it is"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +164,14 @@ class WordsColumn:
         encoded = identity[own[places]]
         encoded[places < 0] = np.nan
         return encoded
+
+    def unknown(self, cells: "pd.Series[Any]") -> int:
+        """Return how many cells hold a word that has no feature, and so are 0 in all of them."""
+        if OTHER in self.words:
+            return 0
+        places, texts = texts_of(cells)
+        known = np.array([*(text in self.words for text in texts), True])
+        return int((~known[places]).sum())
 
     @property
     def fills(self) -> tuple[float, ...]:

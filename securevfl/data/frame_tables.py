@@ -1,5 +1,6 @@
 """A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from securevfl.data.party_tables import ColumnRoles, fit_party_table
 from securevfl.data.reading import columns_of_roles
 from securevfl.data.sources.columnar import to_pandas
 from securevfl.data.sources.pieces import plain
+from securevfl.data.sources.written_numbers import unsigned
 from securevfl.data.tables import PartyTable
 
 
@@ -106,8 +108,8 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
         named = [level for level in frame.index.names if level is not None]
         rows = frame.reset_index(level=named) if named else frame
         names = [str(column) for column in rows.columns]
-        for column in names:
-            if names.count(column) > 1:
+        for column, count in Counter(names).items():
+            if count > 1:
                 raise DataError(f"{where}: two columns are called {column!r}; rename one")
         rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
         return pd.DataFrame({column: plain(rows[column]) for column in names})
@@ -149,4 +151,6 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
             f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
             f'task="binary", "multiclass" or "regression"'
         )
+    if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
+        return "regression"  # which says what to do with the sign
     return "binary" if values.nunique() == 2 else "multiclass"

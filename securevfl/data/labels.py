@@ -11,6 +11,7 @@ from jaxtyping import Bool
 from securevfl.core.errors import DataError
 from securevfl.core.task import Task
 from securevfl.data.cells import first_row, numbers_of, texts_of, truths_of
+from securevfl.data.sources.written_numbers import unsigned
 from securevfl.data.tables import Labels
 
 
@@ -124,7 +125,13 @@ def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
     numbers = numbers_of(values)
     unread = np.isnan(numbers)
     if pd.api.types.is_bool_dtype(values) or unread.any():
-        sample = values.iloc[first_row(unread) - 1]
+        row = first_row(unread)
+        sample = values.iloc[row - 1]
+        if unsigned(str(sample))[1]:
+            raise DataError(
+                f"{where}, row {row}: is {str(sample)[:40]!r}, a number with a sign; write labels "
+                f"as numbers without one, in the unit that predictions are to have"
+            )
         raise DataError(
             f"{where}: must be numeric for regression, but holds values such as "
             f"{str(sample)[:40]!r}; use the task binary or multiclass for classes"

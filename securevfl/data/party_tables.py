@@ -11,7 +11,9 @@ from jaxtyping import Bool
 from securevfl.core.errors import DataError
 from securevfl.core.task import Task
 from securevfl.data.cells import first_row
+from securevfl.data.column_kinds import is_row_number, numbers_rows
 from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.columns import NumberColumn
 from securevfl.data.frames import require_columns
 from securevfl.data.key_columns import holds_dates, key_numbers
 from securevfl.data.labels import encode_known_labels, encode_labels, encode_some_labels
@@ -38,7 +40,7 @@ class ColumnRoles:
     """The label column, at the primary; None at a secondary."""
 
     features: Sequence[str] | None = None
-    """Feature columns; None takes every column that has no other purpose."""
+    """Feature columns; None takes every column that has no other purpose and is no row number."""
 
     exclude: Collection[str] = ()
     """Columns that are neither keys nor features."""
@@ -58,16 +60,14 @@ class ColumnRoles:
         Raises:
             DataError: If a column is not there or named for two purposes, or none is left over.
         """
-        special = [
-            *self.key,
-            *([self.label] if self.label is not None else []),
-            *([self.truth] if self.truth else []),
-        ]
+        special = self._special
         require_columns(frame, [*special, *(self.features or ()), *self.exclude], where=where)
         if len(set(special)) < len(special):
             raise DataError(f"{where}: one column is named for two purposes among {special}")
         if self.features is None:
-            chosen = [c for c in frame.columns if c not in special and c not in self.exclude]
+            unnamed = self.row_numbers_of(frame)
+            others = {*special, *self.exclude, *unnamed}
+            chosen = [c for c in frame.columns if c not in others]
             if not chosen:
                 raise DataError(f"{where}: has no feature columns beside {', '.join(special)}")
             return chosen
@@ -75,6 +75,15 @@ class ColumnRoles:
             both = min(set(self.features) & set(special))
             raise DataError(f"{where}: {both!r} can't be a feature")
         return list(self.features)
+
+    def row_numbers_of(self, frame: pd.DataFrame) -> list[str]:
+        """Return the columns that are left out as stored indices without a name."""
+        named = {*self._special, *self.exclude, *(self.features or ())}
+        return [c for c in map(str, frame.columns) if is_row_number(c) and c not in named]
+
+    @property
+    def _special(self) -> list[str]:
+        return [*self.key, *(column for column in (self.label, self.truth) if column is not None)]
 
 
 def fit_party_table(
@@ -157,6 +166,7 @@ def new_rows(
     entities = tried(lambda: _entities(frame, truth, where=where))
     raise_first(problems)
     assert encoded is not None, "without a problem there are features"
+    unknown = schema.unknown_words(frame)
     return PartyTable(
         name=name,
         key_names=tuple(column.name for column in schema.keys),
@@ -168,6 +178,12 @@ def new_rows(
         classes=None if labels is None or label is None else label.classes,
         schema=schema,
         entities=entities,
+        unknown_words=unknown,
+        notes=tuple(
+            f"{count} of {len(frame)} cells of column {column!r} hold words that the "
+            f"model does not know; they count as none of its words"
+            for column, count in unknown.items()
+        ),
     )
 
 
@@ -228,8 +244,32 @@ def _fit(
         classes=classes,
         schema=schema,
         entities=entities,
+        notes=(*_left_out(frame, roles), *_numbering(frame, schema)),
     )
     return table, problems
+
+
+def _left_out(frame: pd.DataFrame, roles: ColumnRoles) -> list[str]:
+    return [
+        f"column {column!r} has no name of its own, as a stored row number has none, and is left "
+        f"out; give it a name to use it"
+        for column in roles.row_numbers_of(frame)
+    ]
+
+
+def _numbering(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
+    """Return a sentence for each feature that seems to number rows instead of describing them."""
+    found = {
+        column.name: numbers_rows(frame[column.name])
+        for column in schema.columns
+        if isinstance(column, NumberColumn) and not column.sign
+    }
+    return [
+        f"column {name!r} looks like an identifier ({why}), and models learn rows by heart by it; "
+        f"exclude it, or use it as a key"
+        for name, why in found.items()
+        if why is not None
+    ]
 
 
 def _labels(

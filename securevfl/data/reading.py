@@ -5,6 +5,7 @@ from pathlib import Path
 
 from securevfl.core.task import Task
 from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.columns import WordsColumn
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.columns import Wanted
@@ -107,6 +108,7 @@ def columns_of_roles(
         needed=[*special, *declared, *settings.missing_columns],
         as_text=texts,
         exact=[*special, *declared],
+        words=settings.categories or {},
     )
 
 
@@ -120,4 +122,16 @@ def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wante
         if_there=[*label, *(column.name for column in schema.columns)],
         needed=special,
         exact=[*special, *label],
+        words={**_words_of(schema), **_classes_of(schema)},
     )
+
+
+def _words_of(schema: TableSchema) -> dict[str, Sequence[str]]:
+    return {one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)}
+
+
+def _classes_of(schema: TableSchema) -> dict[str, Sequence[str]]:
+    label = schema.label
+    if label is None or label.classes is None:
+        return {}
+    return {label.name: [value for value in label.classes if isinstance(value, str)]}

@@ -7,6 +7,7 @@ What was taken from the first table's records instead of being declared is told
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -154,6 +155,15 @@ class TableSchema:
         ]
         return self.feature_names, _side_by_side(parts, len(frame))
 
+    def unknown_words(self, frame: pd.DataFrame) -> dict[str, int]:
+        """Return how many cells hold words that the schema does not know, of columns with any."""
+        counts = {
+            column.name: column.unknown(frame[column.name])
+            for column in self.columns
+            if isinstance(column, WordsColumn)
+        }
+        return {name: count for name, count in counts.items() if count}
+
     def feature_bounds(self, bounds: Bounds) -> dict[str, Pair]:
         """Return the range of each feature, of what a party declares of its columns.
 
@@ -247,7 +257,7 @@ def fit_schema(
     names = schema.feature_names
     problems += [
         f"{where}: two features would be called {name!r}; rename a column"
-        for name in sorted({name for name in names if names.count(name) > 1})
+        for name in sorted(name for name, count in Counter(names).items() if count > 1)
     ]
     return schema, _side_by_side(parts, len(frame)), problems
 

@@ -1,7 +1,7 @@
 """A party's table in memory: keys, features and, at the primary, labels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +89,12 @@ class PartyTable:
     link_columns: KeyTable | None = None
     """Key columns that are not all numbers without gaps, for linkage alone; ``keys`` then has no
     columns. None: parties link by ``keys``."""
+
+    unknown_words: Mapping[str, int] = field(default_factory=dict)
+    """Of new rows: how many cells hold words that the schema does not know, by column."""
+
+    notes: tuple[str, ...] = ()
+    """What its owner should know of its columns, one sentence each."""
 
     def __post_init__(self) -> None:
         rows = len(self.keys)

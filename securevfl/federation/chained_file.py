@@ -193,7 +193,11 @@ class ChainedFile:
             raise _in_use(path) from None
         except OSError as error:
             self._forget()
-            raise ConfigError(f"ledger {path}: cannot be made ({error.strerror})") from None
+            raise ConfigError(
+                f"ledger {path}: cannot be made ({error.strerror}); let the table's folder be "
+                f"written, or name a folder that stays for later runs as HOME (on Linux also as "
+                f"XDG_STATE_HOME)"
+            ) from None
         except BaseException:
             self._forget()
             raise

@@ -1,7 +1,7 @@
 """Predictions of the primary's rows, in the label's own words and units, and their file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +64,9 @@ class Predictions:
     """What the model was worth on the run's test rows without them: ``used``, who answered then,
     and each ``metric`` with its ``value`` and ``interval``; None where it was not measured, or
     nobody was absent."""
+
+    unknown_words: Mapping[str, int] = field(default_factory=dict)
+    """How many cells of the rows hold words that the model does not know, by column."""
 
     def __len__(self) -> int:
         return len(self.values)

@@ -29,7 +29,7 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
     """
     holder = "primary" if config.privacy.unit == "linked-row" else "secondary"
     text = config.privacy.delta_warning(table.num_rows) if party.role == holder else None
-    found = [f"{party.name}: {text}"] if text else []
+    found = [f"{party.name}: {text}" for text in (*([text] if text else []), *table.notes)]
     ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
     if ids and config.family.reads_keys(config.model, frozen=config.privacy.encoder == "frozen"):
         found.append(

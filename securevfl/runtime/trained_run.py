@@ -51,6 +51,7 @@ class TrainedRun(KeptRun):
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         named = self.named(rows, id_column=id_column)
+        _warn_of(named.table, observe)
         model = self.model(self.config.primary.name)
         here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
         absent = absent_names(self.config, active)
@@ -71,7 +72,7 @@ class TrainedRun(KeptRun):
             asker: AlonePredictor | Predictor = (
                 AlonePredictor(self.config, model, without=absent)
                 if alone
-                else self._predictor_without(absent)
+                else self._predictor_without(absent, observe)
             )
             with asker.session() as session:
                 predictions = session.ask(
@@ -83,7 +84,8 @@ class TrainedRun(KeptRun):
                 )
             if out is not None:
                 predictions.write(out)
-            return replace(predictions, measured_without=measured)
+            unknown = named.table.unknown_words
+            return replace(predictions, measured_without=measured, unknown_words=unknown)
         if isinstance(rows, PartyTable):
             raise ConfigError(
                 "rows: the parties of this run have processes of their own, and the primary's "
@@ -100,7 +102,9 @@ class TrainedRun(KeptRun):
                 predictions = self._ask_processes(new, observe)
             else:
                 predictions = self._ask_others(new, self.identity, observe)
-        predictions = replace(predictions, measured_without=measured)
+        predictions = replace(
+            predictions, measured_without=measured, unknown_words=named.table.unknown_words
+        )
         # As the frame has them: a file knows texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
@@ -178,15 +182,19 @@ class TrainedRun(KeptRun):
     def _worths(self) -> dict[tuple[str, ...], Mapping[str, Any] | None]:
         return {}
 
-    def _predictor_without(self, absent: tuple[str, ...]) -> Predictor:
+    def _predictor_without(self, absent: tuple[str, ...], observe: Observer) -> Predictor:
         if absent not in self._predictors:
-            tables = self.tables or {
-                party.name: read_party(
-                    self.config, party, self.data_root, model=self.model(party.name)
-                )
-                for party in self.config.secondaries
-                if party.name not in absent
-            }
+            tables = self.tables
+            if not tables:
+                tables = {
+                    party.name: read_party(
+                        self.config, party, self.data_root, model=self.model(party.name)
+                    )
+                    for party in self.config.secondaries
+                    if party.name not in absent
+                }
+                for table in tables.values():
+                    _warn_of(table, observe)
             self._predictors[absent] = Predictor(
                 self.config,
                 self.folder,
@@ -200,6 +208,11 @@ class TrainedRun(KeptRun):
         """Return the fields alone: a loaded model is loaded again."""
         loaded = ("_predictors", "_worths")
         return {name: value for name, value in vars(self).items() if name not in loaded}
+
+
+def _warn_of(table: PartyTable, observe: Observer) -> None:
+    for text in table.notes:
+        observe(Warned(text=f"{table.name}: {text}"))
 
 
 def _file_of(rows: Any, folder: Path) -> Path:

@@ -21,7 +21,9 @@ from pydantic_core import from_json
 
 from securevfl.core.errors import DataError
 from securevfl.data.cells import dates_of
+from securevfl.data.columns import NumberColumn
 from securevfl.data.schema import TableSchema
+from securevfl.data.sources.written_numbers import with_sign
 
 Kind = Literal["number", "boolean", "words", "date", "text"]
 
@@ -69,6 +71,8 @@ class RowColumn:
     """Whether it may be null."""
     note: str
     """What it is for."""
+    sign: str = ""
+    """Of numbers: the sign that the table writes with them; a row has the number alone."""
 
 
 class BadRowsError(DataError):
@@ -142,6 +146,7 @@ class RowFormat:
                     required=not fills,
                     nullable=fills,
                     note=f"feature: {column.encoding}",
+                    sign=column.sign if isinstance(column, NumberColumn) else "",
                 )
             )
         return cls([*keys, *texts, *features])
@@ -202,6 +207,10 @@ class RowFormat:
         wrong: list[tuple[int, str]] = []
         for number, column in enumerate(self.columns):
             values = [getattr(row, f"column_{number}") for row in rows]
+            if column.kind == "number" and column.sign:
+                signed = [v if v is None else with_sign(v, column.sign) for v in values]
+                cells[column.name] = pd.Series(signed, dtype=object)
+                continue
             if column.kind == "number":
                 cells[column.name] = np.array(values, dtype=np.float64)
                 continue

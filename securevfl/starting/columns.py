@@ -18,7 +18,7 @@ import pandas as pd
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.cells import day_number
-from securevfl.data.column_kinds import ColumnKind, infer
+from securevfl.data.column_kinds import ColumnKind, infer, is_row_number
 from securevfl.data.column_settings import MAX_CATEGORIES
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
@@ -139,6 +139,7 @@ def describe_table(
                 kind=held_by(found),
                 bounds=bounds,
                 declared_by=declared_by,
+                excluded=is_row_number(column),
                 found=found,
                 values=frame[column],
             )

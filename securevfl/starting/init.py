@@ -10,6 +10,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import KeyTable
 from securevfl.linking.key_reading import read_keys
@@ -44,7 +45,7 @@ def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
         DataError: If it can't be read.
     """
     where = f"table {path}"
-    frame = read_frame(path, where=where)
+    frame = read_frame(path, where=where, wanted=Wanted(words=declared.words))
     name = _party_name(path)
     return describe_table(
         frame, name=name, data=_from(root, path), types=declared_types(path), declared=declared

@@ -122,6 +122,8 @@ def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
 def _is_whole(column: Column) -> bool:
     if column.kind != "number" or column.values is None:
         return True
+    if column.found is not None and column.found.sign:
+        return False
     present = column.values.dropna()
     return bool((present.astype(float) % 1 == 0).all())
 

@@ -75,7 +75,11 @@ def check_party(
             path,
             where=where,
             reading=party.reading,
-            wanted=Wanted(as_text=texts),
+            wanted=Wanted(
+                as_text=texts,
+                words=party.categories or {},
+                expected=[*party.key, *([] if party.label is None else [party.label])],
+            ),
             notice=found.warnings.append,
         )
     except DataError as error:
@@ -166,6 +170,8 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         chosen = roles.features_of(frame, where=where)
     except DataError:
         return  # noted before
+    for column in roles.row_numbers_of(frame):
+        found.dropped[column] = "a row number without a name"
     schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
     _take(found, config, schema, features, where=where)
     if not wrong:

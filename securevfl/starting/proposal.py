@@ -10,7 +10,8 @@ import numpy as np
 from securevfl.config.auto import CLASSES_OF_NUMBERS
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
-from securevfl.data.cells import dates_of, numbers_of, texts_of
+from securevfl.data.cells import amounts_of, dates_of, texts_of
+from securevfl.data.column_kinds import is_row_number
 from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.starting.columns import Bounds, Column, Table, no_such_column
 from securevfl.starting.keys import KeyProposal, propose_keys
@@ -210,6 +211,11 @@ def _task_of(label: Column) -> tuple[Task, str]:
             f"--label {label.name}: {label.found.problem or 'holds dates'}; a label is a number, "
             f"or one of few words"
         )
+    if label.found.sign:
+        raise ConfigError(
+            f"--label {label.name}: holds numbers with the sign {label.found.sign!r}; write labels "
+            f"as numbers without one, in the unit that predictions are to have"
+        )
     if label.found.different == 2:
         return "binary", "the label has two values"
     if label.found.kind == "words":
@@ -252,6 +258,8 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
 
 def excluded_because(column: Column) -> str | None:
     """Return why a column should be no feature, without a figure of the records; None if it may."""
+    if is_row_number(column.name):
+        return "has no name of its own, as a stored row number has none"
     if column.excluded:
         return "its owner leaves it out"
     if column.words is not None:
@@ -321,7 +329,7 @@ def rounded_range(column: Column) -> Bounds:
         years = dates[~np.isnat(dates)].astype("datetime64[Y]").astype(np.int64) + 1970
         first, last = _inner(np.sort(years))
         return f"{first:04.0f}-01-01", f"{last:04.0f}-12-31"
-    numbers = numbers_of(column.values)
+    numbers = amounts_of(column.values, "" if column.found is None else column.found.sign)
     low, high = _inner(np.sort(numbers[np.isfinite(numbers)]))
     step = 10.0 ** math.floor(math.log10(high - low))
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step

@@ -3,21 +3,29 @@
 import codecs
 import csv
 import io
-from collections.abc import Collection, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from pandas._libs.parsers import STR_NA_VALUES
+
 from securevfl.core.errors import DataError
 from securevfl.data.sources.encodings import no_such_encoding, recognised_encoding
 from securevfl.data.sources.opening import opened, require_text
-from securevfl.data.sources.settings import Reading, written
+from securevfl.data.sources.settings import NO_SEPARATOR, Reading, written
 from securevfl.data.sources.written_numbers import has_decimal_comma, is_number
 
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _OTHERS: Final = (" ", ":", "~", "^", "\x01")
 _NAMED_BY_SUFFIX: Final = {".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _HEAD: Final = 1 << 18
+# Of a table of many columns, or of very long cells, more is read until so many lines are there.
+_LEAST_LINES: Final = 3
+_LONGEST_HEAD: Final = 1 << 26
+_SEP_LINE: Final = re.compile(r'"?sep=(?P<mark>.)"?', re.IGNORECASE)
 _SAMPLE: Final = 1000
 _SHOWN: Final = 60
 
@@ -29,10 +37,14 @@ class Dialect:
     separator: str
     decimal: str
     encoding: str
+    skipped: int
+    """Lines before the header that are no part of the table."""
     names: tuple[str, ...]
     """Its columns, in the order of the file."""
     skips_first: bool
     """Whether the first line is the header, and no row."""
+    gaps: Mapping[str, str]
+    """Of columns that hold words in the first lines: a word among them that counts as empty."""
     notice: str | None
     """What was recognised that is not usual, and what says it for good."""
 
@@ -40,21 +52,20 @@ class Dialect:
 def dialect_of(
     path: Path, reading: Reading, *, where: str, needed: Collection[str], spelled: Collection[str]
 ) -> Dialect:
-    """Recognise how a text file is written, from its first quarter of a mebibyte.
+    """Recognise how a text file is written, from its first quarter of a mebibyte, or three lines.
 
     Args:
         path: The file.
         reading: What its user says of it.
         where: What messages call it.
-        needed: Columns that it must have; a first line with all of them is a header.
+        needed: Columns that it should have; a line with all of them is its header.
         spelled: Columns that are texts whatever they hold.
 
     Raises:
         DataError: If it is no text file, empty, or could be read in two ways; the line says what
             to write.
     """
-    with opened(path) as stream:
-        head = stream.read(_HEAD)
+    head, whole = _head(path, lines=_LEAST_LINES + (reading.skip_lines or 0), where=where)
     require_text(head, where=where)
     encoding = reading.encoding or recognised_encoding(head, where=where)
     # A mark at the beginning is no letter of the first name.
@@ -65,27 +76,31 @@ def dialect_of(
         raise no_such_encoding(path, encoding, where=where) from None
     if "\0" in text:
         raise DataError(f"{where}: is not a text file, as it holds NUL bytes; save it as CSV")
-    whole = len(head) < _HEAD
     if not text.strip():
         raise DataError(f"{where}: can't be read: is empty")
-    separator = reading.separator or _separator(
-        text, whole, path, where=where, names=len(reading.header or ())
+    text, stated, skipped = _without_first_lines(text, reading, where=where)
+    separator = (
+        reading.separator
+        or stated
+        or _separator(text, whole, path, where=where, names=len(reading.header or ()))
     )
     rows = _rows(text, separator, whole=whole)
     if not rows:
         raise DataError(f"{where}: can't be read: has no line of cells; save it as CSV")
+    if reading.header is None:
+        _require_header_first(rows, _Lines(text, separator, skipped), needed, where=where)
     names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
     cells = rows[1:] if skips_first else rows
+    columns = {
+        name: [row[place] for row in cells if place < len(row) and row[place].strip()]
+        for place, name in enumerate(names)
+    }
     decimal = reading.decimal
     if decimal is None and reading.thousands is None:
-        columns = {
-            name: [row[place] for row in cells if place < len(row) and row[place].strip()]
-            for place, name in enumerate(names)
-            if name not in spelled
-        }
-        decimal = "," if any(has_decimal_comma(column) for column in columns.values()) else None
+        numbers = (column for name, column in columns.items() if name not in spelled)
+        decimal = "," if any(map(has_decimal_comma, numbers)) else None
     found = {
-        "separator": separator if reading.separator is None and separator != "," else None,
+        "separator": separator if not (reading.separator or stated or separator == ",") else None,
         "decimal": decimal if reading.decimal is None else None,
         "encoding": encoding if reading.encoding is None and "utf-8" not in encoding else None,
     }
@@ -95,8 +110,10 @@ def dialect_of(
         separator=separator,
         decimal=decimal or ".",
         encoding=encoding,
+        skipped=skipped,
         names=names,
         skips_first=skips_first,
+        gaps={} if reading.empty is not None else _gaps(columns),
         notice=notice if known else None,
     )
 
@@ -105,6 +122,53 @@ def recognised(reading: Reading, dialect: Dialect) -> Reading:
     """Return a reading with the decimal mark that was recognised."""
     decimal = "," if dialect.decimal == "," else reading.decimal
     return replace(reading, decimal=decimal)
+
+
+def empty_cells(reading: Reading) -> list[str]:
+    """Return which cells of a text file stand for no value."""
+    return sorted(STR_NA_VALUES) if reading.empty is None else list(reading.empty)
+
+
+def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = {}
+    for name, cells in columns.items():
+        empty = STR_NA_VALUES.intersection(cells)
+        # Among numbers and dates it is no word.
+        if empty and any(cell.strip()[0].isalpha() for cell in set(cells) - empty):
+            found[name] = min(empty)
+    return found
+
+
+def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:
+    """Return a file's first bytes, with so many lines if it has them, and whether that is all."""
+    with opened(path) as stream:
+        head, wanted = stream.read(_HEAD), _HEAD
+        while len(head) == wanted and max(head.count(b"\n"), head.count(b"\r")) < lines:
+            require_text(head, where=where)
+            if wanted >= _LONGEST_HEAD:
+                raise DataError(
+                    f"{where}: can't be read: its first {lines} lines are longer than "
+                    f"{_LONGEST_HEAD >> 20} MiB; save the table as CSV, one row a line"
+                )
+            head += stream.read(wanted)
+            wanted *= 2
+    return head, len(head) < wanted
+
+
+def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[str, str | None, int]:
+    """Return a text from its header on, the separator that it states, and how many lines go."""
+    skipped = reading.skip_lines or 0
+    lines = text.split("\n", skipped)
+    if len(lines) <= skipped or not lines[-1].strip():
+        raise DataError(
+            f"{where}: reading.skip_lines: leaves nothing of the file's {len(lines)} lines"
+        )
+    text = lines[-1]
+    first, _, rest = text.partition("\n")
+    found = _SEP_LINE.fullmatch(first.strip(" "))
+    if found is None or found["mark"] in NO_SEPARATOR or not rest.strip():
+        return text, None, skipped
+    return rest, found["mark"], skipped + 1
 
 
 def _decoded(head: bytes, encoding: str) -> str:
@@ -128,6 +192,9 @@ def _rows(text: str, separator: str, *, whole: bool) -> list[list[str]]:
 def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) -> str:
     tables = {mark: _rows(text, mark, whole=whole) for mark in _SEPARATORS}
     possible = {mark: rows for mark, rows in tables.items() if rows and len(rows[0]) > 1}
+    steady = {mark: rows for mark, rows in tables.items() if _usual_width(rows) > 1}
+    if steady and not steady.keys() & possible.keys():
+        possible = steady  # the first line is a title
     if names:
         fitting = {mark: rows for mark, rows in possible.items() if len(rows[0]) == names}
         possible = fitting or possible
@@ -158,6 +225,77 @@ def _explains(mark: str, tables: dict[str, list[list[str]]]) -> bool:
         for cell in row
         if any(other in cell for other in others)
     )
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where in its file each row of a text lies."""
+
+    text: str
+    separator: str
+    skipped: int
+
+    def of_row(self, place: int) -> int:
+        """Return the number of the line on which a row begins, counted from 1."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.separator)
+        begins = 1
+        for row in reader:
+            if row and place == 0:
+                break
+            place -= bool(row)
+            begins = reader.line_num + 1
+        return begins + self.skipped
+
+    def first(self) -> str:
+        """Return the first line as it stands, for messages."""
+        line = next(filter(str.strip, self.text.split("\n")))
+        return line if len(line) <= _SHOWN else line[:_SHOWN] + "…"
+
+
+def _usual_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many cells more than half of the rows behind the first have; 0 if none do."""
+    widths = Counter(map(len, rows[1:]))
+    width, count = widths.most_common(1)[0] if widths else (0, 0)
+    return width if 2 * count > len(rows) - 1 else 0
+
+
+def _require_header_first(
+    rows: Sequence[Sequence[str]], lines: _Lines, needed: Collection[str], *, where: str
+) -> None:
+    """Refuse a file whose first line is a title, or a header that lacks names.
+
+    Raises:
+        DataError: Naming that line, and what to write.
+    """
+    names = set(needed)
+    for place, row in enumerate(rows[:_SHOWN] if names else ()):
+        if names <= {cell.strip() for cell in row}:
+            if place == 0:
+                break
+            before = lines.of_row(place) - 1
+            raise DataError(
+                f"{where}: can't be read: line {lines.of_row(0)}, {lines.first()!r}, is no "
+                f"header, and line {before + 1} is one; write {written(skip_lines=before)}"
+            )
+    width = _usual_width(rows)
+    if len(rows[0]) >= width:
+        return
+    place = next(place for place, row in enumerate(rows) if len(row) == width)
+    found = (
+        f"line {lines.of_row(0)}, {lines.first()!r}, has {_cells(rows[0])}, and most lines after "
+        f"it have {width}"
+    )
+    todo = f"give each of the {width} columns a name in the header"
+    if not any(map(is_number, rows[place])):
+        before = lines.of_row(place) - 1
+        todo = (
+            f"if line {before + 1} is the header, write {written(skip_lines=before)}; else {todo}"
+        )
+    raise DataError(f"{where}: can't be read: {found}; {todo}")
+
+
+def _cells(row: Sequence[str]) -> str:
+    return f"{len(row)} cell" + ("" if len(row) == 1 else "s")
 
 
 def _header(

@@ -122,8 +122,8 @@ def _read_file(
         raise DataError(f"{where}: must be a {_KNOWN} file")
     _require_settings(reading, of_database=False, where=where)
     frame, recognised = read_text_file(path, reading, wanted, where=where)
-    if recognised is not None:
-        notice(recognised)
+    for text in recognised:
+        notice(text)
     return frame
 
 

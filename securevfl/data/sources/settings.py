@@ -6,7 +6,10 @@ from typing import Final, Literal
 
 from securevfl.core.errors import ConfigError
 
-_NO_SEPARATOR: Final = frozenset('"\r\n0123456789+-.')
+NO_SEPARATOR: Final = frozenset('"\r\n0123456789+-.')
+"""What can't separate cells, as cells begin with it."""
+
+_MOST_SKIPPED: Final = 1000
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -30,6 +33,10 @@ class Reading:
     """Of a text file, as Python names it. UTF-8 and UTF-16 are recognised; others, such as
     ``windows-1252``, must be named."""
 
+    skip_lines: int | None = None
+    """Lines of a text file before its header, such as a title, that are no part of the table. A
+    first line ``sep=;``, as spreadsheets write it, needs no setting."""
+
     header: tuple[str, ...] | None = None
     """Column names of a text file whose first line is already a row."""
 
@@ -46,7 +53,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.separator is not None and (
-            len(self.separator) != 1 or self.separator in _NO_SEPARATOR
+            len(self.separator) != 1 or self.separator in NO_SEPARATOR
         ):
             raise ConfigError(
                 f"separator: must be one character that is no quote, digit, sign or dot, got "
@@ -64,6 +71,10 @@ class Reading:
                     f"encoding: {self.encoding!r} is not known; examples are utf-8, utf-16, "
                     f"windows-1252, latin-1"
                 ) from None
+        if self.skip_lines is not None and not 1 <= self.skip_lines <= _MOST_SKIPPED:
+            raise ConfigError(
+                f"skip_lines: must lie between 1 and {_MOST_SKIPPED:,}, got {self.skip_lines}"
+            )
         if self.header is not None:
             if not self.header or not all(name.strip() for name in self.header):
                 raise ConfigError("header: must name every column of the file")
@@ -76,7 +87,8 @@ class Reading:
     @property
     def of_text(self) -> list[str]:
         """The settings given that only a text file has."""
-        names = ("separator", "decimal", "thousands", "encoding", "header", "empty")
+        dialect = ("separator", "decimal", "thousands", "encoding")
+        names = (*dialect, "skip_lines", "header", "empty")
         return [name for name in names if getattr(self, name) is not None]
 
     @property
@@ -124,6 +136,7 @@ class Source(Reading):
             decimal=self.decimal,
             thousands=self.thousands,
             encoding=self.encoding,
+            skip_lines=self.skip_lines,
             header=self.header,
             empty=self.empty,
             table=self.table,
@@ -131,11 +144,14 @@ class Source(Reading):
         )
 
 
-def written(**settings: str) -> str:
+def written(**settings: str | int) -> str:
     """Return what to write into a federation file, for messages: ``reading = { … }``."""
-    quotes = {"\t": r"\t", '"': r"\""}
-    pairs = (
-        f'{name} = "{"".join(quotes.get(letter, letter) for letter in value)}"'
-        for name, value in settings.items()
-    )
+    pairs = (f"{name} = {_in_toml(value)}" for name, value in settings.items())
     return f"reading = {{ {', '.join(pairs)} }}"
+
+
+def _in_toml(value: str | int) -> str:
+    quotes = {"\t": r"\t", '"': r"\""}
+    if isinstance(value, int):
+        return str(value)
+    return f'"{"".join(quotes.get(letter, letter) for letter in value)}"'

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.columns import Wanted
-from securevfl.data.sources.dialect import Dialect, dialect_of, recognised
+from securevfl.data.sources.dialect import Dialect, dialect_of, empty_cells, recognised
 from securevfl.data.sources.encodings import no_such_encoding
 from securevfl.data.sources.opening import opened
 from securevfl.data.sources.pieces import Pieces
@@ -25,7 +25,7 @@ _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 def read_text_file(
     path: Path, reading: Reading, wanted: Wanted, *, where: str
-) -> tuple[pd.DataFrame, str | None]:
+) -> tuple[pd.DataFrame, list[str]]:
     """Read the wanted columns of a text file, and say what was recognised.
 
     Cells of other columns are split but never kept, and of the wanted ones no more than a million
@@ -35,17 +35,26 @@ def read_text_file(
         DataError: If a column is missing or named twice, or the file could be read in two ways.
         OSError: If it cannot be read; and what pandas raises.
     """
-    dialect = dialect_of(path, reading, where=where, needed=wanted.needed, spelled=wanted.as_text)
+    dialect = dialect_of(
+        path,
+        reading,
+        where=where,
+        needed=[*wanted.needed, *wanted.expected],
+        spelled=wanted.as_text,
+    )
     columns = wanted.choose(dialect.names, where=where)
     read = recognised(reading, dialect)
     pieces = Pieces(exact=wanted.exact)
-    spelled = {name: str for name in columns if name in wanted.as_text}
+    everywhere = empty_cells(reading)
+    own = _declared_words(everywhere, wanted, columns)
+    empty = {name: own.get(name, everywhere) for name in dialect.names} if own else everywhere
+    spelled = {name: str for name in columns if name in wanted.as_text or name in own}
     try:
-        for piece in _pieces(path, dialect, read, columns, spelled):
+        for piece in _pieces(path, dialect, empty, columns, spelled):
             pieces.add(piece)
         if mixed := pieces.mixed:
             again = Pieces(exact=None)
-            for piece in _pieces(path, dialect, read, mixed, dict.fromkeys(mixed, str)):
+            for piece in _pieces(path, dialect, empty, mixed, dict.fromkeys(mixed, str)):
                 again.add(piece)
             texts = again.frame()
             for name in mixed:
@@ -53,18 +62,41 @@ def read_text_file(
     except UnicodeDecodeError:
         raise no_such_encoding(path, dialect.encoding, where=where) from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise DataError(f"{where}: {_too_long(str(error))}") from None
+        raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
     for name in columns:
-        if frame[name].dtype == "str" and name not in wanted.as_text:
+        if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
-    return frame, dialect.notice
+    gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
+    notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
+    return frame, [text for text in notices if text is not None]
+
+
+def _declared_words(
+    everywhere: Collection[str], wanted: Wanted, columns: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the empty cells of those columns of which a declared word would else be one."""
+    declared = {name: {*wanted.words.get(name, ())} & {*everywhere} - {""} for name in columns}
+    return {name: sorted({*everywhere} - words) for name, words in declared.items() if words}
+
+
+def _words_for_nothing(gaps: Mapping[str, str], *, where: str) -> str | None:
+    """Return a line about columns of words in which other words stand for no value."""
+    if not gaps:
+        return None
+    name, cell = next(iter(gaps.items()))
+    others = f"{len(gaps) - 1} more column" + ("" if len(gaps) == 2 else "s")
+    more = f" (and such cells of {others})" if len(gaps) > 1 else ""
+    return (
+        f"{where}: {cell!r} of column {name!r}{more} counts as an empty cell; where it is a word, "
+        f'declare it in categories, or write reading = {{ empty = [""] }}'
+    )
 
 
 def _pieces(
     path: Path,
     dialect: Dialect,
-    reading: Reading,
+    empty: list[str] | dict[str, list[str]],
     columns: Sequence[str],
     types: Mapping[str, type[str]],
 ) -> Iterator[pd.DataFrame]:
@@ -75,19 +107,22 @@ def _pieces(
         "names": list(dialect.names),
         "dtype": dict(types),
         "index_col": False,
+        "na_values": empty,
+        "keep_default_na": False,
         "low_memory": False,
         "dtype_backend": "numpy_nullable",
         # A row of one column is blank where its value is missing.
         "skip_blank_lines": len(dialect.names) > 1,
         "chunksize": max(1000, _CELLS_OF_A_PIECE // len(dialect.names)),
     }
-    if reading.empty is not None:
-        settings |= {"na_values": list(reading.empty), "keep_default_na": False}
     # All columns are parsed, as pandas drops cells beyond the header's in silence where it is told
     # which columns to keep.
-    with _text(path, dialect.encoding) as stream, pd.read_csv(stream, **settings) as reader:
-        while (piece := _next(reader)) is not None:
-            yield piece[list(columns)]
+    with _text(path, dialect.encoding) as stream:
+        for _ in range(dialect.skipped):
+            stream.readline()
+        with pd.read_csv(stream, **settings) as reader:
+            while (piece := _next(reader)) is not None:
+                yield piece[list(columns)]
 
 
 def _next(reader: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
@@ -103,10 +138,11 @@ def _text(path: Path, encoding: str) -> Iterator[io.TextIOWrapper]:
         yield text
 
 
-def _too_long(said: str) -> str:
+def _too_long(said: str, skipped: int) -> str:
     found = _TOO_LONG.search(said)
     if found is not None:
-        return f"can't be read: line {found[2]} has {found[3]} cells instead of {found[1]}"
+        line = int(found[2]) + skipped
+        return f"can't be read: line {line} has {found[3]} cells instead of {found[1]}"
     if said.startswith("Length of header"):
         return "can't be read: its rows have more cells than its header has names"
     return f"can't be read: {' '.join(said.split())}"

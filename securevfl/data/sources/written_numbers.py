@@ -1,12 +1,14 @@
-"""Numbers as texts write them: decimal commas, and marks between thousands.
+"""Numbers as texts write them: decimal commas, marks between thousands, a sign of their unit.
 
 Nothing here decides between two readings of one cell: the user is asked in one line.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from securevfl.core.errors import DataError
@@ -21,18 +23,54 @@ _GROUPED: Final = re.compile(
     r"(?:(?!(?P=mark))(?P<decimal>[.,])\d+)?"
 )
 _TRIED_FIRST: Final = 100
+_LONGEST: Final = 100
+_CURRENCIES: Final = "".join(
+    chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
+)
+# Minus signs are hyphens, or the sign that typesetters use.
+_SIGNED: Final = re.compile(
+    rf"(?P<minus>[+\-\u2212]?)[{_SPACES}]*(?:"
+    rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
+    rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
+)
+_BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
+
+
+def unsigned(cell: str) -> tuple[str, str]:
+    """Return a cell without the sign of its unit, and that sign; an empty one if it has none.
+
+    Signs are ``%`` and those of currencies, one a cell: ``"-$ 12"`` is ``("-12", "$")``.
+    """
+    text = cell.strip()
+    # Longer ones are no numbers, and would be tried at each of their blanks.
+    found = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        return text, ""
+    sign = found["before"] or found["after"]
+    number = f"{found['minus']}{found['amount'] or found['number']}".replace("\u2212", "-")
+    return (number, sign) if _is_plain(number) else (text, "")
 
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a number in some way of writing."""
-    text = cell.strip()
+    return _is_plain(unsigned(cell)[0])
+
+
+def is_bracketed(cell: str) -> bool:
+    """Whether a cell is a number in brackets, as accounts write what is below zero."""
+    text, _ = unsigned(cell)
+    found = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
+    return found is not None and is_number(found["number"])
+
+
+def _is_plain(text: str) -> bool:
     return any(form.fullmatch(text) for form in (_WHOLE, _DECIMAL, _GROUPED))
 
 
 def has_decimal_comma(cells: Iterable[str]) -> bool:
     """Whether all cells are numbers, and one of them only with a decimal comma."""
     certain = False
-    for cell in map(str.strip, cells):
+    for cell, _ in map(unsigned, cells):
         if _WHOLE.fullmatch(cell):
             continue
         found = _DECIMAL.fullmatch(cell)
@@ -51,7 +89,8 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
         where: What messages call the column.
 
     Returns:
-        The numbers; or the column as it came, if it is no column of numbers.
+        The numbers, or such texts as ``"1200.5€"`` if all have one sign; or the column as it came,
+        if it is no column of numbers.
 
     Raises:
         DataError: If all cells are numbers in some way of writing that the reading does not cover.
@@ -59,15 +98,43 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
     texts = values.dropna()
     if texts.empty or not all(map(is_number, texts.iloc[:_TRIED_FIRST])):
         return values
-    stripped = texts.str.strip()
-    if not all(map(is_number, stripped)):
+    if not all(map(is_number, texts)):
         return values
+    parts = texts.map(unsigned)
+    signs = set(parts.str[1])
+    if len(signs) > 1:
+        return values  # what a column holds is said of it as a whole
+    if signs != {""}:
+        plain = parts.str[0].reindex(values.index).astype("str")
+        if not all(map(re.compile(_plain_form(reading)).fullmatch, parts.str[0])):
+            plain = read_numbers(plain, reading, where=where)
+        return _with_sign(plain, signs.pop(), reading)
+    stripped = texts.str.strip()
     if reading.thousands is not None:
         return _without_thousands(values, stripped, reading, where=where)
     marked = [(row, cell) for row, cell in stripped.items() if not _WHOLE.fullmatch(cell)]
     if marked:
         raise DataError(f"{where}{_question(marked, reading)}")
     return values
+
+
+def with_sign(number: float, sign: str) -> str:
+    """Return a number's text with the sign of its unit, as it is read again to the last bit."""
+    return f"{np.format_float_positional(number, trim='-')}{sign}"
+
+
+def _plain_form(reading: Reading) -> str:
+    mark = re.escape(reading.decimal or ".")
+    return rf"[+-]?(?:\d+(?:{mark}\d+)?|{mark}\d+)"
+
+
+def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Series[Any]":
+    if numbers.dtype == "str":
+        return numbers.str.replace(reading.decimal or ".", ".") + sign
+    texts = [with_sign(float(number), sign) for number in numbers.dropna()]
+    found = pd.Series(None, index=numbers.index, dtype="str")
+    found[numbers.notna()] = texts
+    return found
 
 
 def _without_thousands(

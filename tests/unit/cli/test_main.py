@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,28 @@ def test_version_and_help_load_no_numerics() -> None:
         "    except SystemExit as end:\n        assert not end.code, page\n"
     )
     assert not heavy & loaded_by(code)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("arguments", [("check",), ("check", "--json"), ("--version",)])
+def test_a_reader_that_went_away_ends_a_command_quietly(
+    tmp_path: Path, arguments: tuple[str, ...], buffered: bool
+) -> None:
+    """As ``| head -1`` does: neither a bug (1), nor a line about it."""
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "securevfl.cli.main"]
+    if arguments[0] == "check":
+        arguments = (*arguments, str(write_federation(tmp_path, **SMALL)))
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

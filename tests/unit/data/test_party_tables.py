@@ -208,3 +208,39 @@ def test_regression_labels_of_any_type_are_numbers(kind: str) -> None:
     assert constant.labels.tolist() == [5] * 4
     with pytest.raises(DataError, match=r"label 'paid': must be numeric .* such as 'dear'"):
         new_rows(FRAME.assign(paid="dear"), kept(table), name="bank", where="new")
+
+
+@pytest.mark.parametrize(
+    "name", ["unnamed-1", "Unnamed: 0", "Unnamed: 0.1", "...1", "__index_level_0__", ""]
+)
+def test_a_stored_row_number_is_no_feature(name: str) -> None:
+    """In a table sorted by its label it would be the label; a file may still name it."""
+    frame = FRAME.assign(**{name: [0, 1, 2, 3]})
+    table = fit(frame)
+
+    assert table.feature_names == ("debt", "debt is missing")
+    assert [note.split(" and is")[0] for note in table.notes] == [
+        f"column {name!r} has no name of its own, as a stored row number has none,"
+    ]
+    used = ColumnRoles(key=[name], task="binary", label="paid", exclude=["id", "day", "who"])
+    assert fit(frame, used).keys.tolist() == [[0], [1], [2], [3]]
+    listed = ColumnRoles(key=["id"], task="binary", label="paid", features=[name])
+    assert fit(frame, listed).feature_names == (name,)
+
+
+def test_a_column_that_numbers_rows_is_warned_of() -> None:
+    """By every command that reads the table, not by init alone; amounts are not."""
+    frame = pd.DataFrame(
+        {
+            "id": range(100),
+            "line": range(1, 101),
+            "count": [number // 2 for number in range(100)],
+            "amount": [number / 8 for number in range(100)],
+        }
+    )
+    table = fit(frame, ColumnRoles(key=["id"], task="regression"))
+
+    assert [note.split(",")[0] for note in table.notes] == [
+        "column 'line' looks like an identifier (all 100 values differ)"
+    ]
+    assert table.feature_names == ("line", "count", "amount")

@@ -282,7 +282,9 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     """One line, exit code 2."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be made \(Not a dir.*\); let the table.*as HOME"
+    ):
         open_ledger(tmp_path / "file" / "ledger.jsonl")
 
 

@@ -12,7 +12,9 @@ import pytest
 from helpers.federations import FROZEN, save, write_federation
 
 import securevfl as sv
+from securevfl.cli.predict import summary_of
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError
+from securevfl.core.progress import Warned
 
 NO_NOISE = sv.dp.Privacy(mechanism="none")
 SMALL = sv.models.FeT(
@@ -161,3 +163,23 @@ def test_every_call_is_charged_until_nothing_is_left(tmp_path: Path, from_file: 
     with pytest.raises(BudgetExceededError):
         answers.extend(run.predict(rows) for _ in range(20))
     assert answers[-1].epsilon <= FROZEN["epsilon"]
+
+
+def test_words_that_the_model_does_not_know_are_counted(tmp_path: Path) -> None:
+    """Of frames, files and the command alike; a gap and a word in other letters are two things."""
+    own, theirs = people()
+    result = trained(own, theirs, out=tmp_path / "run")
+    new = own.iloc[:4].assign(job=["Cook", "pilot", "nurse", None])
+    new.to_csv(tmp_path / "new.csv", index=False)
+
+    heard: list[Any] = []
+    told = result.predict(new)
+    read = result.predict(tmp_path / "new.csv", observe=heard.append)
+
+    assert told.unknown_words == read.unknown_words == {"job": 2}
+    assert [one.text for one in heard if isinstance(one, Warned)] == [
+        "bank: 2 of 4 cells of column 'job' hold words that the model does not know; they count "
+        "as none of its words"
+    ]
+    assert summary_of(read, tmp_path / "new.csv")["unknown_words"] == {"job": 2}
+    assert result.predict(own.iloc[:4]).unknown_words == {}

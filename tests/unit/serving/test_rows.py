@@ -74,3 +74,19 @@ def test_what_may_not_be_missing_must_be_there() -> None:
     told = refused.value.lines
     assert "row 1, column 'income of 2020': is missing" in told
     assert "row 1, column 'employed': must be true or false" in told
+
+
+def test_a_row_has_the_number_of_a_column_with_signs() -> None:
+    """As JSON knows no signs; the features are those of the table to the last bit."""
+    cells = ["5%", "12.5%", "0.0000001%", None]
+    fitted = TableSchema.fit(
+        pd.DataFrame({"rate": cells}), ["rate"], ColumnSettings(), where="table"
+    )
+    rows = RowFormat.of(fitted, {})
+    assert "hundredth" in rows.columns[0].note
+    asked = [{"rate": 5}, {"rate": 12.5}, {"rate": 1e-7}, {"rate": None}]
+    frame = rows.read(json.dumps({"rows": asked}).encode(), most_rows=4)
+    table = pd.DataFrame({"rate": cells})
+    assert np.array_equal(
+        fitted.encode(frame, where="rows")[1], fitted.encode(table, where="table")[1]
+    )

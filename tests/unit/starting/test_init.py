@@ -220,6 +220,32 @@ def test_equal_ids_are_linked_exactly(tmp_path: Path, capfd: Capture) -> None:
     assert checked["links"]["shop"]["rows_linked"] == 60
 
 
+def test_stored_row_numbers_neither_link_nor_teach(tmp_path: Path, capfd: Capture) -> None:
+    """What pandas writes in front of a table is no key and no feature; check names it too."""
+    random = np.random.default_rng(2)
+    for name in ("bank", "tel"):
+        frame = pd.DataFrame({"id": random.permutation(60) + 1000, "x": random.normal(size=60)})
+        frame["paid"] = frame.x > 0
+        frame.to_csv(tmp_path / f"{name}.csv")
+    tables = ("--primary", tmp_path / "bank.csv", "--secondary", tmp_path / "tel.csv")
+
+    ended, out = init(capfd, tmp_path, *tables, "--label", "paid", "--bounds-from-data")
+
+    assert ended.code == 0, ended.err
+    parties = read_federation(out).parties
+    assert [party.key for party in parties] == [("id",), ("id",)]
+    assert [party.exclude for party in parties] == [("unnamed-1",), ("unnamed-1",)]
+
+    source = out.read_text(encoding="utf-8")
+    out.write_text(re.sub(r"\nexclude = \[.*?\]", "", source, flags=re.DOTALL), "utf-8")
+    checked = securevfl(capfd, "check", out, "--json")
+    said = json.loads(checked.out)
+    assert checked.code == 0, said["problems"]
+    assert set(said["parties"]["bank"]["columns"]) == {"x"}
+    assert said["parties"]["bank"]["dropped"]["unnamed-1"] == "a row number without a name"
+    assert sum("'unnamed-1' has no name of its own" in one for one in said["warnings"]) == 2
+
+
 def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Capture) -> None:
     """It is the same for any records of the same kinds, and is enough to propose a file from."""
     write_people(tmp_path)

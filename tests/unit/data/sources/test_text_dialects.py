@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.reading import read_table
 from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.read import read_frame
@@ -271,3 +273,113 @@ def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
     assert frame.dtypes.astype(str).to_dict() == {"id": "int64", "a": "float32"}
     with pytest.raises(DataError, match="has no column 'nte'; did you mean 'note'"):
         read_table(path, name="bank", key=["id"], task="regression", exclude=["nte"])
+
+
+@pytest.mark.parametrize("mark", [";", ",", "\t", "~"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_first_line_states_the_separator(tmp_path: Path, mark: str, end: str) -> None:
+    """As spreadsheets write it and read it; no row and no name is lost."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"sep={mark}\n{text(mark)}".replace("\n", end).encode("utf-8-sig"))
+    frame, noticed = read(path, "lon")
+    assert tuple(frame.columns) == NAMES
+    assert frame.lon.tolist() == [1.5, 1.25]
+    assert noticed == []
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize(
+    "title", ["Export of May", "Export, May", "# a;b", '"Export, May"', "\nMay"]
+)
+@pytest.mark.parametrize("needed", [(), ("who",)])
+def test_lines_before_the_header_are_named(
+    tmp_path: Path, separator: str, title: str, needed: tuple[str, ...]
+) -> None:
+    """With what to write, which then reads the table."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"{title}\n{text(separator)}")
+    lines = 1 + title.count("\n")
+    said = refusal(path, *needed)
+    assert f"line {lines}, " in said
+    assert f"write reading = {{ skip_lines = {lines} }}" in said
+    frame, _ = read(path, *needed, skip_lines=lines)
+    assert tuple(frame.columns) == NAMES
+    assert frame.area.tolist() == [70, 80]
+
+
+def test_a_line_counts_from_the_top_of_the_file(tmp_path: Path) -> None:
+    """Lines that are skipped count too, as an editor counts them."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"title\n\n{text()}1,2,a,b\n1,2,a\n1,2,a\n")
+    assert "line 6 has 4 cells instead of 3" in refusal(path, skip_lines=2)
+    assert "leaves nothing of the file's" in refusal(path, skip_lines=40)
+
+
+def test_a_header_may_be_longer_than_the_sample(tmp_path: Path) -> None:
+    """A cut header would lack names, and the rows seem too long."""
+    names = [f"a column with a rather long name {number}" for number in range(10_000)]
+    path = tmp_path / "t.csv"
+    row = ",".join(["1"] * len(names))
+    path.write_text(",".join(names) + f"\n{row}\n{row}\n")
+    assert path.stat().st_size > 1 << 18
+    frame, _ = read(path)
+    assert list(frame.columns) == names
+
+
+def test_a_header_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not called one with too few names."""
+    monkeypatch.setattr("securevfl.data.sources.dialect._LONGEST_HEAD", 1 << 18)
+    (tmp_path / "t.csv").write_text("a," * (1 << 18))
+    assert "its first 3 lines are longer than 0 MiB" in refusal(tmp_path / "t.csv")
+
+
+def test_a_declared_word_is_no_empty_cell(tmp_path: Path) -> None:
+    """In its own column alone; elsewhere the word still stands for no value."""
+    path = tmp_path / "t.csv"
+    path.write_text("id,plan,tier,fee\n1,None,None,NA\n2,Gold,Gold,5\n3,,NA,6\n4,NA,Gold,7\n")
+    plan = {"plan": ["None", "Gold"]}
+    frame = read_frame(path, where="table", wanted=Wanted(words=plan))
+    assert frame.plan.fillna("-").tolist() == ["None", "Gold", "-", "-"]
+    assert frame.tier.fillna("-").tolist() == ["-", "Gold", "-", "Gold"]
+    assert frame.fee.fillna(0).tolist() == [0, 5, 6, 7]
+
+    settings = ColumnSettings(categories=plan, missing_columns=["plan"])
+    table = read_table(path, name="bank", key=["id"], task="binary", columns=settings)
+    again = read_table(path, name="bank", key=[], task="binary", schema=table.schema)
+    place = table.feature_names.index("plan=None")
+    assert table.features[:, place].tolist() == [1, 0, 0, 0]
+    assert np.array_equal(again.features, table.features)
+
+
+def test_a_class_of_training_is_no_empty_label(tmp_path: Path) -> None:
+    """A model that knows the class None, from a source with types, reads it in a text file too."""
+    rows = {"id": [1.5, 2.5, 3.5, 4.5], "x": [1, 2, 3, 4], "risk": ["None", "low", "low", "low"]}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    known = read_table(
+        tmp_path / "t.parquet", name="bank", key=["id"], label="risk", task="multiclass"
+    )
+    (tmp_path / "new.csv").write_text("id,x,risk\n1.5,1,None\n2.5,2,\n")
+    new = read_table(
+        tmp_path / "new.csv", name="bank", key=["id"], task="multiclass", schema=known.schema
+    )
+    assert new.labelled is not None
+    assert new.labelled.tolist() == [True, False]
+    assert known.classes is not None
+    assert new.labels is not None
+    assert known.classes[int(new.labels[0])] == "None"
+
+
+def test_words_that_count_as_empty_are_named(tmp_path: Path) -> None:
+    """Where the others are words, this one may be one too: in features, labels and keys alike."""
+    path = tmp_path / "t.csv"
+    path.write_text("id,plan,fee,day,tier\n1,None,NA,NA,NULL\n2,Gold,5,2024-01-01,a\n")
+    _, noticed = read(path)
+    assert noticed == [
+        "table: 'None' of column 'plan' (and such cells of 1 more column) counts as an empty cell; "
+        'where it is a word, declare it in categories, or write reading = { empty = [""] }'
+    ]
+    frame, noticed = read(path, empty=("",))
+    assert noticed == []
+    assert frame.plan.tolist() == ["None", "Gold"]
