@@ -11,6 +11,15 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from securevfl.core.errors import ConfigError
+
+if int(pd.__version__.partition(".")[0]) < 3:
+    # There an empty cell of a column of texts would become the word "<NA>", without an error.
+    raise ConfigError(
+        f"pandas {pd.__version__} is installed, which reads empty cells of texts as words; tables "
+        f"need pandas>=3: pip install 'pandas>=3', and no older one ahead of it on PYTHONPATH"
+    )
+
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _INT32: Final = np.iinfo(np.int32)
 

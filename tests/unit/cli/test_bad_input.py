@@ -1,5 +1,7 @@
 """What a user did wrong: one line that says what, where and what to do, and an exit code."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from helpers.command_line import Ended, securevfl
 from helpers.federations import FROZEN, save, write_federation
+from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 
@@ -648,3 +651,25 @@ def test_what_was_recognised_is_said_in_a_run(tmp_path: Path, capfd: Capture) ->
     assert ended.code == 0, ended.err
     said = 'reading = { separator = ";", decimal = "," } says so for good'
     assert [line for line in ended.warnings if said in line]
+
+
+def test_an_older_pandas_is_refused(tmp_path: Path) -> None:
+    """Which pip would not install, and which reads other features in silence."""
+    path = write_federation(tmp_path)
+    code = (
+        "import sys, pandas; pandas.__version__ = '2.2.3'; "
+        f"sys.argv = ['securevfl', 'check', {str(path)!r}]; "
+        "from securevfl.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("securevfl: pandas 2.2.3 is installed")
+    assert done.stderr.count("\n") == 1
+    assert "pandas>=3" in done.stderr
