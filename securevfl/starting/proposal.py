@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from securevfl.config.auto import CLASSES_OF_NUMBERS
+from securevfl.core.column_meanings import meaning_of
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.cells import dates_of, numbers_of, texts_of
 from securevfl.starting.columns import Bounds, Column, Table
 from securevfl.starting.keys import KeyProposal, propose_keys
-from securevfl.starting.names import meaning_of
 from securevfl.starting.rows_served import RowsServed
 
 _MOST_CLASSES: Final = 20
