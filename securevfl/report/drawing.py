@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, titled(figure.subplots(), title, x, y)
 
 
-def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, str]:
+def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
     """Give an axis of epochs or rounds whole numbers, and return how its lines are drawn.
 
     A line of one point is nothing without a marker, and its axis no place without ends.

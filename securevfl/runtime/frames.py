@@ -1,6 +1,6 @@
 """Frames in Python as the parties of a simulation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securevfl.core.errors import ConfigError
@@ -13,7 +13,7 @@ _PRIMARY = "primary"
 
 def tables_of_frames(
     settings: Mapping[str, Any], *, primary: Any, secondaries: Any, label: Any, key: Any
-) -> list[PartyTable]:
+) -> Sequence[PartyTable]:
     """Return the primary's table and the secondaries', made of frames.
 
     Args:
