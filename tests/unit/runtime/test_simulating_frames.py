@@ -86,3 +86,11 @@ def test_progress_is_shown_where_it_is_asked_for(capfd: pytest.CaptureFixture[st
         assert "binary" in text
         assert len(text) < 2000
     assert len(repr(run).splitlines()) <= 5
+
+
+def test_one_neighbour_by_exact_ids_trains_fedsim() -> None:
+    """All training links are equally long then: the lowest place of any grid over neighbours."""
+    bank, bureau = frames()
+    model = sv.FederatedClassifier("fedsim", key="id", secondaries=[bureau], neighbours=1, epochs=1)
+    fitted = model.fit(bank.drop(columns="y"), bank["y"])
+    assert np.isfinite(fitted.predict_proba(bank.drop(columns="y"))).all()
