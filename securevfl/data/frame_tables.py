@@ -99,7 +99,7 @@ def _checked_key(key: Any) -> Sequence[str] | Mapping[str, KeyKind]:
         ConfigError: If they are neither a name, nor several.
     """
     names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
-    if not names or not all(isinstance(one, str) for one in names):
+    if not all(isinstance(one, str) for one in names):
         raise ConfigError(
             f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
         )

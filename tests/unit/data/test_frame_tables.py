@@ -93,8 +93,6 @@ def test_two_values_are_two_classes_and_a_key_may_be_one_name() -> None:
     table = from_frame(frame, name="bank", key="key_id", label="y")
     assert table.classes == (0, 1)
     assert table.key_names == ("key_id",)
-    with pytest.raises(ConfigError, match="key: must be a column's name or a list of names"):
-        from_frame(frame, name="bank", key=[], label="y")
 
 
 @pytest.mark.parametrize("kind", ["numbers", "long ids"])
