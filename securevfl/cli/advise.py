@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from securevfl.cli.progress import bars
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_text
 from securevfl.core.memory import keep_freed_memory
+from securevfl.runtime.shown_progress import bars
 from securevfl.starting.advice import NO_PROMISE, Advice, Bound, advise, epsilons_from
 from securevfl.starting.rehearsal import Played
 

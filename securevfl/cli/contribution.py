@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from securevfl.cli.figure_table import print_figures
-from securevfl.cli.progress import RunProgress
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.report.page import write_report
@@ -17,6 +16,7 @@ from securevfl.report.worth import readings, sampled_in_words
 from securevfl.runtime.contribution import contribution
 from securevfl.runtime.kept_contribution import FILE
 from securevfl.runtime.run_folder import read_figures
+from securevfl.runtime.shown_progress import RunProgress
 
 
 def run_contribution(

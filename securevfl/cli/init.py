@@ -159,6 +159,8 @@ def _print(proposal: Proposal, out: Path) -> None:
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(_why(use)))
         console.print(grid)
+    if (warning := proposal.keys.shown) is not None:
+        _say(console, f"warning: {warning}", style="yellow")
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         _say(console, f"keys: {reason}")
     _say(console, f"task: {proposal.task} ({proposal.task_reason})")

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from securevfl.cli.progress import RunProgress
 from securevfl.cli.run import run_folder_for
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
+from securevfl.runtime.shown_progress import RunProgress
 from securevfl.studies.entry import link
 
 

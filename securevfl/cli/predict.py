@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from securevfl.cli.progress import RunProgress
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report.secondary import write_secondary_pages
 from securevfl.runtime.prediction_entry import predict_file
 from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.shown_progress import RunProgress
 
 
 def run_predict(

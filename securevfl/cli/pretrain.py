@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining
 from securevfl.cli.run import run_folder_for
 from securevfl.config.reading import read_federation
@@ -11,6 +10,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.pretraining.stage import nothing_to_pretrain, wants_pretraining
 from securevfl.runtime.device import device_named
 from securevfl.runtime.launching import pretrain_in_processes
+from securevfl.runtime.shown_progress import RunProgress
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.runtime.tables import read_tables
 

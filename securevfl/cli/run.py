@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from securevfl.cli.progress import RunProgress
 from securevfl.cli.results import print_pretraining, print_results
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
@@ -35,6 +34,7 @@ from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.preflight import warnings_about
 from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.shown_progress import RunProgress
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:

@@ -101,9 +101,9 @@ def _run(
             f"securevfl serve needs {', '.join(missing)}; install securevfl with its extra serve: "
             f"pip install 'securevfl[serve]'"
         )
-    from securevfl.cli.progress import RunProgress
     from securevfl.config.reading import read_federation
     from securevfl.models.task_metrics import metrics_of
+    from securevfl.runtime.shown_progress import RunProgress
     from securevfl.serving.opening import opened
     from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
     from securevfl.serving.token import token_of

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TaskID
 
-from securevfl.cli.progress import bars
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
+from securevfl.runtime.shown_progress import bars
 from securevfl.studies.runs.run import LeftOut, Run
 
 

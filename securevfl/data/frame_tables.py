@@ -1,7 +1,7 @@
 """A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ def from_frame(
     frame: Any,
     *,
     name: str,
-    key: Sequence[str] | Mapping[str, KeyKind],
+    key: str | Sequence[str] | Mapping[str, KeyKind],
     label: str | None = None,
     task: Task | None = None,
     features: Sequence[str] | None = None,
@@ -39,12 +39,13 @@ def from_frame(
             ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
             name.
         name: The party's name.
-        key: Key columns, in the order that all parties agreed on. They are numbers where all of
-            them are numbers or times without gaps, and texts or numbers with gaps otherwise, for
-            linkage alone. A mapping says which kind each one is: ``{"phone": "text"}``.
+        key: The key column, or several in the order that all parties agreed on. They are numbers
+            where all of them are numbers or times without gaps, and texts or numbers with gaps
+            otherwise, for linkage alone. A mapping says which kind each one is:
+            ``{"phone": "text"}``.
         label: The label column, at the primary; None at a secondary.
-        task: What the label is; default: ``"regression"`` for numbers with decimals, ``"binary"``
-            or ``"multiclass"`` for words and truth values. Whole numbers may be either.
+        task: What the label is; default: ``"binary"`` for two values, ``"multiclass"`` for more
+            words, ``"regression"`` for numbers with decimals. Whole numbers may be either of these.
         features: Feature columns; None takes every column that has no other purpose.
         exclude: Columns that are neither keys nor features.
         truth: A column with the number of the true entity, for linkage quality only.
@@ -58,6 +59,7 @@ def from_frame(
         ConfigError: If whole numbers are labels and ``task`` does not say what of.
         DataError: As :func:`securevfl.data.read_table`.
     """
+    key = _checked_key(key)
     where = f"frame of {name!r}"
     whole = as_pandas(frame, where=where)
     special = [column for column in (label, truth) if column is not None]
@@ -90,6 +92,20 @@ def from_frame(
         where=where,
     )
     return replace(table, link_columns=link_columns)
+
+
+def _checked_key(key: Any) -> Sequence[str] | Mapping[str, KeyKind]:
+    """Return key columns as a list or mapping.
+
+    Raises:
+        ConfigError: If they are neither a name, nor several.
+    """
+    names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
+    if not all(isinstance(one, str) for one in names):
+        raise ConfigError(
+            f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
+        )
+    return key if isinstance(key, Mapping) else names
 
 
 def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
@@ -144,6 +160,8 @@ def _is_number(values: "pd.Series[Any]") -> bool:
 
 def _task_of(values: "pd.Series[Any]", label: str) -> Task:
     kind = values.dtype
+    if values.nunique() == 2:
+        return "binary"
     if pd.api.types.is_float_dtype(kind):
         return "regression"
     if pd.api.types.is_integer_dtype(kind):
@@ -153,4 +171,4 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
         )
     if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
         return "regression"  # which says what to do with the sign
-    return "binary" if values.nunique() == 2 else "multiclass"
+    return "multiclass"

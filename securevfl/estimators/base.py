@@ -255,6 +255,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             device=self.device,
             with_alone=False,
+            progress=False,
             observe=_warn,
         )
         assert self.run_.trained is not None, "it has trained"
@@ -302,7 +303,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """Say what scikit-learn may expect: missing cells are read, and noise is never seeded."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
-        tags.non_deterministic = self.privacy is not None and self.privacy.mechanism != "none"
+        tags.non_deterministic = getattr(self.privacy, "mechanism", "none") != "none"
         return tags
 
     def _target(self, y: Any) -> Target:

@@ -88,7 +88,7 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
     """Scale and noise the links of all primary rows, and put them into the noised order.
 
     Raises:
-        DataError: If all training links have one distance (sigma_0 = 0).
+        DataError: If no training row has a link.
         ConfigError: If the bound tau cannot be had.
 
     Reveals:

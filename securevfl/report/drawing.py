@@ -1,11 +1,13 @@
 """What all plots of a report share: inline SVG, without a file, script or font from elsewhere."""
 
 import io
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 SIZE: Final = (6.4, 2.9)
 """Inches of most plots."""
@@ -29,6 +31,21 @@ def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, titled and labelled."""
     figure = Figure(figsize=SIZE, layout="constrained")
     return figure, titled(figure.subplots(), title, x, y)
+
+
+def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
+    """Give an axis of epochs or rounds whole numbers, and return how its lines are drawn.
+
+    A line of one point is nothing without a marker, and its axis no place without ends.
+
+    Args:
+        axes: Whose horizontal axis counts.
+        counts: What it counts.
+    """
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(set(counts)) == 1:
+        axes.set_xlim(counts[0] - 1, counts[0] + 1)
+    return {"marker": "o"} if len(counts) == 1 else {}
 
 
 def titled(axes: Axes, title: str, x: str, y: str) -> Axes:

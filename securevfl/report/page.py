@@ -1,10 +1,12 @@
 """A run's report: one HTML file with everything in it, made from the run folder alone."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from securevfl.core import files
+from securevfl.core.column_meanings import keys_in_clear
 from securevfl.federation.ledger_labels import LABELS
 from securevfl.federation.ledger_summary import lines_of_run
 from securevfl.federation.presence import absences_in_words
@@ -58,6 +60,7 @@ def write_report(run: Path) -> Path:
         figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
+    source = (run / "federation.toml").read_text(encoding="utf-8")
     measured = read_contribution(run, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
@@ -74,7 +77,8 @@ def write_report(run: Path) -> Path:
         promised=_promised(privacy),
         figures=figures,
         learned=_learned(run, metrics),
-        federation=(run / "federation.toml").read_text(encoding="utf-8"),
+        keys_in_clear=_keys_in_clear(source),
+        federation=source,
     )
     path = run / "report.html"
     files.write_text(path, page, for_others=True)
@@ -83,6 +87,14 @@ def write_report(run: Path) -> Path:
             write_pictures(party)
     write_secondary_pages(run)
     return path
+
+
+def _keys_in_clear(source: str) -> str | None:
+    """Return the warning of keys of people that were shown, by the federation file."""
+    settings = tomllib.loads(source)
+    primary = next(one for one in settings["party"] if one["role"] == "primary")
+    protection = settings.get("linkage", {}).get("protection", "none")
+    return keys_in_clear(protection, primary.get("key", []))
 
 
 def write_pictures(party: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, new_axes, svg
+from securevfl.report.drawing import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
 
 # Larger tables of mistakes are colours alone.
 _NUMBERED_CLASSES = 12
@@ -23,8 +23,9 @@ def metric_plot(
     """Return the metric's curves over epochs, with the primary alone, called so, as a line."""
     figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
-    axes.plot(epochs, [row["train"] for row in history], color=GREY, label="training")
-    axes.plot(epochs, [row["validation"] for row in history], color=BLUE, label="validation")
+    style = by_count(axes, epochs)
+    for name, colour, label in (("train", GREY, "training"), ("validation", BLUE, "validation")):
+        axes.plot(epochs, [row[name] for row in history], color=colour, label=label, **style)
     if alone is not None:
         axes.axhline(alone, color=ORANGE, linestyle="--", label=name)
     axes.legend(fontsize=8, frameon=False)
@@ -34,14 +35,17 @@ def metric_plot(
 def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
     """Return the training loss over epochs."""
     figure, axes = new_axes("training loss by epoch", "epoch", "loss")
-    axes.plot([row["epoch"] for row in history], [row["loss"] for row in history], color=BLUE)
+    epochs = [row["epoch"] for row in history]
+    style = by_count(axes, epochs)
+    axes.plot(epochs, [row["loss"] for row in history], color=BLUE, **style)
     return svg(figure)
 
 
 def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
     """Return the privacy spent after each round, with the budget as a line."""
     figure, axes = new_axes("privacy spent by round", "round", "epsilon")
-    axes.step(rounds, epsilon, where="post", color=BLUE, label="spent")
+    style = by_count(axes, rounds)
+    axes.step(rounds, epsilon, where="post", color=BLUE, label="spent", **style)
     if budget is not None:
         axes.axhline(budget, color=ORANGE, linestyle="--", label="budget")
     axes.set_ylim(bottom=0)
@@ -243,7 +247,8 @@ def search_plot(figures: Mapping[str, Any]) -> str:
     choose = max if figures["higher_is_better"] else min
     best = list(itertools.accumulate(values, choose))
     axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
-    axes.step(numbers, best, where="post", color=BLUE, label="best so far")
+    style = by_count(axes, numbers)
+    axes.step(numbers, best, where="post", color=BLUE, label="best so far", **style)
     axes.legend(fontsize=8, frameon=False)
     return svg(figure)
 
@@ -296,7 +301,7 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
     for name, curve in curves.items():
         places = [number / max(1, len(curve) - 1) for number in range(len(curve))]
-        axes.plot(places, list(curve), label=name)
+        axes.plot(places, list(curve), label=name, marker="o" if len(curve) == 1 else None)
     if curves:
         axes.legend(fontsize=8, frameon=False)
     return svg(figure)

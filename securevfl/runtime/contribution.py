@@ -8,6 +8,7 @@ from typing import Any, Final
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
+from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
 from securevfl.models.bootstrap import LEVEL
 from securevfl.models.contribution import LEAST_PERMUTATIONS, Worth, solve
@@ -34,8 +35,8 @@ EXACT_KEPT: Final = 10
 _NOT_SENT: Final = "nothing: the run promises nothing, and all of it is computed in this process"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Contribution(Summarised):
     """What each partner of a run adds to its model."""
 
     run: str
@@ -58,6 +59,10 @@ class Contribution:
     """What measuring this cost, in words."""
     notes: tuple[str, ...]
     """What a reader must know."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return what was measured on how many rows; the figures are in :meth:`as_json`."""
+        return f"{self.metric} on {self.rows:,} test rows", {"cost": self.cost}
 
     def as_json(self) -> dict[str, Any]:
         """Return it as ``contribution.json`` has it."""

@@ -153,6 +153,10 @@ class RunFigures:
     """Why test rows were not asked for, where that is so."""
     joint_test_metrics: Metrics | None = None
     """Of the joint model, whichever is used; where there is a base."""
+    ended: str | None = None
+    """When, in UTC."""
+    rows: Mapping[str, int] | None = None
+    """Of the primary's table: ``train``, ``validation`` and ``test``."""
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None where nobody launched them."""
     no_privacy_test: float | None = None
@@ -193,6 +197,8 @@ _NOT_OF_EVERY_RUN: Final = (
     "base",
     "untested",
     "joint_test_metrics",
+    "ended",
+    "rows",
     "peak_memory_bytes",
     "no_privacy_test",
     "combine_test",

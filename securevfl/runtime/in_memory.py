@@ -2,185 +2,165 @@
 
 import contextlib
 import dataclasses
+import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from securevfl.callbacks import Callback, Hearing
 from securevfl.config.auto import AUTO
 from securevfl.config.base import BaseSettings, base_source
 from securevfl.config.encoder import EncoderSettings
+from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PredictionSettings, TrainingSettings
 from securevfl.config.top import top_source
 from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer, unheard
+from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.core.task import Task
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_of
+from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.device import device_named
-from securevfl.runtime.entry import FederationSource, simulate_from_file
+from securevfl.runtime.entry import FederationSource, opened, simulate_from_file
+from securevfl.runtime.frames import tables_of_frames
 from securevfl.runtime.kept_run import TemporaryFolder
+from securevfl.runtime.shown_progress import RunProgress
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 
-@overload
+class SimulationSettings(TypedDict, total=False):
+    """What :func:`simulate` takes by name beside tables, and how it runs."""
+
+    privacy: Privacy
+    """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
+    encoder: EncoderSettings | Literal["auto"] | None
+    """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
+    promise and what else is given, the settings of :mod:`securevfl.config.auto`; then ``model`` may
+    be left out."""
+    training: TrainingSettings | None
+    """Epochs, batch size and so on."""
+    pretraining: PretrainingSettings | None
+    """For families that pretrain."""
+    linkage: LinkageSettings | None
+    """Who chooses links, and by what; default: each row its K nearest records, with the primary's
+    keys shown to every secondary."""
+    prediction: PredictionSettings | None
+    """What predictions of the model may spend in addition to training."""
+    base: Any
+    """What the joint model is averaged with: ``"boosting"``, ``"linear"``, ``"best"`` of these and
+    a perceptron (the default), any estimator of scikit-learn (a classifier needs
+    ``predict_proba``), or ``"none"``, as in the papers."""
+    top: Any
+    """With frozen encoders, an estimator in place of the family's top network, fitted to own
+    columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn."""
+    task: Task | None
+    """What the label is; default: binary or multiclass if the labels are classes, regression
+    otherwise."""
+    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None
+    """``[low, high]`` of all features, or such a pair by party name: declared ranges that do not
+    depend on the data, as a frozen encoder's guarantee needs. Without them each party standardises
+    its features by its own statistics."""
+    seed: int
+    """Of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
+    with_alone: bool
+    """Whether the best model of the primary alone is found too, to compare with. Default true."""
+    data_root: Path | None
+    """With a federation file, where relative data paths start; default: next to the file, and the
+    current folder if there is no file."""
+    resume: bool
+    """With a federation file, go on from the last epoch that was saved in ``out``."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+    progress: bool | None
+    """Whether progress is shown on standard error; default: where that is a terminal."""
+
+
+_OF_FILES: Final = ("data_root", "resume")
+_OF_BOTH: Final = ("device", "progress")
+
+
 def simulate(
-    parties: Sequence[PartyTable],
-    model: FamilySettings | None = None,
+    parties: Any = None,
+    model: Any = None,
     *,
-    privacy: Privacy,
-    encoder: EncoderSettings | Literal["auto"] | None = None,
-    training: TrainingSettings | None = None,
-    pretraining: PretrainingSettings | None = None,
-    linkage: LinkageSettings | None = None,
-    prediction: PredictionSettings | None = None,
-    base: Any = None,
-    top: Any = None,
-    task: Task | None = None,
-    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
-    seed: int = 0,
-    with_alone: bool = True,
-    device: str = "cpu",
-    out: Path | None = None,
-    observe: Observer = ...,
-    callbacks: Sequence[Callback] = ...,
-) -> RunResult: ...
-
-
-@overload
-def simulate(
-    parties: FederationSource,
-    *,
-    data_root: Path | None = None,
-    resume: bool = False,
-    device: str = "cpu",
-    out: Path | None = None,
-    observe: Observer = ...,
-    callbacks: Sequence[Callback] = ...,
-) -> RunResult: ...
-
-
-def simulate(
-    parties: Sequence[PartyTable] | FederationSource,
-    model: FamilySettings | None = None,
-    *,
-    privacy: Privacy | None = None,
-    encoder: EncoderSettings | Literal["auto"] | None = None,
-    training: TrainingSettings | None = None,
-    pretraining: PretrainingSettings | None = None,
-    linkage: LinkageSettings | None = None,
-    prediction: PredictionSettings | None = None,
-    base: Any = None,
-    top: Any = None,
-    task: Task | None = None,
-    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None = None,
-    seed: int | None = None,
-    with_alone: bool = True,
-    data_root: Path | None = None,
-    resume: bool = False,
-    device: str = "cpu",
+    primary: Any = None,
+    secondaries: Any = None,
+    label: Any = None,
+    key: Any = None,
     out: Path | None = None,
     observe: Observer = unheard,
     callbacks: Sequence[Callback] = (),
+    **settings: Unpack[SimulationSettings],
 ) -> RunResult:
-    """Run a federation in this process: on tables in memory, or as its file says.
+    """Run a federation in this process: on frames, on tables, or as its file says.
 
     Args:
         parties: The primary's table, with labels, then the secondaries', from
             :func:`securevfl.data.from_frame`, a file or a split; or the path of a
-            federation file, or what :func:`securevfl.read_federation` returned.
+            federation file, or what :func:`securevfl.read_federation` returned. None takes frames.
         model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
-            installed package's family, too. This and what follows up to ``seed`` goes with
-            tables; a federation file says it itself.
-        privacy: What is promised; ``Privacy(mechanism="none")`` promises nothing.
-        encoder: How frozen encoders are made; default: as the family does. ``"auto"`` takes, beside
-            tables, a promise and what else is given, the settings of :mod:`securevfl.config.auto`;
-            then ``model`` may be left out.
-        training: Epochs, batch size and so on; default: :class:`TrainingSettings`.
-        pretraining: For families that pretrain; default: :class:`PretrainingSettings`.
-        linkage: Who chooses links, and by what; default: each row its K nearest records, with the
-            primary's keys shown to every secondary.
-        prediction: What predictions of the model may spend beside training.
-        base: What the joint model is averaged with: ``"boosting"``, ``"linear"``,
-            ``"best"`` of these and a perceptron (the default), any estimator of scikit-learn (a
-            classifier needs ``predict_proba``), or ``"none"``, as in the papers.
-        top: With frozen encoders, an estimator in place of the family's top network, fitted to own
-            columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn.
-        task: What the label is; default: multiclass or binary if the labels are classes,
-            regression otherwise.
-        bounds: ``[low, high]`` of all features, or such a pair by party name: declared ranges that
-            do not depend on the data, as a frozen encoder's guarantee needs. Without them each
-            party standardises its features by its own statistics.
-        seed: Run seed of splits, initialisation, shuffling and dropout; never of noise. Default 0.
-        with_alone: With tables, whether the best model of the primary alone is found too, to
-            compare with.
-        data_root: With a federation file, where relative data paths start; default: next to the
-            file, and the current folder if there is no file.
-        resume: With a federation file, go on from the last epoch that was saved in ``out``.
-        device: ``"cpu"`` or ``"cuda"``.
+            installed package's family, too. A federation file says it itself.
+        primary: In place of ``parties``, the primary's frame (pandas, polars, pyarrow).
+        secondaries: The others' frames: a list, or a mapping by name.
+        label: The label column of the primary's frame.
+        key: The key column of all frames, or a list of them; or such by party name, the primary's
+            is ``"primary"`` and those of a list are ``"secondary-1"`` and so on.
         out: Run folder; default: a temporary one, which is removed when the result is no longer
             referred to.
         observe: Hears of progress; what it raises ends the run.
         callbacks: Hear of progress and of the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
+        **settings: Those of :class:`SimulationSettings`; with tables or frames, ``privacy`` must be
+            among them.
 
     Returns:
         Metrics, history, losses and ledger; and the model, for :meth:`RunResult.predict`.
 
     Raises:
-        ConfigError: If a setting is impossible, or does not go with what is simulated.
+        ConfigError: If a setting is impossible or unknown, or does not go with what is simulated.
+        DataError: If a frame can't be used.
         PrivacyError: If the promise does not hold for what would run.
 
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    of_tables: dict[str, Any] = {
-        "model": model,
-        "privacy": privacy,
-        "encoder": encoder,
-        "training": training,
-        "pretraining": pretraining,
-        "linkage": linkage,
-        "prediction": prediction,
-        "base": base,
-        "top": top,
-        "task": task,
-        "bounds": bounds,
-        "seed": seed,
-    }
-    hearing = Hearing(callbacks, observe)
-    with contextlib.ExitStack() as failing, hearing.until_the_end():
+    _require_known(settings)
+    config, tables, root = _asked_for(
+        parties, model, settings, primary=primary, secondaries=secondaries, label=label, key=key
+    )
+    resume, with_alone = settings.get("resume", False), settings.get("with_alone", True)
+    if resume and out is None:
+        raise ConfigError("resume: needs out, the folder of the run that should go on")
+    with contextlib.ExitStack() as failing:
+        hearing = Hearing(callbacks, _shown(config, settings.get("progress"), observe, failing))
+        failing.enter_context(hearing.until_the_end())
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
+        unfinished = contextlib.ExitStack()
+        failing.enter_context(unfinished)
         if isinstance(place, TemporaryFolder):
-            failing.callback(place.remove)
+            unfinished.callback(place.remove)
         folder = place.path if isinstance(place, TemporaryFolder) else place
-        if isinstance(parties, FederationSource):
-            given = [name for name, value in of_tables.items() if value is not None]
-            given += [] if with_alone else ["with_alone"]
-            if given:
-                raise ConfigError(f"{given[0]}: the federation file says it; leave it out")
-            if resume and out is None:
-                raise ConfigError("resume: needs out, the folder of the run that should go on")
+        device = settings.get("device", "cpu")
+        if tables is None:
             result = simulate_from_file(
-                parties,
+                config,
                 out=folder,
-                data_root=data_root,
+                data_root=root,
                 resume=resume,
                 device=device,
                 observe=hearing.tell,
             )
         else:
-            if resume or data_root is not None:
-                raise ConfigError("resume, data_root: go with a federation file, not with tables")
-            names = _key_names(parties[0])
+            base, top = settings.get("base"), settings.get("top")
             result = simulate_federation(
-                parse_federation(_source(parties, **of_tables), file="simulate()"),
-                {table.name: _with_keys_called(names, table) for table in parties},
+                config,
+                tables,
                 folder,
                 device=device_named(device),
                 with_alone=with_alone,
@@ -190,11 +170,110 @@ def simulate(
                 top=None if isinstance(top, str) else top,
             )
         hearing.ended(result.metrics)
-        failing.pop_all()
+        unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
         # Its folder lives as long as somebody can predict with it.
         trained = dataclasses.replace(result.trained, place=place)
         return dataclasses.replace(result, trained=trained)
+
+
+def _asked_for(
+    parties: Any,
+    model: Any,
+    settings: Any,
+    **frames: Any,
+) -> tuple[FederationConfig, dict[str, PartyTable] | None, Path | None]:
+    """Return the federation, its tables (None: as its file says) and where paths start.
+
+    Raises:
+        ConfigError: If what was given is nothing that can be simulated, naming the argument.
+    """
+    given = [name for name, value in frames.items() if value is not None]
+    if isinstance(parties, FederationSource):
+        of_tables = {"model": model, **settings}
+        wrong = [
+            name
+            for name, value in of_tables.items()
+            if value is not None and name not in (*_OF_FILES, *_OF_BOTH)
+        ]
+        if wrong or given:
+            raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
+        return _opened(parties, settings)
+    if any(settings.get(name) for name in _OF_FILES):
+        raise ConfigError("resume, data_root: go with a federation file, not with tables")
+    kinds = {"model": FamilySettings, "privacy": Privacy}
+    for name, value in (("model", model), ("privacy", settings.get("privacy"))):
+        if value is not None and not isinstance(value, kinds[name]):
+            raise ConfigError(
+                f"{name}: must be {kinds[name].__name__}, got a {type(value).__name__}; frames go "
+                f'in by name: simulate(primary=..., secondaries=[...], label="y", key="id", ...)'
+            )
+    if parties is None:
+        listed = tables_of_frames(settings, **frames)
+    elif given:
+        raise ConfigError(f"{given[0]}: goes with frames alone; leave out parties, or {given[0]}")
+    else:
+        listed = _listed(parties)
+    names = _key_names(listed[0])
+    source = _source(listed, model, settings)
+    tables = {table.name: _with_keys_called(names, table) for table in listed}
+    return parse_federation(source, file="simulate()"), tables, None
+
+
+def _listed(parties: Any) -> Sequence[PartyTable]:
+    tables = parties if isinstance(parties, list | tuple) else [parties]
+    for number, one in enumerate(tables):
+        if not isinstance(one, PartyTable):
+            raise ConfigError(
+                f"parties: number {number + 1} is a {type(one).__name__}, and must be a table of "
+                f"securevfl.data.from_frame; frames go in by name: simulate(primary=..., "
+                f'secondaries=[...], label="y", key="id", ...)'
+            )
+    if len(tables) < 2:
+        raise ConfigError(
+            f"parties: must be a list with the primary's table and at least one secondary's, got "
+            f"{len(tables)}"
+        )
+    return tables
+
+
+def _require_known(settings: SimulationSettings) -> None:
+    """Refuse a setting that there is not.
+
+    Raises:
+        ConfigError: Naming it, and one that is meant perhaps.
+    """
+    for name in settings:
+        if name not in SimulationSettings.__annotations__:
+            close = difflib.get_close_matches(name, SimulationSettings.__annotations__, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{name}: no such setting of simulate(){meant}")
+
+
+def _opened(
+    source: FederationSource, settings: SimulationSettings
+) -> tuple[FederationConfig, None, Path]:
+    config, root = opened(source, settings.get("data_root"))
+    return config, None, root
+
+
+def _shown(
+    config: FederationConfig,
+    progress: bool | None,
+    observe: Observer,
+    stack: contextlib.ExitStack,
+) -> Observer:
+    """Return an observer that shows progress too, if that is wanted or a terminal is there."""
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return observe
+    metric = metrics_of(config.federation.task, config.training.metric)[0].name
+    bars = stack.enter_context(RunProgress(metric=metric))
+
+    def both(event: ProgressEvent) -> None:
+        bars(event)
+        observe(event)
+
+    return both
 
 
 _LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
@@ -221,25 +300,15 @@ def _task_of(primary: PartyTable) -> Task:
 
 
 def _source(
-    parties: Sequence[PartyTable],
-    *,
-    model: FamilySettings | None,
-    privacy: Privacy | None,
-    encoder: EncoderSettings | Literal["auto"] | None,
-    training: TrainingSettings | None,
-    pretraining: PretrainingSettings | None,
-    linkage: LinkageSettings | None,
-    prediction: PredictionSettings | None,
-    base: Any,
-    top: Any,
-    task: Task | None,
-    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None,
-    seed: int | None,
+    parties: Sequence[PartyTable], model: FamilySettings | None, settings: SimulationSettings
 ) -> dict[str, Any]:
     """Return the federation file that a simulation of tables stands for."""
+    encoder, bounds = settings.get("encoder"), settings.get("bounds")
+    base, top = settings.get("base"), settings.get("top")
     auto = encoder == AUTO
     if model is None and not auto:
         raise ConfigError("model: must be given, for example securevfl.models.FeT()")
+    privacy = settings.get("privacy")
     if privacy is None:
         raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
     tables = []
@@ -257,18 +326,23 @@ def _source(
         )
     if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
         tables.append({"name": "dealer", "role": "dealer"})
-    kind = task or _task_of(parties[0])
+    kind = settings.get("task") or _task_of(parties[0])
     several = {"classes": len(parties[0].classes or ())} if kind == "multiclass" and auto else {}
     family = {} if model is None else {"family": family_of(model).name, **_given(model)}
     source: dict[str, Any] = {
-        "federation": {"name": "simulation", "task": kind, "seed": seed or 0, **several},
+        "federation": {
+            "name": "simulation",
+            "task": kind,
+            "seed": settings.get("seed") or 0,
+            **several,
+        },
         "model": {**family, **({} if top is None else {"top": top_source(top)})},
-        "training": _given(training or TrainingSettings()),
-        "pretraining": _given(pretraining or PretrainingSettings()),
+        "training": _given(settings.get("training") or TrainingSettings()),
+        "pretraining": _given(settings.get("pretraining") or PretrainingSettings()),
         "privacy": _given(privacy),
-        "prediction": _given(prediction or PredictionSettings()),
+        "prediction": _given(settings.get("prediction") or PredictionSettings()),
         "base": base_source(BaseSettings().estimator if base is None else base),
-        "linkage": _given(linkage or LinkageSettings(protection="none")),
+        "linkage": _given(settings.get("linkage") or LinkageSettings(protection="none")),
         "party": tables,
     }
     if encoder is not None:

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from securevfl.core import files
+from securevfl.core.summary import Summarised
 from securevfl.data.scaling import LabelScaler
 from securevfl.models.alone.rule import Used
 from securevfl.models.tasks import Metrics, TaskHead
@@ -25,8 +26,8 @@ NO_KEY: Final = "no key"
 """The note of a row that nothing can be linked to."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Predictions:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Predictions(Summarised):
     """What a model says of rows, in the order in which they were asked for."""
 
     rows: Sequence[Any]
@@ -70,6 +71,14 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return how many rows were predicted and by whom, and what is known of them."""
+        by = "the joint model" if self.used == "joint" else "the primary alone"
+        shown = {} if self.epsilon is None else {"epsilon": f"{self.epsilon:.4g}"}
+        for name, value in (self.metrics or {}).items():
+            shown[name] = "undefined" if value is None else f"{value:.4f}"
+        return f"{len(self):,} rows by {by}", shown
 
     def part(self, first: int, end: int) -> "Predictions":
         """Return those of the rows from ``first``, counted from 0, to before ``end``."""

@@ -2,6 +2,7 @@
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
+from securevfl.core.column_meanings import keys_in_clear
 from securevfl.data.tables import PartyTable
 
 
@@ -14,6 +15,9 @@ def warnings_about(config: FederationConfig) -> list[str]:
         )
     if config.privacy.mechanism == "none":
         warnings.append('privacy.mechanism = "none": no noise is added and nothing is promised')
+    shown = keys_in_clear(config.linkage.protection, config.primary.key)
+    if shown is not None:
+        warnings.append(shown)
     if config.privacy.accounting == "as-published":
         warnings.append(
             'privacy.accounting = "as-published": the papers\' formula is not a guarantee'

@@ -32,6 +32,7 @@ from securevfl.federation.assist_primary import AssistPrimary
 from securevfl.federation.ballot import Ballot, ballot_of
 from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
 from securevfl.federation.build import build_primary
+from securevfl.federation.chained_file import now
 from securevfl.federation.countersign import epoch_point
 from securevfl.federation.countersign_over_star import PrimaryCountersigning
 from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
@@ -387,6 +388,12 @@ class PrimaryRun:
             epochs=primary.epoch,
             best_epoch=primary.best_epoch,
             seconds=round(time.monotonic() - self._start, 3),
+            ended=now(),
+            rows={
+                "train": len(self.data.split.train),
+                "validation": len(self.data.split.validation),
+                "test": len(self.data.split.test),
+            },
             parties=len(config.parties),
             bytes={name: dict(row) for name, row in traffic.items()},
             mode=mode,

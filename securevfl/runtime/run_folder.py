@@ -112,7 +112,8 @@ def read_figures(run_folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"run folder {run_folder}: has no {path.name}; is it a finished run?")
     figures = files.read_json(path)
-    missing = sorted({"metric", "test_metrics", "evaluation", "privacy", "alone"} - set(figures))
+    needed = {"metric", "test_metrics", "evaluation", "privacy", "alone", "ended", "rows"}
+    missing = sorted(needed - set(figures))
     if missing:
         raise ConfigError(
             f"{path}: has no {missing[0]!r}; it is of another version, or no run's figures"

@@ -20,6 +20,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.core.seeds import stream
+from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data
@@ -47,8 +48,8 @@ from securevfl.runtime.trained_run import TrainedRun
 from securevfl.voting.in_process import vote_in_process
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Summarised):
     """What a run leaves behind in memory."""
 
     metrics: dict[str, Any]
@@ -71,6 +72,26 @@ class RunResult:
 
     trained: TrainedRun | None = field(default=None, repr=False)
     """Where the models are; None of a run that has only pretrained."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return what the run was, and what it came to."""
+        figures = self.metrics
+        if "metric" not in figures:
+            return f"pretraining, {figures.get('method', 'encoders')}", {}
+        test = {"the joint model": figures["test"], "the primary alone": figures["alone_test"]}
+        measured = [f"{one:.4f} by {name}" for name, one in test.items() if one is not None]
+        epsilon = figures["privacy"]["epsilon"]
+        shown = {
+            f"test {figures['metric']}": ", ".join(measured) or "not tested",
+            "epsilon": "without bound" if epsilon is None else f"{epsilon:.4g}",
+        }
+        if figures["gain"] is not None:
+            shown["verdict"] = figures["gain"]["verdict"]
+        heading = (
+            f"{figures['federation']}: {figures['family']}, {figures['task']}, "
+            f"{figures['parties']} parties, {figures['epochs']} epochs"
+        )
+        return heading, shown
 
     def predict(
         self,

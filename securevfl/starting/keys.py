@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from securevfl.core.column_meanings import canonical, keys_in_clear, meaning_of, spelled_in_digits
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import share_with_zone, texts_of
 from securevfl.starting.columns import Column, Table, no_such_column
-from securevfl.starting.names import canonical, meaning_of, spelled_in_digits
 
 # Ids that differ in more of the records than this are misspelled, or are not the same ids.
 _EQUAL_IDS: Final = 0.95
@@ -38,6 +38,11 @@ class KeyProposal:
 
     doubts: tuple[str, ...] = ()
     """What to think of before linking so, one sentence each."""
+
+    @property
+    def shown(self) -> str | None:
+        """What there is to warn of, as the file that is proposed hides no keys."""
+        return keys_in_clear("none", next(iter(self.columns.values())))
 
 
 _Shared = Mapping[str, Mapping[str, Column]]

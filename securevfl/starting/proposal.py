@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from securevfl.config.auto import CLASSES_OF_NUMBERS
+from securevfl.core.column_meanings import meaning_of, names_one_person
 from securevfl.core.errors import ConfigError
 from securevfl.core.task import Task
 from securevfl.data.cells import amounts_of, dates_of, texts_of
@@ -15,7 +16,6 @@ from securevfl.data.column_kinds import is_row_number
 from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.starting.columns import Bounds, Column, Table, no_such_column
 from securevfl.starting.keys import KeyProposal, propose_keys
-from securevfl.starting.names import meaning_of, names_one_person
 from securevfl.starting.rows_served import RowsServed
 
 _MOST_CLASSES: Final = 20

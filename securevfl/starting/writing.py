@@ -149,6 +149,7 @@ def _linkage(proposal: Proposal) -> str:
             '"shares" and "paillier" hide them, with the help of a party without a table '
             "(docs/linkage.md); check says who learns what."
         ),
+        *([] if proposal.keys.shown is None else [_comment(f"Warning: {proposal.keys.shown}.")]),
         "[linkage]",
         f"metric = {_text(proposal.keys.metric)}",
         'protection = "none"',

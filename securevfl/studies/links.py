@@ -14,6 +14,7 @@ from securevfl.config.rules import require_enough_records
 from securevfl.core import files
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
+from securevfl.core.summary import Summarised
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.estimate import estimated_improvement
 from securevfl.linkage.links import LinkTable, empty_links
@@ -37,8 +38,8 @@ _MOST_PARTS: Final = 200
 _CURVE_POINTS: Final = 400
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LinkStudy:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LinkStudy(Summarised):
     """What ``securevfl link`` found."""
 
     figures: dict[str, Any]
@@ -46,6 +47,10 @@ class LinkStudy:
 
     curves: dict[str, list[float]]
     """By secondary, the similarities of its links (negative distances) in falling order."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return which secondaries were linked; the figures are in ``figures``."""
+        return f"links of {', '.join(self.curves)}", {}
 
 
 def study_links(

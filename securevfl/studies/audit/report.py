@@ -12,6 +12,7 @@ import numpy as np
 
 from securevfl.core import files
 from securevfl.core.errors import PrivacyError
+from securevfl.core.summary import Summarised
 from securevfl.dp.audit_power import FALSE_FAILURE
 from securevfl.dp.audit_statistics import AuditTest
 from securevfl.launch.ports import reserved_port
@@ -32,8 +33,8 @@ PARTY_PROGRAM: Final = (sys.executable, "-m", "securevfl.studies.audit.party")
 """What each party's process runs; a folder and the party's name follow."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AuditReport(Summarised):
     """The outcome of an audit."""
 
     settings: AuditSettings
@@ -53,6 +54,13 @@ class AuditReport:
 
     round_seconds: float | None = None
     """Wall time of the rounds alone, between processes."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return how many tests passed, and why the rounds ended early if they did."""
+        tests = [one for outcomes in self.tests.values() for one in outcomes]
+        passed = sum(one.verdict == "pass" for one in tests)
+        shown = {} if self.refusal is None else {"refused": self.refusal}
+        return f"{passed} of {len(tests)} tests passed, {self.rows:,} rows", shown
 
     @property
     def finished(self) -> AuditTest:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from securevfl.cli import progress
-from securevfl.cli.progress import RunProgress, spending_in_words
 from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
+from securevfl.runtime import shown_progress as progress
+from securevfl.runtime.shown_progress import RunProgress, spending_in_words
 
 
 def test_long_steps_of_linking_tell_the_time_left(

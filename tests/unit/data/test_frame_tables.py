@@ -80,10 +80,19 @@ def test_a_bad_frame_gets_one_line(frame: object, changes: dict[str, object], me
 
 
 def test_whole_numbers_as_labels_are_asked_about() -> None:
-    frame = pd.DataFrame({"k": [1.0, 2.0], "a": 1.0, "y": [0, 1]})
+    frame = pd.DataFrame({"k": np.arange(9.0), "a": 1.0, "y": [0, 1, 2] * 3})
     with pytest.raises(ConfigError, match="label 'y' holds whole numbers"):
         from_frame(frame, name="bank", key=["k"], label="y")
-    assert from_frame(frame, name="bank", key=["k"], label="y", task="binary").classes == (0, 1)
+    table = from_frame(frame, name="bank", key=["k"], label="y", task="multiclass")
+    assert table.classes == (0, 1, 2)
+
+
+def test_two_values_are_two_classes_and_a_key_may_be_one_name() -> None:
+    """As ``init`` and the estimators take them."""
+    frame = pd.DataFrame({"key_id": [1.0, 2.0], "a": 1.0, "y": [0, 1]})
+    table = from_frame(frame, name="bank", key="key_id", label="y")
+    assert table.classes == (0, 1)
+    assert table.key_names == ("key_id",)
 
 
 @pytest.mark.parametrize("kind", ["numbers", "long ids"])

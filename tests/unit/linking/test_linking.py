@@ -126,12 +126,11 @@ def test_a_bound_that_cannot_be_had(distances: list[float], tau: float, words: l
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_equal_distances_have_no_similarity() -> None:
-    """sigma_0 = 0 is refused before anything is divided by it."""
+def test_equal_distances_have_one_similarity() -> None:
+    """As of exact ids at K = 1."""
     spec = link_spec(similarities=SimilaritySpec())
     links = LinkTable(indices=np.zeros((60, 1), dtype=np.int64), distances=np.ones((60, 1)))
-    with pytest.raises(DataError, match="sigma_0 = 0"):
-        similar_links(spec, links)
+    assert not similar_links(spec, links).values.any()
 
 
 def test_key_columns_travel_as_they_are() -> None:

@@ -158,7 +158,7 @@ class RunProgress:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(stage, total=total, figures=self._text())
         if not self._live:
-            print(stage, file=sys.stderr, flush=True)
+            _line(stage)
 
     def _advance(self, stage: str, done: int, of: int) -> None:
         if self._live:
@@ -173,7 +173,7 @@ class RunProgress:
         # A log file wants some lines, not hundreds.
         if time.monotonic() - self._last_line >= _QUIET_SECONDS:
             self._last_line = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
+            _line(text)
 
 
 def _sentence(
@@ -238,3 +238,8 @@ def spending_in_words(event: SpendingPlanned) -> str:
 
 def _epsilon(value: float | None) -> str:
     return "without bound" if value is None else f"{value:.4g}"
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,5 +1,6 @@
 """What a column's name says: places, people, numbers of customers, or nothing."""
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from securevfl.core.column_names import axis_of, words_of
@@ -106,3 +107,25 @@ def names_one_person(name: str, kind: str) -> bool:
 def spelled_in_digits(name: str) -> bool:
     """Return whether what tells a person apart may be a number: a postcode, a date of birth."""
     return bool(set(words_of(name)) & _DIGITS)
+
+
+def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:
+    """Return what there is to warn of where people's keys are shown to partners; None if nothing.
+
+    Args:
+        protection: ``linkage.protection``.
+        columns: The primary's key columns.
+    """
+    people = [
+        name
+        for name in columns
+        if meaning_of(name) in ("identity", "person") or set(words_of(name)) & _NUMBERED
+    ]
+    if protection != "none" or not people:
+        return None
+    tells = "tells" if len(people) == 1 else "tell"
+    return (
+        f'linkage.protection = "none": every secondary sees the keys of all rows of the primary in '
+        f'clear, and {", ".join(map(repr, people))} {tells} who a row is about; "bloom", or '
+        f'"hashes" for equal ids, hides them with a coordinator\'s help (docs/linkage.md)'
+    )

@@ -1,0 +1,70 @@
+"""A run's report: what a reader must find on it, in the light and in the dark."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.federations import write_federation
+
+import securevfl as sv
+from securevfl.core.column_meanings import keys_in_clear
+from securevfl.report.page import write_report
+from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot, search_plot
+
+
+def marks(svg: str) -> int:
+    """Return how many markers are drawn: each is used from its definition."""
+    return len(re.findall(r"<use xlink:href=\"#m", svg))
+
+
+def test_a_curve_of_one_epoch_is_drawn() -> None:
+    one = [{"epoch": 1, "train": 0.5, "validation": 0.6, "loss": 0.7}]
+    two = [*one, {**one[0], "epoch": 2}]
+    for draw in (
+        lambda rows: metric_plot(rows, metric="auc", alone=None, name=""),
+        loss_plot,
+        lambda rows: epsilon_plot([row["epoch"] for row in rows], [1.0] * len(rows), budget=None),
+    ):
+        assert "1.02" not in draw(one)
+        assert 'id="line2d' in draw(one)
+        # Axes have markers for ticks, and the only point of a curve has one too.
+        paths = [svg.count("clip-path") - svg.count("<clipPath") for svg in (draw(one), draw(two))]
+        assert paths[0] > 0
+        assert re.search(r'clip-path="[^"]*">\s*<use', draw(one))
+        assert not re.search(r'clip-path="[^"]*">\s*<use', draw(two))
+    figures = {"metric": "auc", "federation": "f", "higher_is_better": True}
+    search_plot({**figures, "trials": [{"number": 0, "validation": 0.5}]})
+
+
+def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
+    run = sv.simulate(path, out=tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert run.metrics["run"] in page
+    assert run.metrics["ended"][:10] in page
+    assert f"{run.metrics['rows']['train']} training" in page
+    assert sum(run.metrics["rows"].values()) == 60
+    assert "records are linked" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "in clear" not in page
+
+
+@pytest.mark.parametrize("name", ["full_name", "birthDate", "Kunden-Nr", "card_number", "email"])
+def test_keys_of_people_in_clear_are_a_warning(name: str) -> None:
+    assert name in (keys_in_clear("none", ["x", name]) or "")
+    assert keys_in_clear("bloom", [name]) is None
+    assert keys_in_clear("none", ["lon", "lat", "x0"]) is None
+
+
+def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
+    text = path.read_text(encoding="utf-8")
+    keys = re.search(r'key = \[\s*"(\w+)"', text)
+    assert keys is not None
+    path.write_text(text.replace(f'"{keys[1]}"', '"birth_date"'), encoding="utf-8")
+    for table in tmp_path.glob("*.csv"):
+        head, rest = table.read_text().split("\n", 1)
+        table.write_text("\n".join([head.replace(keys[1], "birth_date"), rest]))
+    sv.simulate(path, out=tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert re.search(r'class="statement warned">Warning: linkage.protection[^<]*birth_date', page)
