@@ -213,7 +213,11 @@ def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
     Args:
         columns: One of each party that has its table here, by party.
     """
-    shares = {party: share_with_zone(c.values) for party, c in columns.items() if c.found}
+    shares = {
+        party: share_with_zone(column.values)
+        for party, column in columns.items()
+        if column.values is not None
+    }
     if len(set(shares.values())) <= 1 and set(shares.values()) <= {0.0, 1.0}:
         return ()
     having = {0.0: "none", 1.0: "all"}
