@@ -20,7 +20,7 @@ from securevfl.data.cells import (
     texts_of,
 )
 from securevfl.data.column_settings import MAX_CATEGORIES
-from securevfl.data.sources.written_numbers import is_bracketed, is_number, unsigned
+from securevfl.data.sources.written_numbers import is_bracketed, is_number, unit_of, unsigned
 
 Kind = Literal["number", "boolean", "words", "date"]
 
@@ -201,6 +201,13 @@ def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:
 def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> ColumnKind:
     different, present = len(texts_of(values)[1]), int(values.notna().sum())
     if present >= _FEWEST and different > max_categories and different > present / 2:
+        if (unit := unit_of(texts_of(values)[1])) is not None:
+            return _unusable(
+                values,
+                "numbers with a unit",
+                f"holds numbers with the unit {unit!r}; write the numbers alone, or list its words "
+                f"in categories",
+            )
         looks = f"{different} different words in {present} rows"
         return ColumnKind(
             kind="words",

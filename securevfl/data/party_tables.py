@@ -13,11 +13,12 @@ from securevfl.core.task import Task
 from securevfl.data.cells import first_row
 from securevfl.data.column_kinds import is_row_number, numbers_rows
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.columns import NumberColumn
+from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
 from securevfl.data.frames import require_columns
 from securevfl.data.key_columns import holds_dates, key_numbers
 from securevfl.data.labels import encode_known_labels, encode_labels, encode_some_labels
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
+from securevfl.data.sources.written_numbers import unit_of
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
@@ -244,7 +245,11 @@ def _fit(
         classes=classes,
         schema=schema,
         entities=entities,
-        notes=(*_left_out(frame, roles), *_numbering(frame, schema)),
+        notes=(
+            *_left_out(frame, roles),
+            *_numbering(frame, schema),
+            *_with_units(schema, settings),
+        ),
     )
     return table, problems
 
@@ -269,6 +274,21 @@ def _numbering(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
         f"exclude it, or use it as a key"
         for name, why in found.items()
         if why is not None
+    ]
+
+
+def _with_units(schema: TableSchema, settings: ColumnSettings) -> list[str]:
+    """Return a sentence for each column of words that are numbers with a unit."""
+    found = {
+        column.name: unit_of(word for word in column.words if word != OTHER)
+        for column in schema.columns
+        if isinstance(column, WordsColumn) and settings.words(column.name) is None
+    }
+    return [
+        f"column {name!r} holds numbers with the unit {unit!r}, which are words, in no order; "
+        f"write the numbers alone, or list the words in categories"
+        for name, unit in found.items()
+        if unit is not None
     ]
 
 

@@ -33,6 +33,7 @@ _SIGNED: Final = re.compile(
     rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
     rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
 )
+_WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}})")
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
 
@@ -54,6 +55,16 @@ def unsigned(cell: str) -> tuple[str, str]:
 def is_number(cell: str) -> bool:
     """Whether a cell is a number in some way of writing."""
     return _is_plain(unsigned(cell)[0])
+
+
+def unit_of(cells: Iterable[str]) -> str | None:
+    """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
+    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    units = {
+        match["unit"] if match is not None and _is_plain(match["number"]) else None
+        for match in found
+    }
+    return units.pop() if len(units) == 1 else None
 
 
 def is_bracketed(cell: str) -> bool:

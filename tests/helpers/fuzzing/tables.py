@@ -70,6 +70,8 @@ _PACK: Final = 16
 def _text_seeds() -> list[bytes]:
     german = _TEXT.decode().replace(",", ";").replace(".", ",").encode("utf-16")
     made = [moded(0, _TEXT), moded(1, _TEXT.replace(b",", b"\t")), moded(2, german)]
+    signed = b"sep=;\nid;rate;fee\n1;12,5 %;$ 1.200\n2;7%;(3)\n"
+    made += [moded(0, signed), moded(0, b"A title\n" + _TEXT)]
     made += [moded(number | _PACK, _TEXT) for number in range(3, len(_PACKED))]
     return made + [moded(number, pack(_TEXT)) for number, pack in enumerate(_PACKED.values())]
 

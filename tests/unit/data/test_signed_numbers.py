@@ -109,3 +109,19 @@ def test_a_label_with_a_sign_is_asked_about(tmp_path: Path) -> None:
         read_table(path, name="bank", key=["id"], label="y", task="regression")
     with pytest.raises(DataError, match="a number with a sign; write labels as numbers"):
         from_frame(pd.read_csv(path), name="bank", key=["id"], label="y")
+
+
+def test_numbers_with_a_unit_are_words_that_a_line_names(tmp_path: Path) -> None:
+    """10mg and 20mg may be words; their order is lost, so somebody should know."""
+    table = table_of(tmp_path, ["10mg", "20 mg", "2.5mg"])
+    assert table.feature_names[-3:] == ("rate=10mg", "rate=2.5mg", "rate=20 mg")
+    assert [note.split(",")[0] for note in table.notes] == [
+        "column 'rate' holds numbers with the unit 'mg'"
+    ]
+    for words in (["1st", "2nd"], ["A1", "A2"], ["10mg", "5 ml"]):
+        assert table_of(tmp_path, words).notes == ()
+    declared = ColumnSettings(categories={"rate": ["10mg", "20mg"]})
+    assert table_of(tmp_path, ["10mg", "20mg"], columns=declared).notes == ()
+    many = infer(pd.Series([f"{number} kg" for number in range(100)]))
+    assert many.problem is not None
+    assert many.problem.startswith("holds numbers with the unit 'kg'; write the numbers alone")
