@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from securevfl.starting.names import meaning_of, names_one_person
 
 from securevfl.config.reading import read_federation
+from securevfl.core.column_meanings import meaning_of, names_one_person
 
 Capture = pytest.CaptureFixture[str]
 ROWS = 240
