@@ -53,7 +53,7 @@ bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs
 	$(BIN)/python benchmarks/gpu.py
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
-	$(BIN)/python -m securevfl.dp.check_vectors $(FILE)
+	PYTHONPATH=tests $(BIN)/python -m helpers.check_vectors $(FILE)
 
 MUTANTS ?= 200
 SEED ?= 1

@@ -22,13 +22,12 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.data.builtin import load_builtin
-from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.data.trial_tables import load_builtin, split_table
+from securevfl.lab.advice import advise
+from securevfl.lab.digits import write_tables
+from securevfl.lab.rehearsal import merged, settings_for
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.starting.advice import advise
-from securevfl.starting.settings import merged, settings_for
-from securevfl.studies.digits import write_tables
 
 PARTIES = {"digits": 5, "diabetes": 3, "breast_cancer": 4, "wine": 3}
 _KEY_NOISE = 2**0.5 * 0.05

@@ -29,11 +29,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from securevfl.cli.compare import run_compare
-from securevfl.config.base import BaseSettings
-from securevfl.data.builtin import load_builtin, load_full
-from securevfl.data.partition import split_table
+from securevfl.config.sections import BaseSettings
 from securevfl.data.tables import PartyTable
-from securevfl.studies.runs.study import Engines
+from securevfl.data.trial_tables import load_builtin, load_full, split_table
+from securevfl.lab.study import Engines
 
 MADE_SEED = 0
 """Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""

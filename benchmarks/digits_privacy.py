@@ -19,8 +19,8 @@ import torch
 from securevfl.cli.demo import combined
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
+from securevfl.lab.digits import demo_federation, digits_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.studies.digits import demo_federation, digits_tables
 
 
 class Seed:

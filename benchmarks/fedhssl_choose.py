@@ -17,7 +17,7 @@ import torch
 from aligned.views import AlignedViews, scarce_rows
 from fedhssl import ALGORITHMS, SETS, timed
 
-from securevfl.core.seeds import stream
+from securevfl.core.conventions import stream
 
 SEEDS = (100, 101, 102)
 

@@ -1,7 +1,7 @@
 """The methods of FedHSSL's Table IV on aligned views: pretrain once, fine-tune on few labels.
 
 Pretraining is the package's own (``securevfl.federation.pretraining``), all parties in one process.
-Fine-tuning is the package's split network (``securevfl.models.fedhssl.split``) with the plain
+Fine-tuning is the package's split network (``securevfl.models.fedhssl.family``) with the plain
 average that SplitAvg computes, without clipping (unless asked for) and without noise: what is
 compared is what the encoders are worth, not what privacy costs.
 """
@@ -17,35 +17,40 @@ import torch
 from aligned.views import AlignedViews, ScarceRows
 from torch import Tensor
 
-from securevfl.core.seeds import derive_seed, stream
+from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.iso_noise import with_iso_noise
-from securevfl.federation.rounds import RoundCounter
+from securevfl.federation.exchange import RoundCounter
+from securevfl.federation.pretraining.learner_with_records import (
+    LearnerWithRecords,
+    PretrainingRows,
+)
+from securevfl.federation.pretraining.pretraining_exchange import (
+    PretrainingSecondary,
+    SimulatedPretraining,
+)
+from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
+from securevfl.federation.rounds.cut import with_iso_noise
+from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import new_run
-from securevfl.federation.secondary import SecondaryData
+from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
+from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sources import FixedLinks
-from securevfl.models.baselines.baseline_config import BoostingConfig
-from securevfl.models.baselines.boosting import fit_boosting
-from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
-from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
-from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
-from securevfl.models.fedhssl.augment_images import AugmentedImages
-from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
+from securevfl.linkage.sampling import FixedLinks
+from securevfl.models.baselines.settings import BoostingConfig, FedCVTConfig
+from securevfl.models.fedhssl.augment import (
+    Augmentation,
+    AugmentedImages,
+    CategoricalColumn,
+    CorruptedFeatures,
+)
+from securevfl.models.fedhssl.family import FedHSSLBottom, FedHSSLTop
 from securevfl.models.fedhssl.learner import PartyLearner
+from securevfl.models.fedhssl.model_settings import FedHSSLConfig
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.fedhssl.split import FedHSSLBottom, FedHSSLTop
-from securevfl.models.initial import initialise
+from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
-from securevfl.pretraining.exchange import SimulatedPretraining
-from securevfl.pretraining.learner_with_records import LearnerWithRecords
-from securevfl.pretraining.rows import PretrainingRows
-from securevfl.pretraining.run import PretrainingRun
-from securevfl.pretraining.secondary import PretrainingSecondary
-from securevfl.pretraining.sending import sending
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained", "fedcvt")

@@ -24,7 +24,7 @@ from aligned.views import scarce_rows
 from fedhssl import PAPER_SETS, SETS, Results, timed
 from scipy.stats import t
 
-from securevfl.studies.trade_off import Protected, calibrated_averaged_performance
+from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
 
 Line = dict[str, Any]
 

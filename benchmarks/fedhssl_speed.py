@@ -24,13 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from securevfl.data.builtin import load_full
+from securevfl.data.trial_tables import load_full
+from securevfl.federation.pretraining.learner_with_records import even_batches
 from securevfl.models.fedhssl.augment import CorruptedFeatures
-from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fedhssl.learner import PartyLearner
-from securevfl.models.fedhssl.losses import simsiam_loss, unit
+from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
+from securevfl.models.fedhssl.model_settings import FedHSSLConfig
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.pretraining.rows import even_batches
 
 CORRUPTION = 0.3
 

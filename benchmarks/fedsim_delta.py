@@ -15,7 +15,7 @@ from pathlib import Path
 from scipy.stats import spearmanr
 
 from securevfl.config.reading import read_federation
-from securevfl.studies.links import study_links
+from securevfl.lab.links_alone import study_links
 
 SIMPLER = ("top1sim", "avgsim", "exact")
 

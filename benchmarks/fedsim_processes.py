@@ -25,8 +25,8 @@ from fedsim_tables import places, write_table
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def federation(secondaries: int, privacy: dict[str, Any], epochs: int) -> dict[str, Any]:

@@ -20,12 +20,11 @@ import tomli_w
 from sklearn.datasets import make_classification
 
 from securevfl.cli.compare import run_compare
-from securevfl.data.builtin import load_folder, load_full
-from securevfl.data.partition import split_pair
 from securevfl.data.tables import PartyTable
-from securevfl.models.baselines.baseline_config import BaselineConfig
-from securevfl.studies.digits import write_tables
-from securevfl.studies.runs.study import Engines
+from securevfl.data.trial_tables import load_folder, load_full, split_pair
+from securevfl.lab.digits import write_tables
+from securevfl.lab.study import Engines
+from securevfl.models.baselines.settings import BaselineConfig
 
 Task = Literal["regression", "binary", "multiclass"]
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"

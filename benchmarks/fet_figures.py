@@ -37,10 +37,10 @@ from fedsim_tables import write_table
 from fet_tables import ROWS, federation, paired, spread, study_of
 
 from securevfl.core.memory import keep_freed_memory
-from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.studies.runs.pooled_methods import train_in_one_place
 
 NEIGHBOURS = (1, 5, 10, 25, 50, 100)
 PARTIES = (10, 20, 30, 40, 50)

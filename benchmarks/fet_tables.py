@@ -24,15 +24,13 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.core.seeds import derive_seed
-from securevfl.data.builtin import load_builtin, load_folder, load_full
-from securevfl.data.partition import split_table
+from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
-from securevfl.models.encodings import distance_correlation, key_grid
-from securevfl.models.fet.embedding import fourier_positions
+from securevfl.data.trial_tables import load_builtin, load_folder, load_full, split_table
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.initial import initialise
+from securevfl.models.fet.fet_bottom import fourier_positions
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import distance_correlation, initialise, key_grid
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 ROWS: Final = 4_000

@@ -6,8 +6,8 @@ The attacker knows both tables and sees every noised sum of ``pretrain``. It wor
 step's sum would be in either world, given the weights that the sums so far have made, and decides
 by the likelihood ratio. Its errors bound epsilon from below: by themselves, at a confidence of
 99.8 %; and on the whole curve that Gaussian noise promises
-(:func:`securevfl.dp.audit_statistics.distinguishability`, at a confidence of 1 - 1e-6), which finds
-smaller mistakes. The exit code is 1 if either is above the promise.
+(:func:`securevfl.lab.audit.audit_statistics.distinguishability`, at a confidence of 1 - 1e-6),
+which finds smaller mistakes. The exit code is 1 if either is above the promise.
 """
 
 import argparse
@@ -22,12 +22,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from securevfl.dp.audit_statistics import distinguishability
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.private_sgd import NoisedGradientSum
-from securevfl.federation import fitting
+from securevfl.federation.rounds import fitting
+from securevfl.lab.audit.audit_statistics import distinguishability
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder
-from securevfl.models.initial import initialise
+from securevfl.models.layers import initialise
 
 COMPONENTS = 2
 # Of each of the two error probabilities' bounds: both hold in 998 audits of 1,000.

@@ -29,13 +29,12 @@ from fedsim_tables import Tables, write_table
 from frontier_shown import Found, draw, print_table
 
 from securevfl.cli.demo import combined
-from securevfl.config.auto import CLASSES_OF_NUMBERS
+from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
-from securevfl.data.builtin import load_builtin, load_full
-from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
+from securevfl.data.trial_tables import load_builtin, load_full, split_table
 from securevfl.federation.base import Base
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation

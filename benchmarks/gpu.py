@@ -31,11 +31,11 @@ from training_speed import mnist, two_parties
 import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
-from securevfl.federation.cut import Cut
-from securevfl.federation.release import Contribution
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.data.trial_tables import split_table
+from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.sum_to import InProcessSum
 
 ALL: Final = 10**9
@@ -185,9 +185,9 @@ class Bench:
 
             return call
 
-        release = timed(Contribution.release)
+        release = timed(SecondaryRelease.release)
 
-        def without_model(own: Contribution, plan: Any, represent: Any, **more: Any) -> Any:
+        def without_model(own: SecondaryRelease, plan: Any, represent: Any, **more: Any) -> Any:
             def left_out() -> Any:
                 nonlocal spent
                 self.wait()
@@ -211,7 +211,7 @@ class Bench:
                 raise _Enough
 
         with (
-            patch.object(Contribution, "release", without_model),
+            patch.object(SecondaryRelease, "release", without_model),
             patch.object(InProcessSum, "__call__", timed(InProcessSum.__call__)),
             patch.object(Cut, "decode", timed(Cut.decode)),
         ):

@@ -22,24 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from securevfl.linkage.blocking import BlockedKeys, blocked_keys
-from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
-from securevfl.linkage.levenshtein import nearest_texts
+from securevfl.linkage.blocking_rules import BlockedKeys, blocked_keys
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
 from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
-from securevfl.linkage.metrics.levenshtein import TextKeys
-from securevfl.linkage.obfuscator_pool import prepared_obfuscators
-from securevfl.linkage.paillier_distances import Keyholder, masked_distances
-from securevfl.linkage.qgrams import QGramCandidates
-from securevfl.linkage.sampling import PoissonSampler, RoundLinker
-from securevfl.linkage.shared_distances import (
+from securevfl.linkage.metrics.levenshtein import QGramCandidates, TextKeys, nearest_texts
+from securevfl.linkage.protections.blocks import (
+    CellBlock,
+    cells_of,
     deal,
+    links_by_cell,
     links_from_shares,
     masked_keys,
     primary_share,
     secondary_share,
 )
+from securevfl.linkage.protections.paillier import Keyholder, masked_distances, prepared_obfuscators
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 
 SEED = 0
 K = 50

@@ -26,8 +26,8 @@ from protected_linkage import FAMILIES, RANGES, federation
 from securevfl.config.reading import parse_federation
 from securevfl.core.progress import ProgressEvent, RoundDone, Stage
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"protection": "none"},

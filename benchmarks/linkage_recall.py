@@ -18,15 +18,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from securevfl.linkage.codes import Code, NumberCode, TextCode, encode_keys
-from securevfl.linkage.levenshtein import nearest_texts
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.bloom import (
+    Code,
+    NumberCode,
+    PointCode,
+    TextCode,
+    encode_keys,
+    nearest_codes,
+)
 from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.point_codes import PointCode
-from securevfl.linkage.quality import link_quality
 from securevfl.linkage.secret import LinkageSecret
 
 K = 50

@@ -243,10 +243,10 @@ def coded(rows: int) -> float:
 
 def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
-    from securevfl.linkage.grid_cells import CellBlock, cells_of, links_by_cell
     from securevfl.linkage.links import LinkTable
     from securevfl.linkage.metrics.euclidean import nearest_records
-    from securevfl.linkage.paillier_distances import Lanes
+    from securevfl.linkage.protections.blocks import CellBlock, cells_of, links_by_cell
+    from securevfl.linkage.protections.paillier import Lanes
 
     rng = np.random.default_rng(SEED)
     mine, theirs = (rng.integers(0, 2**16, (rows, 2)) for _ in range(2))

@@ -70,7 +70,7 @@ class Ways:
         rows, links, width = shape
         # FeT's widest layers have 2 H outputs.
         self._of_one = rows * links * 2 * width
-        self._stacked: Any = import_module("securevfl.federation.stacked")
+        self._stacked: Any = import_module("securevfl.federation.rounds.in_process")
         self._rule = (self._stacked.LARGEST, self._stacked.FEWEST)
 
     def take(self, way: str) -> None:
@@ -134,7 +134,7 @@ def one(shape: Sequence[int], secondaries: int, ways: Sequence[str]) -> dict[str
 def _simulated_exchange() -> Any:
     """Return the class; checkouts of the issue's first day have it elsewhere."""
     try:
-        return import_module("securevfl.federation.exchange_in_process").SimulatedExchange
+        return import_module("securevfl.federation.rounds.in_process").SimulatedExchange
     except ImportError:
         return import_module("securevfl.federation.simulated").SimulatedExchange
 

@@ -23,8 +23,8 @@ import torch
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 # Agreed ranges of one width, round numbers about Seattle and Singapore.
 RANGES = {

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import Wanted
 
 READERS = ("nothing", "pandas", "read_frame")
 

@@ -5,7 +5,7 @@
 Small simulated runs of FeT on made-up tables are timed, one thread, and constants are fitted to
 their CPU time; the same formulas then say what a larger run takes, which is measured beside them.
 Last comes the projection: 10 million rows, 20 parties, 1 Gbit/s, 50 ms there and back. Bytes are
-``securevfl.bench.wire``, which a test holds to what a run between processes counted.
+``securevfl.lab.bench.wire``, which a test holds to what a run between processes counted.
 """
 
 import argparse
@@ -31,24 +31,22 @@ from scipy.optimize import nnls
 from splitavg_growth import Secondary as Averaging
 
 import securevfl as sv
-from securevfl.bench.wire import Bytes, WiredRun
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
-from securevfl.federation import network_primary, primary, secondary
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.federation.exchange import ROUNDS_AHEAD
 from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.rounds import ROUNDS_AHEAD
+from securevfl.federation.rounds import network_primary, primary, secondary
 from securevfl.federation.run_plan import RunFacts
-from securevfl.linking import in_process
-from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.mpc.codec import decode_sum
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.lab.bench.wire import Bytes, WiredRun
+from securevfl.ledger.chain import ChainedFile
+from securevfl.linkage.stage import parties
+from securevfl.models.fedhssl.model_settings import FedHSSLConfig
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.mpc.codec import RingFormat, decode_sum
 from securevfl.runtime import primary_run, simulation
-from securevfl.transport.identity import Identity
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 FEATURES: Final = 8
@@ -211,7 +209,7 @@ WATCHED: Final = {
     "learn": (secondary.Secondary, "learn"),
     "step": (network_primary.NetworkPrimary, "_train_batch"),
     "forward": (primary.Primary, "_forward"),
-    "link": (in_process.Linker, "__call__"),
+    "link": (parties.Linker, "__call__"),
     "alone": (primary_run, "train_alone"),
     "evaluate": (primary_run, "evaluate"),
 }
@@ -294,7 +292,7 @@ def linking_terms(size: Size) -> list[float]:
 def linking_memory(size: Size) -> float:
     """Return the most bytes a link that numpy holds while one secondary links."""
     peaks = []
-    real = in_process.Linker.__call__
+    real = parties.Linker.__call__
 
     def watched(*arguments: Any) -> Any:
         tracemalloc.start()
@@ -303,7 +301,7 @@ def linking_memory(size: Size) -> float:
         tracemalloc.stop()
         return result
 
-    with mock.patch.object(in_process.Linker, "__call__", watched):
+    with mock.patch.object(parties.Linker, "__call__", watched):
         run(size)
     return peaks[0] / size.rows / size.neighbours
 

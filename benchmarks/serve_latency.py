@@ -253,9 +253,9 @@ async def load(url: str, sent: list[bytes], *, rate: float, seconds: float, into
 def rows_booked(folder: Path, run: Path) -> dict[str, int]:
     """Return how many rows each party's ledger has charged for predictions."""
     from securevfl.core.files import read_json
-    from securevfl.federation.chained_file import ChainedFile
-    from securevfl.federation.ledger_book import LedgerBook
-    from securevfl.federation.ledger_place import ledger_of_table
+    from securevfl.ledger.book import LedgerBook
+    from securevfl.ledger.chain import ChainedFile
+    from securevfl.ledger.ledger import ledger_of_table
 
     simulated, booked = read_json(run / "metrics.json")["mode"] != "federated", {}
     for table in sorted(folder.glob("*.csv")):

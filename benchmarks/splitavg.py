@@ -5,7 +5,7 @@
     python benchmarks/splitavg.py --parties 5 --elements 640000 --spu-python PYTHON
 
 All variants of one grid point run interleaved in one set of processes, so that their ratios hold
-on a busy machine too. What each variant is: ``securevfl/bench/variants.py``.
+on a busy machine too. What each variant is: ``securevfl/lab/bench/variants.py``.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from securevfl.bench.splitavg import SplitAvgBenchmark, measure
+from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
 
 PARTIES = (2, 5, 10)
 ELEMENTS = (8_000, 82_000, 640_000, 2_560_000)

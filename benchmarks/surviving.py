@@ -9,10 +9,10 @@ takes.
 
 import argparse
 
-from securevfl.dp.fitting import FittingPlan
+from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.dp.surviving import noise_a_number, partners_for_half, surviving_share
+from securevfl.lab.advice import noise_a_number, partners_for_half, surviving_share
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
 _ROWS = 10_000

@@ -32,11 +32,10 @@ import torch
 import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.data.builtin import load_folder, load_full
-from securevfl.data.partition import split_table
 from securevfl.data.tables import PartyTable
-from securevfl.models.fedsim.fedsim_config import FedSimConfig
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.data.trial_tables import load_folder, load_full, split_table
+from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.fet.settings import FeTConfig
 
 BATCH: Final = 128
 CHECKED: Final = 12

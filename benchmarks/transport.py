@@ -38,11 +38,10 @@ from cryptography.x509.oid import NameOID
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.federation.messages import RoundKind
-from securevfl.launch.ports import reserved_port
-from securevfl.linking.messages import LinkingKind
-from securevfl.transport.identity import Identity, public_text
+from securevfl.launch.spawn import reserved_port
+from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.transport.identity import Identity, provision, public_text
 from securevfl.transport.message import Message, StarKind
-from securevfl.transport.provision import provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 from securevfl.transport.tls import tls_context
 

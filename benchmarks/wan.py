@@ -36,8 +36,8 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from securevfl.launch.ports import reserved_port
-from securevfl.transport.provision import provision
+from securevfl.launch.spawn import reserved_port
+from securevfl.transport.identity import provision
 
 DATA_PARTIES = ("primary", "secondary1", "secondary2")
 HELPERS = {"none": (), "paillier": ("coordinator",), "shares": ("coordinator", "dealer")}

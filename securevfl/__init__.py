@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
     from securevfl.estimators.federated import FederatedClassifier, FederatedRegressor
+    from securevfl.lab.audit.audit_report import audit
+    from securevfl.lab.audit.settings import AuditSettings
+    from securevfl.lab.contribution import Contribution, contribution
+    from securevfl.lab.entry_points import compare, link, sweep
     from securevfl.models.fedhssl.settings import PretrainingSettings
-    from securevfl.runtime.contribution import Contribution, contribution
-    from securevfl.runtime.entry import train
+    from securevfl.runtime.entry import features, predict, train
     from securevfl.runtime.in_memory import simulate
-    from securevfl.runtime.prediction_entry import features, predict
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
-    from securevfl.studies.audit.report import audit
-    from securevfl.studies.audit.settings import AuditSettings
-    from securevfl.studies.entry import compare, link, sweep
 
 __all__ = [
     "AuditSettings",
@@ -63,8 +62,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "AuditSettings": "securevfl.studies.audit.settings",
-    "Contribution": "securevfl.runtime.contribution",
+    "AuditSettings": "securevfl.lab.audit.settings",
+    "Contribution": "securevfl.lab.contribution",
     "FederatedClassifier": "securevfl.estimators.federated",
     "FederatedRegressor": "securevfl.estimators.federated",
     "EncoderSettings": "securevfl.config.encoder",
@@ -75,16 +74,16 @@ _HOME = {
     "RunResult": "securevfl.runtime.simulation",
     "SecureVflError": "securevfl.core.errors",
     "TrainingSettings": "securevfl.config.sections",
-    "audit": "securevfl.studies.audit.report",
-    "compare": "securevfl.studies.entry",
-    "contribution": "securevfl.runtime.contribution",
-    "features": "securevfl.runtime.prediction_entry",
-    "link": "securevfl.studies.entry",
-    "predict": "securevfl.runtime.prediction_entry",
+    "audit": "securevfl.lab.audit.audit_report",
+    "compare": "securevfl.lab.entry_points",
+    "contribution": "securevfl.lab.contribution",
+    "features": "securevfl.runtime.entry",
+    "link": "securevfl.lab.entry_points",
+    "predict": "securevfl.runtime.entry",
     "preset": "securevfl.config.presets",
     "read_federation": "securevfl.config.reading",
     "simulate": "securevfl.runtime.in_memory",
-    "sweep": "securevfl.studies.entry",
+    "sweep": "securevfl.lab.entry_points",
     "train": "securevfl.runtime.entry",
 }
 _MODULES = {

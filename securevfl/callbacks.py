@@ -172,7 +172,7 @@ class MLflow(Callback):
         return self._run
 
 
-class Hearing:
+class CallbackObserver:
     """Those who hear of one run.
 
     Args:
@@ -199,7 +199,7 @@ class Hearing:
         self._figures = figures
 
     @contextlib.contextmanager
-    def until_the_end(self) -> Iterator["Hearing"]:
+    def until_the_end(self) -> Iterator["CallbackObserver"]:
         """Tell all callbacks how the run ended, however it does."""
         try:
             yield self

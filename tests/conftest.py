@@ -29,7 +29,7 @@ def fixed_noise() -> Iterator[None]:
 @pytest.fixture
 def port() -> Iterator[int]:
     """Yield a port of this machine that is kept for the test until its end."""
-    from securevfl.launch.ports import reserved_port
+    from securevfl.launch.spawn import reserved_port
 
     with reserved_port() as number:
         yield number

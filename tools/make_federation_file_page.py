@@ -23,12 +23,12 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.config.parties import PartySettings
+from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import TrainingSettings
-from securevfl.config.top import TopEstimator
 from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.table import METRICS
-from securevfl.linking.protections.table import PROTECTIONS
+from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 from securevfl.models.task_metrics import TASK_METRICS

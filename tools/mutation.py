@@ -53,6 +53,7 @@ TESTS: Final = {
         "tests/vectors/test_accounting_vectors.py",
     ),
     "mpc": ("tests/unit/mpc", "tests/property/mpc", "tests/statistical/mpc"),
+    "ledger": ("tests/unit/federation",),
     "federation": (
         "tests/unit/federation",
         "tests/property/federation",
@@ -63,8 +64,7 @@ TESTS: Final = {
 """The tests of each package."""
 
 RELEASE_PATH: Final = (
-    "aggregation", "build", "cut", "fitting", "ledger", "release", "run_plan", "secondary",
-    "star_secondary", "updates",
+    "build", "cut", "fitting", "release", "run_plan", "secondary", "star_secondary", "updates",
 )  # fmt: skip
 """What a release passes in ``federation``; of the other packages all modules are taken."""
 
@@ -104,7 +104,7 @@ def modules() -> list[Path]:
     return [
         path
         for package in TESTS
-        for path in sorted(Path("securevfl", package).glob("*.py"))
+        for path in sorted(Path("securevfl", package).rglob("*.py"))
         if path.stem != "__init__" and (package != "federation" or path.stem in RELEASE_PATH)
     ]
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from aligned.views import AlignedViews, Categories
 from securevfl.core import checks
+from securevfl.core.conventions import stream
 from securevfl.core.errors import DataError
-from securevfl.core.seeds import stream
 
 # The published code's columns; its paper counts eight numbers where the code has seven, and the
 # hour of the day is the one that is left.

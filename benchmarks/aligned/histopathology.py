@@ -8,8 +8,8 @@ import numpy as np
 from aligned.images import read_images
 from aligned.views import AlignedViews
 from securevfl.core import checks
+from securevfl.core.conventions import stream
 from securevfl.core.errors import DataError
-from securevfl.core.seeds import stream
 
 _TRAINING_SHARE: Final = 0.8
 

@@ -9,8 +9,8 @@ import numpy as np
 from aligned.images import read_images
 from aligned.views import AlignedViews
 from securevfl.core import checks
+from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.seeds import stream
 
 _VIEWS: Final = 12
 # airplane_0001_001.png, airplane_0001.obj.shaded_v001.png (Su et al.'s renderings), and

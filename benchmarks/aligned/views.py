@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from securevfl.core import checks
+from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.seeds import stream
-from securevfl.core.task import Task
 from securevfl.data.scaling import FeatureScaler
 from securevfl.data.tables import require_finite
 

@@ -14,9 +14,15 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_text
 from securevfl.core.memory import keep_freed_memory
+from securevfl.lab.advice import (
+    NO_PROMISE,
+    Advice,
+    Bound,
+    advise,
+    epsilons_from,
+)
+from securevfl.lab.rehearsal import Played
 from securevfl.runtime.shown_progress import bars
-from securevfl.starting.advice import NO_PROMISE, Advice, Bound, advise, epsilons_from
-from securevfl.starting.rehearsal import Played
 
 _HEADINGS: Final = (
     "epsilon",

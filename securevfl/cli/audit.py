@@ -44,7 +44,7 @@ def mechanism(
     Exit code 0 if every test passes, 4 if one fails.
     """
     # Loaded here, so that other commands, and whoever mistypes this one, need not wait for torch.
-    from securevfl.studies.audit.settings import AuditSettings
+    from securevfl.lab.audit.settings import AuditSettings
 
     settings = AuditSettings(
         secondaries=secondaries,
@@ -54,7 +54,7 @@ def mechanism(
         label_epsilon=label_epsilon,
         timeout_s=timeout,
     )
-    from securevfl.studies.audit import report as audit_report
+    from securevfl.lab.audit import audit_report as audit_report
 
     report = audit_report.audit(settings)
     if as_json:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from securevfl.dp.audit_power import FALSE_FAILURE
-from securevfl.studies.audit.report import AuditReport
+from securevfl.lab.audit.audit_report import AuditReport
+from securevfl.lab.audit.audit_statistics import FALSE_FAILURE
 
 _RELEASES: Final = {
     "sequence": "rows clipped whole, released again in every round",

@@ -36,7 +36,7 @@ def splitavg(
 ) -> None:
     """Time the secure average between real processes, beside CrypTen and plain gathers."""
     # Loaded here, so that the other commands need not wait for CrypTen.
-    from securevfl.bench.splitavg import SplitAvgBenchmark, measure
+    from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
 
     settings = SplitAvgBenchmark(
         parties=parties,

@@ -12,8 +12,8 @@ import typer
 from securevfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from securevfl.dp.accountants_compared import AccountantFigure
     from securevfl.dp.budget import Budget
-    from securevfl.dp.comparison import Comparison
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -112,8 +112,8 @@ def budget(
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
+    from securevfl.dp.accountants_compared import compare
     from securevfl.dp.budget import Budget
-    from securevfl.dp.comparison import compare
 
     asked = Budget(**settings)
     if noise_multiplier is None:
@@ -135,7 +135,7 @@ def _answer(
     asked: "Budget",
     *,
     noise_multiplier: float,
-    rows: "list[Comparison]",
+    rows: "list[AccountantFigure]",
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -239,7 +239,7 @@ def similarity(
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
     if (key_mean is None) != (rows is None):
         raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
-    from securevfl.dp.similarity_bound import (
+    from securevfl.dp.sensitivity import (
         expected_recoveries,
         reachable_floor,
         recovery_bound,

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.core.errors import ConfigError
-from securevfl.starting.check import Check, check_federation
-from securevfl.starting.party_check import PartyCheck
+from securevfl.setup.check import Check, PartyCheck, check_federation
 
 
 def run_check(path: Path, *, name: str | None, data_root: Path | None, as_json: bool) -> None:

@@ -15,12 +15,11 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
+from securevfl.lab.comparison import Comparison, table_rows
+from securevfl.lab.entry_points import compare_and_write
+from securevfl.lab.run_figures import cell
+from securevfl.lab.study import Engines
 from securevfl.runtime.preflight import warnings_about
-from securevfl.studies.compare.comparison import Comparison
-from securevfl.studies.compare.table import table_rows
-from securevfl.studies.entry import compare_and_write
-from securevfl.studies.runs.figures import cell
-from securevfl.studies.runs.study import Engines
 
 
 def run_compare(

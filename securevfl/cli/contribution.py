@@ -10,12 +10,10 @@ from rich.console import Console
 from securevfl.cli.figure_table import print_figures
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.report.page import write_report
+from securevfl.lab.contribution import contribution
+from securevfl.report.page import readings, sampled_in_words, write_report
 from securevfl.report.plots import contribution_plot
-from securevfl.report.worth import readings, sampled_in_words
-from securevfl.runtime.contribution import contribution
-from securevfl.runtime.kept_contribution import FILE
-from securevfl.runtime.run_folder import read_figures
+from securevfl.runtime.run_folder import FILE, read_figures
 from securevfl.runtime.shown_progress import RunProgress
 
 

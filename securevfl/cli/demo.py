@@ -17,12 +17,12 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
+from securevfl.lab.digits import demo_federation, digits_tables, write_tables
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.baselines.fit import BaselineResult
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.studies.digits import demo_federation, digits_tables, write_tables
 
 
 def run_demo(*, out: Path | None, seed: int, as_json: bool) -> dict[str, Any]:

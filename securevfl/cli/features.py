@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from securevfl.core import files
-from securevfl.runtime.prediction_entry import features
+from securevfl.runtime.entry import features
 from securevfl.runtime.released_table import (
     COST,
     METADATA,

@@ -10,17 +10,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from securevfl.core import checks, files
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
-from securevfl.core.task import Task
-from securevfl.starting.columns import (
+from securevfl.setup.estimates import LIMITS
+from securevfl.setup.init import look_at, proposed
+from securevfl.setup.proposal import (
+    ColumnUse,
+    Proposal,
+    Wishes,
+    excluded_because,
+)
+from securevfl.setup.proposed_columns import (
     Declared,
     checked_bounds,
     require_columns,
     write_column_list,
 )
-from securevfl.starting.init import look_at, proposed
-from securevfl.starting.proposal import ColumnUse, Proposal, Wishes, excluded_because
-from securevfl.starting.rows_served import LIMITS
 
 _TASKS: dict[str, Task] = {
     "regression": "regression",

@@ -13,9 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from securevfl.federation.ledger_place import Book
-    from securevfl.federation.ledger_summary import LedgerSummary, UnitSpent
-    from securevfl.federation.told_labels import LabelsSpent
+    from securevfl.ledger.ledger import Book, LabelsSpent, LedgerSummary, UnitSpent
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,8 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command()
 def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
     """Show a table's runs, what each spent, the total for each unit, and the owner's limit."""
-    from securevfl.federation.ledger_place import ledger_of_table
-    from securevfl.federation.ledger_summary import summary_of
+    from securevfl.ledger.ledger import ledger_of_table, summary_of
 
     path = ledger_of_table(table, book=_book(pretraining))
     summary = summary_of(path) if path.exists() else None
@@ -80,9 +77,8 @@ def limit(
     The limit is a line of the table's ledger. The newest one for a unit holds, so that the owner
     can raise or lower it by the same command; earlier ones stay to be read.
     """
-    from securevfl.federation.ledger_book import Limit
-    from securevfl.federation.ledger_place import ledger_of_table
-    from securevfl.federation.ledger_summary import set_limit
+    from securevfl.ledger.book import Limit
+    from securevfl.ledger.ledger import ledger_of_table, set_limit
 
     wanted = Limit(unit=unit, epsilon=epsilon, delta=delta)
     spent = set_limit(ledger_of_table(table, book=_book(pretraining)), wanted)
@@ -107,8 +103,8 @@ def forget(
     Ask that party first: what it spent before is then in no ledger that anybody checks. The line
     that says so stays in the ledger of one's own TABLE.
     """
-    from securevfl.federation.countersign import forget_party
-    from securevfl.federation.ledger_place import ledger_of_table
+    from securevfl.ledger.countersigning import forget_party
+    from securevfl.ledger.ledger import ledger_of_table
 
     federations = forget_party(ledger_of_table(table), party=party)
     if as_json:

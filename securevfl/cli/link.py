@@ -13,8 +13,8 @@ from securevfl.cli.run import run_folder_for
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
+from securevfl.lab.entry_points import link
 from securevfl.runtime.shown_progress import RunProgress
-from securevfl.studies.entry import link
 
 
 def run_link(

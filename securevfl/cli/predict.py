@@ -12,8 +12,8 @@ from rich.table import Table
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.models.task_metrics import metrics_of
-from securevfl.report.secondary import write_secondary_pages
-from securevfl.runtime.prediction_entry import predict_file
+from securevfl.report.secondary_page import write_secondary_pages
+from securevfl.runtime.entry import predict_file
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.shown_progress import RunProgress
 

@@ -7,12 +7,15 @@ from securevfl.cli.run import run_folder_for
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
-from securevfl.pretraining.stage import nothing_to_pretrain, wants_pretraining
-from securevfl.runtime.device import device_named
+from securevfl.federation.pretraining.pretraining_stage import (
+    nothing_to_pretrain,
+    wants_pretraining,
+)
 from securevfl.runtime.launching import pretrain_in_processes
+from securevfl.runtime.preflight import device_named
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.shown_progress import RunProgress
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def run_pretrain(

@@ -6,7 +6,7 @@ from pathlib import Path
 from securevfl.config.parties import parse_address
 from securevfl.config.reading import read_federation
 from securevfl.core import checks, files
-from securevfl.transport.provision import provision, provision_one, trust
+from securevfl.transport.identity import provision, provision_one, trust
 
 
 def run_provision(path: Path, *, out: Path, name: str | None, days: int, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from securevfl.cli.figure_table import print_figures
 from securevfl.core.progress import alignment_in_words
-from securevfl.federation.presence import absences_in_words
+from securevfl.federation.session.membership import absences_in_words
 from securevfl.runtime.figures import (
     candidates_in_words,
     interval_heading,

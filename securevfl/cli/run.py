@@ -21,7 +21,6 @@ from securevfl.core.progress import ProgressEvent, told
 from securevfl.launch.child import end_with_launcher, is_launched, report_failure, report_memory
 from securevfl.launch.child import report as report_to_launcher
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime.device import device_named
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.launching import OUTCOME_EVENT
 from securevfl.runtime.own_processes import (
@@ -32,7 +31,7 @@ from securevfl.runtime.own_processes import (
 )
 from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import warnings_about
+from securevfl.runtime.preflight import device_named, warnings_about
 from securevfl.runtime.run_folder import write_figures
 from securevfl.runtime.shown_progress import RunProgress
 
@@ -232,7 +231,7 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
 
 def run_report(folder: Path, *, as_json: bool) -> None:
     """Write a run's report, or that of the secondary whose folder it is, and say where it is."""
-    from securevfl.report.secondary import write_secondary_pages
+    from securevfl.report.secondary_page import write_secondary_pages
 
     # A run folder on a secondary's own machine has no figures of the run.
     own = [] if (folder / "metrics.json").exists() else write_secondary_pages(folder)
@@ -273,7 +272,7 @@ def _write_own_page(party: Path) -> None:
 
     if not own_folders(party):
         return
-    from securevfl.report.secondary import write_secondary_page
+    from securevfl.report.secondary_page import write_secondary_page
 
     try:
         path = write_secondary_page(party)

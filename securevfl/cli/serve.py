@@ -104,9 +104,9 @@ def _run(
     from securevfl.config.reading import read_federation
     from securevfl.models.task_metrics import metrics_of
     from securevfl.runtime.shown_progress import RunProgress
+    from securevfl.serving.guard import token_of
     from securevfl.serving.opening import opened
     from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
-    from securevfl.serving.token import token_of
 
     checks.at_least(1, max_rows=max_rows, max_bytes=max_bytes)
     checks.non_negative(gather=gather)

@@ -77,7 +77,7 @@ def compare(
 ) -> None:
     """Train methods side by side in the simulator; the same command goes on after Ctrl-C."""
     from securevfl.cli.compare import run_compare
-    from securevfl.studies.runs.study import Engines
+    from securevfl.lab.study import Engines
 
     run_compare(
         federation,
@@ -138,7 +138,7 @@ def sweep(
 ) -> None:
     """Train one file under many settings in the simulator; the same command goes on."""
     from securevfl.cli.sweep import run_sweep
-    from securevfl.studies.runs.study import Engines
+    from securevfl.lab.study import Engines
 
     run_sweep(
         federation,

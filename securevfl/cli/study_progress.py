@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
+from securevfl.lab.one_run import LeftOut, Run
 from securevfl.runtime.shown_progress import bars
-from securevfl.studies.runs.run import LeftOut, Run
 
 
 class StudyProgress:

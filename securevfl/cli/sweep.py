@@ -13,14 +13,13 @@ from securevfl.cli.study_progress import StudyProgress
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
+from securevfl.lab.entry_points import sweep_and_write
+from securevfl.lab.run_figures import cell
+from securevfl.lab.study import Engines
+from securevfl.lab.sweep import Sweep
+from securevfl.lab.sweep_settings import parse_setting, text_of
+from securevfl.lab.sweep_table import table_rows, trial_rows
 from securevfl.runtime.preflight import warnings_about
-from securevfl.studies.entry import sweep_and_write
-from securevfl.studies.runs.figures import cell
-from securevfl.studies.runs.study import Engines
-from securevfl.studies.sweep.search_table import trial_rows
-from securevfl.studies.sweep.settings import parse_setting, text_of
-from securevfl.studies.sweep.sweep import Sweep
-from securevfl.studies.sweep.table import table_rows
 
 _TRIALS_ON_A_SCREEN = 10
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from securevfl.config.base import BaseSettings
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.parties import PartySettings
+from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import (
+    BaseSettings,
     FederationSettings,
     PredictionSettings,
     RuntimeSettings,
     TrainingSettings,
 )
-from securevfl.config.top import TopEstimator
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy

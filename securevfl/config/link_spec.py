@@ -4,16 +4,16 @@ import math
 
 from securevfl.config.federation import FederationConfig
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.linkage.spec import (
     ChoiceSpec,
     HidingSpec,
     LinkRoles,
     LinkSpec,
-    RowSplit,
     SimilaritySpec,
+    SplitSpec,
 )
-from securevfl.linking.protections.table import PROTECTIONS
 
 
 def key_spec(config: FederationConfig) -> KeySpec:
@@ -79,7 +79,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
                 if party.role in PROTECTIONS[linkage.protection].helpers
             },
         ),
-        split=RowSplit(
+        split=SplitSpec(
             seed=config.federation.seed,
             validation_fraction=training.validation_fraction,
             test_fraction=training.test_fraction,

@@ -7,29 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.config import rules
-from securevfl.config.adapting import adapted, require_own_fields
-from securevfl.config.auto import resolved
-from securevfl.config.base import BaseSettings
-from securevfl.config.encoder import EncoderSettings
+from securevfl.config.encoder import EncoderSettings, resolved
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
-from securevfl.config.masking import require_maskable
 from securevfl.config.methods import (
     IN_ONE_PLACE,
+    adapted,
     baseline_settings,
     method_family,
     method_source,
+    require_own_fields,
 )
 from securevfl.config.parties import parse_parties
-from securevfl.config.presets import expanded
-from securevfl.config.rules import require_encodable
+from securevfl.config.presets import expanded, without_top
+from securevfl.config.rules import require_encodable, require_maskable
 from securevfl.config.sections import (
+    BaseSettings,
     FederationSettings,
     PredictionSettings,
     RuntimeSettings,
     TrainingSettings,
 )
-from securevfl.config.top import without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text

@@ -1,7 +1,10 @@
-"""What a column's name says of it: its words, and whether it is a longitude or a latitude."""
+"""Names of columns: their words, an axis of the earth, a person, a time."""
 
 import re
+from collections.abc import Sequence
 from typing import Final, Literal
+
+# What a column's name says of it: its words, and whether it is a longitude or a latitude.
 
 _WORDS: Final = re.compile(r"[a-z]+|\d+")
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -25,3 +28,131 @@ def axis_of(name: str) -> Literal["longitude", "latitude"] | None:
     """
     words = set(words_of(name))
     return next((axis for axis, known in _AXES.items() if words & known), None)
+
+
+# What a column's name says: places, people, numbers of customers, or nothing.
+
+Meaning = Literal["longitude", "latitude", "identity", "person", "time", "none"]
+
+_IDENTITY: Final = frozenset(
+    {"id", "ids", "uid", "uuid", "guid", "ssn", "iban", "rowid", "identifier", "passport"}
+    | {"email", "mail", "phone", "telephone", "username", "account"}
+    | {"telefon", "handy", "konto", "kontonummer", "kundennummer", "kartennummer"}
+    | {"telefonnummer", "steuernummer", "versicherungsnummer"}
+)
+# What is numbered, in front of a word for number: card number, Kunden-Nr.
+_NUMBERED: Final = frozenset(
+    {"card", "customer", "client", "member", "mobile", "patient", "policy", "contract"}
+    | {
+        "security",
+        "tax",
+        "licence",
+        "license",
+        "karten",
+        "karte",
+        "kunden",
+        "kunde",
+        "mitglieds",
+        "vertrags",
+    }
+)
+_NUMBER: Final = frozenset({"number", "num", "no", "nr", "nummer"})
+_ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})
+# What names or finds one person.
+_ONE_PERSON: Final = frozenset(
+    {"name", "surname", "firstname", "lastname", "fullname", "forename", "street", "address"}
+    | {"vorname", "nachname", "familienname", "anschrift", "adresse", "strasse"}
+)
+_BIRTH: Final = frozenset({"birth", "dob", "birthday", "birthdate", "born", "geburtsdatum"})
+# What many people share.
+_OF_MANY: Final = frozenset(
+    {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode", "plz", "company"}
+)
+_PERSON: Final = _ONE_PERSON | _BIRTH | _OF_MANY | {"given", "family"}
+_TIME: Final = frozenset({"time", "timestamp", "datetime", "zeit", "zeitpunkt", "zeitstempel"})
+# Names of things, not of people.
+_THINGS: Final = frozenset(
+    {"product", "item", "brand", "model", "plan", "file", "column", "event", "campaign", "shop"}
+    | {"store", "channel", "category", "type", "class", "species", "station", "sensor"}
+)
+_DIGITS: Final = _BIRTH | {"postcode", "postal", "zip", "zipcode", "plz"}
+_FILLERS: Final = frozenset({"key", "full"})
+
+
+def canonical(name: str) -> str:
+    """Return what equal columns of two parties have in common."""
+    words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
+    meaning = meaning_of(name)
+    return meaning if meaning in ("longitude", "latitude") else "_".join(words)
+
+
+def meaning_of(name: str) -> Meaning:
+    """Return what the name says that the column holds."""
+    if (axis := axis_of(name)) is not None:
+        return axis
+    in_order = words_of(name)
+    words = set(in_order)
+    alone = {word for word in words if not word.isdigit()} <= _ROW_NUMBERS and words
+    if _numbers_something(in_order) or alone or _ends_in_id(name):
+        return "identity"
+    if words & _PERSON:
+        return "person"
+    return "time" if in_order[-1:] and in_order[-1] in _TIME else "none"
+
+
+def _ends_in_id(name: str) -> bool:
+    return name.isalpha() and name.endswith(("Id", "ID"))
+
+
+def _numbers_something(words: list[str]) -> bool:
+    stems = list(words)
+    while len(stems) > 1 and stems[-1] in _NUMBER:
+        stems.pop()
+    if not stems:
+        return False
+    return stems[-1] in _IDENTITY or (len(stems) < len(words) and stems[-1] in _NUMBERED)
+
+
+def names_one_person(name: str, kind: str) -> bool:
+    """Return whether a column's name says that it tells one person: no feature to learn from.
+
+    Args:
+        name: The column's name.
+        kind: What it holds. A number or truth value is nobody's name, and a weight at birth is no
+            date of it.
+    """
+    words = set(words_of(name))
+    if kind == "boolean" or words & _THINGS:
+        return False
+    if kind == "number":
+        return bool(words & {"dob", "birthdate", "geburtsdatum"}) or {"birth", "date"} <= words
+    if words & _BIRTH and not words & _ONE_PERSON:
+        return kind in ("date", "text", "unusable")
+    return bool(words & _ONE_PERSON)
+
+
+def spelled_in_digits(name: str) -> bool:
+    """Return whether what tells a person apart may be a number: a postcode, a date of birth."""
+    return bool(set(words_of(name)) & _DIGITS)
+
+
+def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:
+    """Return what there is to warn of where people's keys are shown to partners; None if nothing.
+
+    Args:
+        protection: ``linkage.protection``.
+        columns: The primary's key columns.
+    """
+    people = [
+        name
+        for name in columns
+        if meaning_of(name) in ("identity", "person") or set(words_of(name)) & _NUMBERED
+    ]
+    if protection != "none" or not people:
+        return None
+    tells = "tells" if len(people) == 1 else "tell"
+    return (
+        f'linkage.protection = "none": every secondary sees the keys of all rows of the primary in '
+        f'clear, and {", ".join(map(repr, people))} {tells} who a row is about; "bloom", or '
+        f'"hashes" for equal ids, hides them with a coordinator\'s help (docs/linkage.md)'
+    )

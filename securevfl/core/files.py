@@ -1,17 +1,26 @@
-"""Atomic file writes, for this user alone: a reader or a crash never sees half a file.
+"""Files: atomic writes for this user alone, bounded archives, and locks.
 
 Everything that a party keeps is private (mode 0600, in folders of mode 0700) unless its writer says
 that it is for others: the federation file, certificates, figures and reports of a run. Those get
 the mode that the user's umask gives new files.
+
+Numpy's archives, torch's files and skops' models are zip archives. A few bytes of one can unpack to
+gigabytes, and an array in it can say that it has more numbers than the archive has bytes. Readers
+make room for what is declared; so what is declared is checked first.
+
+Linux and macOS lock the open file itself, and nothing is left beside it. Windows has no ``fcntl``:
+there :mod:`filelock` holds ``NAME.lock`` beside the file, and lookers keep one another out too.
 """
 
 import errno
 import glob
+import io
 import json
 import os
 import re
 import secrets
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,6 +28,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from securevfl.core.errors import ConfigError, StorageError
+
+# Atomic file writes, for this user alone: a reader or a crash never sees half a file.
 
 MOST_OF_JSON: Final = 64 * 2**20
 """Bytes of a JSON file, which takes some thirty times as much in memory."""
@@ -224,3 +235,101 @@ def _remove_if_unfinished(path: Path) -> None:
 def _opener(*, for_others: bool) -> Callable[[str, int], int]:
     mode = _FOR_OTHERS if for_others else _PRIVATE
     return lambda name, flags: os.open(name, flags, mode)
+
+
+# Zip archives looked at before any of their content is in memory.
+
+_LONGEST_HEADER: Final = 10_000
+"""Bytes of an array's header, the limit of numpy's own reader."""
+
+
+def require_unpackable(content: BinaryIO | bytes, *, most: int | None = None) -> None:
+    """Refuse an archive that would take more memory than it may.
+
+    Args:
+        content: The archive; an open file is left at its beginning.
+        most: Bytes of all its parts, unpacked; None: the archive must be packed nowhere, as numpy
+            and torch write theirs, so that its parts are no larger than itself.
+
+    Raises:
+        ValueError: If its parts are larger, an array in it says that it is larger than its part, or
+            it is no zip archive.
+    """
+    file = io.BytesIO(content) if isinstance(content, bytes) else content
+    size = file.seek(0, io.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            if most is None and any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+                raise ValueError("is packed, and nothing that is kept here is")
+            unpacked = sum(part.file_size for part in parts)
+            if unpacked > (size if most is None else most):
+                raise ValueError(f"would unpack to {unpacked} bytes")
+            for part in parts:
+                if part.filename.endswith(".npy"):
+                    _require_honest(archive, part)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"is no whole archive ({error})") from None
+    finally:
+        file.seek(0)
+
+
+def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
+    """Refuse an array whose header declares more bytes than its part has."""
+    with archive.open(part) as file:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read is None:
+            raise ValueError(f"{part.filename} is of another format")
+        shape, _, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        numbers = 1
+        for side in shape:
+            numbers *= side
+        if (
+            dtype.hasobject
+            or min(shape, default=0) < 0
+            or numbers * dtype.itemsize > part.file_size
+        ):
+            raise ValueError(f"{part.filename} says that it is larger than it is")
+
+
+# One process at a time at a file that is open: by the system's own lock, or a file beside it.
+
+_ON_ITSELF: bool
+try:
+    import fcntl
+except ImportError:  # Windows
+    _ON_ITSELF = False
+else:
+    _ON_ITSELF = True
+
+
+def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
+    """Take the lock of a file now, without waiting.
+
+    Args:
+        handle: The open file.
+        path: Where it lies.
+        shared: Whether others may take it too, to look only.
+
+    Returns:
+        What lets go of it. Where the lock is on the file itself, closing ``handle`` does that too.
+
+    Raises:
+        BlockingIOError: If another process has it.
+        OSError: As the system says it.
+    """
+    if _ON_ITSELF:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return lambda: None
+    import filelock
+
+    beside = filelock.FileLock(f"{path}.lock", timeout=0, thread_local=False)
+    try:
+        beside.acquire()
+    except filelock.Timeout:
+        raise BlockingIOError(f"{path} is locked") from None
+    return beside.release

@@ -4,14 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from securevfl.data.builtin import load_builtin, load_folder
     from securevfl.data.column_settings import ColumnSettings
-    from securevfl.data.frame_tables import from_frame
-    from securevfl.data.partition import split_pair, split_table, split_views
-    from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
-    from securevfl.data.reading import read_table
+    from securevfl.data.party_tables import (
+        ColumnRoles,
+        fit_party_table,
+        from_frame,
+        new_rows,
+        read_table,
+        table_problems,
+    )
     from securevfl.data.schema import TableSchema
     from securevfl.data.tables import PartyTable
+    from securevfl.data.trial_tables import (
+        load_builtin,
+        load_folder,
+        split_pair,
+        split_table,
+        split_views,
+    )
 
 __all__ = [
     "ColumnRoles",
@@ -39,13 +49,13 @@ _HOME = {
     "new_rows": "securevfl.data.party_tables",
     "table_problems": "securevfl.data.party_tables",
     "PartyTable": "securevfl.data.tables",
-    "from_frame": "securevfl.data.frame_tables",
-    "load_builtin": "securevfl.data.builtin",
-    "load_folder": "securevfl.data.builtin",
-    "read_table": "securevfl.data.reading",
-    "split_pair": "securevfl.data.partition",
-    "split_table": "securevfl.data.partition",
-    "split_views": "securevfl.data.partition",
+    "from_frame": "securevfl.data.party_tables",
+    "load_builtin": "securevfl.data.trial_tables",
+    "load_folder": "securevfl.data.trial_tables",
+    "read_table": "securevfl.data.party_tables",
+    "split_pair": "securevfl.data.trial_tables",
+    "split_table": "securevfl.data.trial_tables",
+    "split_views": "securevfl.data.trial_tables",
 }
 
 

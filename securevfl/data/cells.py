@@ -8,7 +8,7 @@ apart from one that is missing.
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -18,7 +18,10 @@ from jaxtyping import Bool, Float64
 from pandas.api import types
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.written_numbers import unsigned
+from securevfl.data.sources.settings import require_names
+from securevfl.data.sources.text_files import unsigned
+
+# The cells of a column as numbers, dates, truth values or words, whatever holds them.
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
@@ -196,3 +199,15 @@ def is_text(values: "pd.Series[Any]") -> bool:
 def first_row(chosen: Bool[np.ndarray, " rows"]) -> int:
     """Return the number of the first chosen row, counted from 1."""
     return int(np.argmax(chosen)) + 1
+
+
+# What every reader of a table asks of its columns.
+
+
+def require_columns(frame: pd.DataFrame, columns: Sequence[str], *, where: str) -> None:
+    """Check that all columns are there.
+
+    Raises:
+        DataError: Naming the first that is not, the nearest name, and those that there are.
+    """
+    require_names([str(name) for name in frame.columns], columns, where=where)

@@ -1,4 +1,4 @@
-"""How a column becomes features: fitted once, and the same for every row that comes later.
+"""Columns as features: what a column holds, how it is encoded, and the fitted encoding.
 
 A row's features depend on that row and on what was fitted, and what was fitted to the table instead
 of declared is told (:class:`Dependence`), since a promise about records may not rest on it.
@@ -6,25 +6,337 @@ of declared is told (:class:`Dependence`), since a promise about records may not
 
 import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float32, Float64
+from pandas.api import types
 
 from securevfl.core.errors import DataError
 from securevfl.data.cells import (
     PERCENT,
+    TRUTH_WORDS,
     amounts_of,
     dates_of,
     days_of,
     first_row,
     is_text,
+    numbers_of,
     texts_of,
     truths_of,
+    word,
 )
-from securevfl.data.column_settings import Pair
+from securevfl.data.column_settings import (
+    MAX_CATEGORIES,
+    ColumnSettings,
+    Dependence,
+    Pair,
+    declared_range,
+)
+from securevfl.data.sources.text_files import (
+    is_bracketed,
+    is_number,
+    unit_of,
+    unsigned,
+)
+
+# What a column holds: numbers, truth values, words or dates, or nothing that a model can use.
+
+Kind = Literal["number", "boolean", "words", "date"]
+
+_FLOAT32_WHOLE: Final = 2**24
+_OTHER_DATES: Final = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})( .*)?"
+_LEADING_ZERO: Final = r"\s*[+-]?0\d.*"
+_FEWEST: Final = 20
+_NUMBER: Final = int | float | Decimal | np.number
+# What pandas, R and Arrow call a stored index that has no name, and what the first column of a text
+# file is called whose header is empty.
+_ROW_NUMBER: Final = re.compile(r"|unnamed-1|Unnamed: 0(\.\d+)?|\.\.\.1|__index_level_\d+__")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnKind:
+    """What a column holds, and why we think so."""
+
+    kind: Kind | None
+    """None: nothing that a model can use."""
+
+    reason: str
+    """Why, in a few words; without any value of the column."""
+
+    rows: int
+    """Cells, missing ones included."""
+
+    missing: int
+    """Missing cells."""
+
+    different: int
+    """Different values, missing not counted."""
+
+    identifier: str | None = None
+    """Why it looks like a name or number of its row rather than something to learn from."""
+
+    problem: str | None = None
+    """Why it can't be a feature as it is, and what to do; to be put behind the column's name."""
+
+    sign: str = ""
+    """Of texts that are numbers with one sign, such as ``%`` or ``€``: that sign."""
+
+    timed: bool = False
+    """Of dates: whether any has a time of day."""
+
+
+def is_row_number(name: str) -> bool:
+    """Say whether a column is a stored index without a name, by what it is called.
+
+    Such a column is no feature unless its owner names it: in a table that is sorted by its label it
+    would be the label. The name decides alone, so that no record does.
+    """
+    return _ROW_NUMBER.fullmatch(name) is not None
+
+
+def numbers_rows(values: "pd.Series[Any]") -> str | None:
+    """Say why a column of numbers looks like the number of its row, or None if it does not."""
+    numbers = numbers_of(values)
+    present = numbers[~np.isnan(numbers)]
+    whole = len(present) > 0 and not (present % 1).any()
+    return _numbered(np.unique(present), len(present)) if whole else None
+
+
+def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
+    """Say what a column holds.
+
+    Args:
+        values: The column, of any type.
+        max_categories: How many different words are sure not to be an identifier.
+    """
+    present = values.dropna()
+    if not len(present):
+        return _unusable(values, "empty", "is empty in every row; exclude it")
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        held = present.astype(object)
+        if types.infer_dtype(held) != "string":
+            return _words(values, "a categorical column", max_categories)
+        return _of_texts(values, max_categories)
+    if types.is_bool_dtype(values):
+        return _found(values, "boolean", f"true and false ({values.dtype})", different=2)
+    if values.dtype.kind == "c":
+        return _unusable(values, "complex numbers", "holds complex numbers; exclude it")
+    if values.dtype.kind == "m" or types.is_numeric_dtype(values):
+        return _number(values, f"numbers ({values.dtype})")
+    if values.dtype.kind == "M":
+        return _date(values, f"dates ({values.dtype})")
+    return _of_objects(values, present.astype(object), max_categories)
+
+
+def _of_objects(
+    values: "pd.Series[Any]", present: "pd.Series[Any]", max_categories: int
+) -> ColumnKind:
+    held = types.infer_dtype(present)
+    if held == "boolean":
+        return _found(values, "boolean", "true and false", different=2)
+    if held in ("integer", "floating", "mixed-integer-float", "decimal", "timedelta"):
+        return _number(values, "numbers")
+    if held in ("date", "datetime", "datetime64") or all(isinstance(c, date) for c in present):
+        return _date(values, "dates")
+    if held in ("string", "mixed-integer", "mixed"):
+        strange = [cell for cell in present if not isinstance(cell, str | _NUMBER)]
+        if not strange:
+            numeric = all(isinstance(cell, _NUMBER) for cell in present)
+            return _number(values, "numbers") if numeric else _of_texts(values, max_categories)
+        held = type(strange[0]).__name__
+    row = first_row(values.notna().to_numpy(dtype=bool))
+    return _unusable(
+        values,
+        f"{held} values",
+        f"holds {held} values, as in row {row}; turn them into numbers or words, or exclude it",
+    )
+
+
+def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
+    places, different = texts_of(values)
+    texts = pd.Series(different, dtype=object)
+    lower = set(texts.str.strip().str.casefold())
+    if lower <= {"true", "false"} or lower <= {"yes", "no"}:
+        names = " and ".join(word for word in TRUTH_WORDS if word in lower)
+        return _found(values, "boolean", f"texts {names}", different=len(lower))
+    dated = ~np.isnat(dates_of(texts))
+    if dated.all():
+        return _date(values, "texts that are dates")
+    if dated.mean() > 0.5:
+        return _two_kinds(values, "dates", first_row(~np.append(dated, True)[places]))
+    if texts.str.fullmatch(_OTHER_DATES).mean() > 0.5:
+        return _unusable(
+            values,
+            "dates in a form that depends on the country",
+            "looks like dates; write them as 2020-12-31, or exclude it",
+        )
+    if (signed := _of_signed(values, places, different)) is not None:
+        return signed
+    readable = ~np.isnan(numbers_of(texts))
+    if not texts.str.fullmatch(_LEADING_ZERO).any():
+        if readable.all():
+            return _number(values, "texts that are numbers")
+        if readable.mean() > 0.5:
+            return _two_kinds(values, "numbers", first_row(~np.append(readable, True)[places]))
+    return _words(values, "texts", max_categories)
+
+
+def _of_signed(
+    values: "pd.Series[Any]", places: np.ndarray, different: list[str]
+) -> ColumnKind | None:
+    """Return what a column of numbers with a sign holds, or None if it is none."""
+    signs = Counter(sign for _, sign in map(unsigned, different) if sign)
+    bracketed = np.array([*map(is_bracketed, different), False])
+    numbers = bracketed[:-1] | np.array([*map(is_number, different)])
+    if numbers.mean() <= 0.5 or not (signs or bracketed.any()):
+        return None
+    if bracketed.any():
+        row = first_row(bracketed[places])
+        return _unusable(
+            values,
+            "numbers in brackets",
+            f"holds numbers in brackets, as in row {row}; write those below zero with a minus, or "
+            f"list the column's words in categories",
+        )
+    sign = signs.most_common(1)[0][0]
+    amounts = amounts_of(values, sign)
+    unread = np.isnan(amounts) & values.notna().to_numpy(dtype=bool)
+    if unread.any():
+        return _two_kinds(values, f"numbers with the sign {sign!r}", first_row(unread))
+    return replace(
+        _number(pd.Series(amounts), f"texts that are numbers with the sign {sign!r}"), sign=sign
+    )
+
+
+def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:
+    return _unusable(
+        values,
+        f"{most} and other texts",
+        f"holds {most}, but row {row} holds {str(values.iloc[row - 1])[:40]!r}; correct or empty "
+        f"that cell, or list the column's words in categories",
+    )
+
+
+def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> ColumnKind:
+    different, present = len(texts_of(values)[1]), int(values.notna().sum())
+    if present >= _FEWEST and different > max_categories and different > present / 2:
+        if (unit := unit_of(texts_of(values)[1])) is not None:
+            return _unusable(
+                values,
+                "numbers with a unit",
+                f"holds numbers with the unit {unit!r}; write the numbers alone, or list its words "
+                f"in categories",
+            )
+        looks = f"{different} different words in {present} rows"
+        return ColumnKind(
+            kind="words",
+            reason=reason,
+            rows=len(values),
+            missing=len(values) - present,
+            different=different,
+            identifier=looks,
+            problem=f"holds {looks}, which looks like an identifier or free text; exclude it, use "
+            f"it as a key, or list its words in categories",
+        )
+    return _found(values, "words", reason, different=different)
+
+
+def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
+    numbers = numbers_of(values)
+    present = numbers[~np.isnan(numbers)]
+    different = np.unique(present)
+    identifier = problem = None
+    infinite = np.isinf(numbers)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if infinite.any():
+        problem = (
+            f"holds an infinite value in row {first_row(infinite)}; correct or empty that cell"
+        )
+    elif too_large.any():
+        problem = f"row {first_row(too_large)} is too large for float32; change its unit"
+    elif len(different):
+        identifier = _numbered(different, len(present))
+        problem = _indistinct(different, len(present))
+        if problem is not None and len(different) == len(present):
+            identifier = f"all {len(present)} values differ"
+    return ColumnKind(
+        kind="number",
+        reason=reason,
+        rows=len(values),
+        missing=len(values) - len(present),
+        different=len(different),
+        identifier=identifier,
+        problem=problem,
+    )
+
+
+def _numbered(different: np.ndarray, rows: int) -> str | None:
+    """Say whether whole numbers repeat so seldom that they must have been dealt out.
+
+    Of n numbers drawn evenly from a span, all differ with a probability of about
+    exp(-n^2 / (2 span)); identifiers are what leaves less than 5 % to chance.
+    """
+    span = different[-1] - different[0] + 1
+    if rows < _FEWEST or len(different) < rows or (different % 1 != 0).any():
+        return None
+    return f"all {rows} values differ" if rows**2 >= 6 * span else None
+
+
+def _indistinct(different: np.ndarray, rows: int) -> str | None:
+    """Say whether float32, in which features are, has one number for most of these."""
+    if len(different) < 2 or np.abs(different[[0, -1]]).max() < _FLOAT32_WHOLE:
+        return None
+    left = len(np.unique(different.astype(np.float32)))
+    if left > len(different) / 2:
+        return None
+    what = f"holds {len(different)} different numbers, of which float32 can tell {left} apart"
+    if len(different) > rows / 2:
+        return f"{what}, so it looks like an identifier; exclude it, or use it as a key"
+    return f"{what}; subtract what they have in common, or exclude it"
+
+
+def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
+    dates = dates_of(values)
+    timed = dates[~np.isnat(dates)]
+    return ColumnKind(
+        kind="date",
+        reason=reason,
+        rows=len(values),
+        missing=int(np.isnat(dates).sum()),
+        different=len(np.unique(timed)),
+        timed=bool((timed != timed.astype("datetime64[D]")).any()),
+    )
+
+
+def _found(values: "pd.Series[Any]", kind: Kind, reason: str, *, different: int) -> ColumnKind:
+    return ColumnKind(
+        kind=kind,
+        reason=reason,
+        rows=len(values),
+        missing=int(values.isna().sum()),
+        different=different,
+    )
+
+
+def _unusable(values: "pd.Series[Any]", reason: str, problem: str) -> ColumnKind:
+    return ColumnKind(
+        kind=None,
+        reason=reason,
+        rows=len(values),
+        missing=int(values.isna().sum()),
+        different=0,
+        problem=problem,
+    )
+
+
+# How a column becomes features: fitted once, and the same for every row that comes later.
 
 OTHER: Final = "other"
 """The word that stands for all words without a column of their own."""
@@ -303,3 +615,178 @@ def _require_read(
             f"{where}, row {row}: must be {expected}, got {str(cells.iloc[row - 1])[:40]!r} "
             f"({int(wrong.sum())} such cells in all)"
         )
+
+
+# Decide how one column is encoded: by what its party declares, and else by what it holds.
+
+
+def fit_column(
+    cells: "pd.Series[Any]", name: str, settings: ColumnSettings, *, where: str
+) -> tuple[Column, Float32[np.ndarray, "rows features"], tuple[Dependence, ...]]:
+    """Decide how a column is encoded, and encode it.
+
+    Args:
+        cells: The column.
+        name: Its name.
+        settings: What its party declares.
+        where: What messages call the column.
+
+    Returns:
+        The fitted column, its features, and what of it was taken from the cells.
+
+    Raises:
+        DataError: If it can't be a feature, or a cell is none of what is declared.
+    """
+    gaps = bool(cells.isna().any()) and settings.missing == "fill"
+    declared = name in settings.missing_columns
+    taken: list[Dependence] = []
+    column = _fitted(cells, name, settings, taken, flagged=gaps or declared, where=where)
+    if gaps and not declared:
+        taken.append(
+            Dependence(
+                column=name,
+                what="whether values are missing",
+                declare=f"party.missing_columns = [{json.dumps(name, ensure_ascii=False)}]",
+            )
+        )
+    encoded = encode_column(column, cells, refuse=settings.missing == "refuse", where=where)
+    return column, encoded, tuple(taken)
+
+
+def _fitted(
+    cells: "pd.Series[Any]",
+    name: str,
+    settings: ColumnSettings,
+    taken: list[Dependence],
+    *,
+    flagged: bool,
+    where: str,
+) -> Column:
+    words, pair = settings.words(name), settings.pair(name)
+    if words is not None:
+        words = tuple(map(word, words))
+        _require_declared(cells, words, where=where)
+        return WordsColumn(name=name, flagged=flagged, words=words)
+    if pair is not None and isinstance(pair[0], str):
+        return _declared_dates(name, pair, flagged=flagged, where=where)
+    found = infer(cells, max_categories=settings.max_categories)
+    stated = isinstance(settings.bounds, Mapping) and pair is not None  # to be numbers
+    if found.problem is not None and (found.kind == "number" or not stated):
+        raise DataError(f"{where}: {found.problem}")
+    if found.kind == "boolean":
+        return BooleanColumn(name=name, flagged=flagged)
+    if found.kind == "number" or stated:
+        return _numbers(cells, name, settings, taken, flagged=flagged, sign=found.sign)
+    if found.kind == "date":
+        return _dates(cells, name, settings, taken, flagged=flagged, timed=found.timed)
+    return _collected_words(cells, name, settings, taken, flagged=flagged)
+
+
+def _numbers(
+    cells: "pd.Series[Any]",
+    name: str,
+    settings: ColumnSettings,
+    taken: list[Dependence],
+    *,
+    flagged: bool,
+    sign: str,
+) -> NumberColumn:
+    pair = settings.pair(name)
+    if pair is not None:
+        low, high = declared_range(pair)
+        return NumberColumn(name=name, flagged=flagged, fill=(low + high) / 2, sign=sign)
+    if not settings.own_statistics:
+        return NumberColumn(name=name, flagged=flagged, fill=None, sign=sign)
+    numbers = amounts_of(cells, sign)
+    if flagged:
+        taken.append(
+            Dependence(
+                column=name,
+                what="the median that stands for missing values",
+                declare='scaling = "bounds" and '
+                f"party.bounds = {{ {toml_key(name)} = [low, high] }}",
+            )
+        )
+    return NumberColumn(name=name, flagged=flagged, fill=_median(numbers), sign=sign)
+
+
+def _median(numbers: np.ndarray) -> float:
+    present = numbers[~np.isnan(numbers)]
+    return float(np.median(present)) if len(present) else 0.0
+
+
+def _declared_dates(
+    name: str, pair: Sequence[float | str], *, flagged: bool, where: str
+) -> DateColumn:
+    try:
+        low, high = declared_range(pair)
+    except DataError as error:
+        raise DataError(f"{where}: its bounds: {error}") from None
+    return DateColumn(
+        name=name,
+        flagged=flagged,
+        origin=low,
+        timed=any(":" in str(date) for date in pair),
+        fill=(high - low) / 2,
+    )
+
+
+def _dates(
+    cells: "pd.Series[Any]",
+    name: str,
+    settings: ColumnSettings,
+    taken: list[Dependence],
+    *,
+    flagged: bool,
+    timed: bool,
+) -> DateColumn:
+    days = days_of(dates_of(cells))
+    origin = float(np.floor(np.nanmin(days)))
+    taken.append(
+        Dependence(
+            column=name,
+            what="the earliest date, from which days are counted,",
+            declare='scaling = "bounds" and '
+            f'party.bounds = {{ {toml_key(name)} = ["2015-01-01", "2025-12-31"] }}',
+        )
+    )
+    fill = _median(days) - origin if settings.own_statistics else None
+    return DateColumn(name=name, flagged=flagged, origin=origin, timed=timed, fill=fill)
+
+
+def _require_declared(cells: "pd.Series[Any]", words: Sequence[str], *, where: str) -> None:
+    if not words or len(set(words)) < len(words):
+        raise DataError(f"{where}: its declared words must be different, and at least one")
+    places, texts = texts_of(cells)
+    known = np.array([*(text in words for text in texts), True])
+    unknown = ~known[places]
+    if unknown.any() and OTHER not in words:
+        row = first_row(unknown)
+        raise DataError(
+            f"{where}, row {row}: {texts[places[row - 1]][:40]!r} is not among its declared words; "
+            f"correct it, or declare {OTHER!r} for words that are not listed"
+        )
+
+
+def _collected_words(
+    cells: "pd.Series[Any]",
+    name: str,
+    settings: ColumnSettings,
+    taken: list[Dependence],
+    *,
+    flagged: bool,
+) -> WordsColumn:
+    places, texts = texts_of(cells)
+    taken.append(
+        Dependence(
+            column=name,
+            what="which words there are",
+            declare=f'party.categories = {{ {toml_key(name)} = ["...", "..."] }}',
+        )
+    )
+    counts = np.bincount(places[places >= 0], minlength=len(texts))
+    # Equally frequent words go by their letters, so that the order of rows decides nothing.
+    by_number = sorted(range(len(texts)), key=lambda place: (-counts[place], texts[place]))
+    kept = sorted(texts[place] for place in by_number[: settings.max_categories])
+    rest = [OTHER] if len(texts) > len(kept) and OTHER not in kept else []
+    return WordsColumn(name=name, flagged=flagged, words=(*kept, *rest))

@@ -1,25 +1,37 @@
-"""A party's table, made of a frame: fitted once, and new rows as the first ones were read."""
+"""A party's table, made from a file or a data frame."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
-from securevfl.core.errors import DataError
-from securevfl.core.task import Task
-from securevfl.data.cells import first_row
-from securevfl.data.column_kinds import is_row_number, numbers_rows
+from securevfl.core.conventions import Task
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.cells import first_row, require_columns
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
-from securevfl.data.frames import require_columns
-from securevfl.data.key_columns import holds_dates, key_numbers
-from securevfl.data.labels import encode_known_labels, encode_labels, encode_some_labels
+from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
+from securevfl.data.key_columns import (
+    KeyKind,
+    holds_dates,
+    key_numbers,
+    key_table_of_frame,
+    key_texts,
+)
+from securevfl.data.label_column import encode_known_labels, encode_labels, encode_some_labels
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
-from securevfl.data.sources.written_numbers import unit_of
+from securevfl.data.sources.columnar import to_pandas
+from securevfl.data.sources.pieces import plain
+from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
+from securevfl.data.sources.text_files import unit_of, unsigned
 from securevfl.data.tables import Labels, PartyTable
+
+# A party's table, made of a frame: fitted once, and new rows as the first ones were read.
 
 T = TypeVar("T")
 
@@ -343,3 +355,341 @@ def _entities(frame: pd.DataFrame, truth: str | None, *, where: str) -> np.ndarr
     if not pd.api.types.is_integer_dtype(values) or values.isna().any():
         raise DataError(f"{where}: truth {truth!r}: must be whole numbers without gaps")
     return values.to_numpy(dtype=np.int64)
+
+
+# The column that a split of rows follows: groups that stay together, or times.
+
+
+def split_places(
+    frame: pd.DataFrame, column: str, *, kind: Literal["group", "time"], where: str
+) -> Int64[np.ndarray, " rows"]:
+    """Return where each row stands among a column's groups or times.
+
+    Args:
+        frame: The primary's table.
+        column: Groups as texts or whole numbers; or times, as numbers or dates in ISO form.
+        kind: What the column tells.
+        where: What messages call the table.
+
+    Returns:
+        Numbers of groups, or places in time: equal for equal times, ascending.
+
+    Raises:
+        DataError: If the column is not there, or a value is missing or none of its kind.
+    """
+    require_columns(frame, [column], where=where)
+    where = f"{where}: training.split_column {column!r}"
+    missing = frame[column].isna().to_numpy(dtype=bool)
+    if missing.any():
+        row = int(np.argmax(missing)) + 1
+        raise DataError(
+            f"{where}, row {row}: is missing, so nobody knows on which side of the split the row "
+            f"is; fill it in or drop the row ({int(missing.sum())} in all)"
+        )
+    values = frame[column]
+    if kind == "group":
+        places = pd.factorize(key_texts(values, where=where))[0]
+    else:
+        places = np.unique(_times(values, where=where), return_inverse=True)[1]
+    return places.astype(np.int64)
+
+
+def _times(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
+    if pd.api.types.is_numeric_dtype(values):
+        numbers = values.to_numpy()
+        if np.isinf(numbers).any():
+            raise DataError(f"{where}, row {int(np.argmax(np.isinf(numbers))) + 1}: is infinite")
+        return numbers
+    texts = values.astype(str)
+    times = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    if times.isna().any():
+        row = int(np.argmax(times.isna()))
+        raise DataError(
+            f"{where}, row {row + 1}: {texts.iloc[row][:40]!r} is neither a number nor a date in "
+            f"ISO form, such as 2020-12-31"
+        )
+    return times.to_numpy()
+
+
+# A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow.
+
+
+def from_frame(
+    frame: Any,
+    *,
+    name: str,
+    key: str | Sequence[str] | Mapping[str, KeyKind],
+    label: str | None = None,
+    task: Task | None = None,
+    features: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+    truth: str | None = None,
+    columns: ColumnSettings | None = None,
+    empty_labels: bool = False,
+) -> PartyTable:
+    """Make a party's table of a frame, as :func:`securevfl.data.read_table` does of a file.
+
+    Args:
+        frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
+            ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
+            name.
+        name: The party's name.
+        key: The key column, or several in the order that all parties agreed on. They are numbers
+            where all of them are numbers or times without gaps, and texts or numbers with gaps
+            otherwise, for linkage alone. A mapping says which kind each one is:
+            ``{"phone": "text"}``.
+        label: The label column, at the primary; None at a secondary.
+        task: What the label is; default: ``"binary"`` for two values, ``"multiclass"`` for more
+            words, ``"regression"`` for numbers with decimals. Whole numbers may be either of these.
+        features: Feature columns; None takes every column that has no other purpose.
+        exclude: Columns that are neither keys nor features.
+        truth: A column with the number of the true entity, for linkage quality only.
+        columns: What the party declares of its columns.
+        empty_labels: Whether a row may lack its label; it is then marked so.
+
+    Returns:
+        The table, which :func:`securevfl.simulate` takes.
+
+    Raises:
+        ConfigError: If whole numbers are labels and ``task`` does not say what of.
+        DataError: As :func:`securevfl.data.read_table`.
+    """
+    key = _checked_key(key)
+    where = f"frame of {name!r}"
+    whole = as_pandas(frame, where=where)
+    special = [column for column in (label, truth) if column is not None]
+    roles = ColumnRoles(
+        key=tuple(key), task="regression", label=label, features=features, truth=truth
+    )
+    settings = columns or ColumnSettings()
+    wanted = columns_of_roles(roles, settings, exclude=exclude)
+    chosen = wanted.choose([str(column) for column in whole.columns], where=where)
+    whole = whole[chosen]
+    kinds = dict(key) if isinstance(key, Mapping) else _kinds(whole, key)
+    numeric = not isinstance(key, Mapping) and None not in kinds.values()
+    roles = replace(
+        roles,
+        key=tuple(key) if numeric else (),
+        task=task or ("regression" if label is None else _task_of(whole[label], label)),
+        exclude=() if numeric else tuple(key),
+        empty_labels=empty_labels,
+    )
+    if features is None and not set(chosen) - {*key, *special}:
+        raise DataError(f"{where}: has no feature columns beside {', '.join([*key, *special])}")
+    table = fit_party_table(whole, roles, settings, name=name, where=where)
+    if numeric:
+        return table
+    link_columns = key_table_of_frame(
+        whole,
+        name=name,
+        key={column: kind or _kind_with_gaps(whole[column]) for column, kind in kinds.items()},
+        truth=truth,
+        where=where,
+    )
+    return replace(table, link_columns=link_columns)
+
+
+def _checked_key(key: Any) -> Sequence[str] | Mapping[str, KeyKind]:
+    """Return key columns as a list or mapping.
+
+    Raises:
+        ConfigError: If they are neither a name, nor several.
+    """
+    names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
+    if not all(isinstance(one, str) for one in names):
+        raise ConfigError(
+            f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
+        )
+    return key if isinstance(key, Mapping) else names
+
+
+def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
+    """Return a frame of any library as pandas', with columns as files give them.
+
+    Args:
+        frame: What has columns.
+        where: What messages call it.
+
+    Raises:
+        DataError: If it is no frame, or two columns have one name.
+    """
+    import pyarrow as pa
+
+    if isinstance(frame, pd.DataFrame):
+        named = [level for level in frame.index.names if level is not None]
+        rows = frame.reset_index(level=named) if named else frame
+        names = [str(column) for column in rows.columns]
+        for column, count in Counter(names).items():
+            if count > 1:
+                raise DataError(f"{where}: two columns are called {column!r}; rename one")
+        rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
+        return pd.DataFrame({column: plain(rows[column]) for column in names})
+    if hasattr(frame, "__arrow_c_stream__"):
+        rows = to_pandas(pa.table(frame))
+        return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
+    if hasattr(frame, "to_pandas"):
+        return as_pandas(frame.to_pandas(), where=where)
+    raise DataError(
+        f"{where}: must be a pandas or polars DataFrame or a pyarrow Table, got "
+        f"{type(frame).__name__}"
+    )
+
+
+def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, KeyKind | None]:
+    """Return ``number`` for each key that models may take as an input, and else None."""
+    return {
+        column: "number" if _is_number(frame[column]) and frame[column].notna().all() else None
+        for column in key
+    }
+
+
+def _kind_with_gaps(values: "pd.Series[Any]") -> KeyKind:
+    return "number" if pd.api.types.is_numeric_dtype(values) else "text"
+
+
+def _is_number(values: "pd.Series[Any]") -> bool:
+    kind = values.dtype
+    numeric = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+    return numeric or pd.api.types.is_datetime64_any_dtype(kind)
+
+
+def _task_of(values: "pd.Series[Any]", label: str) -> Task:
+    kind = values.dtype
+    if values.nunique() == 2:
+        return "binary"
+    if pd.api.types.is_float_dtype(kind):
+        return "regression"
+    if pd.api.types.is_integer_dtype(kind):
+        raise ConfigError(
+            f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
+            f'task="binary", "multiclass" or "regression"'
+        )
+    if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
+        return "regression"  # which says what to do with the sign
+    return "multiclass"
+
+
+# Read a party's table, and say in one line what is wrong with it.
+
+
+def read_table(
+    path: Path,
+    *,
+    name: str,
+    key: Sequence[str],
+    task: Task,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    exclude: Collection[str] = (),
+    truth: str | None = None,
+    columns: ColumnSettings | None = None,
+    empty_labels: bool = False,
+    schema: TableSchema | None = None,
+    reading: Reading = AS_IT_IS,
+    notice: Callable[[str], None] = unnoticed,
+) -> PartyTable:
+    """Read one party's table: a file of any kind, or a database that a source file names.
+
+    Numbers stay numbers, true and false become 1 and 0, dates become days since an origin and the
+    place in the year, the week and, if there is one, the day. A column of words becomes one 0/1
+    column for each word of its declared list or, without one, for each of its most frequent words
+    in sorted order, and one for the rest. Missing values are filled in, and a 0/1 column says
+    where. What was decided is kept as the table's schema.
+
+    Args:
+        path: The table's file, or a ``NAME.source.toml`` that says where it lies; see
+            :func:`securevfl.data.sources.read.read_frame`.
+        name: The party's name, for messages.
+        key: Numeric key columns, in the order that all parties agreed on; none if keys are texts.
+        task: What the label is.
+        label: The label column, at the primary; None at a secondary.
+        features: Feature columns; None takes every column that has no other purpose.
+        exclude: Columns that are neither keys nor features.
+        truth: A column with the number of the true entity, for linkage quality only.
+        columns: What the party declares of its columns.
+        empty_labels: Whether a row may lack its label; it is then marked so.
+        schema: How another table was read: the rows are then read as that one's were, and columns'
+            roles and settings are its own.
+        reading: How the file is written, as far as its user says.
+        notice: Hears what was recognised that is not usual, a line each.
+
+    Returns:
+        The table, with rows in the order of the file.
+
+    Raises:
+        DataError: If the file cannot be read, a column is missing or named twice, the table is
+            empty, a column can't be a feature, or the label does not fit the task: the first
+            problem, and how many more there are. Rows are counted from 1, the header not included.
+    """
+    where = f"table {path} of {name!r}"
+    settings = columns or ColumnSettings()
+    if schema is not None:
+        frame = read_frame(
+            path,
+            where=where,
+            reading=reading,
+            wanted=columns_of_schema(schema, truth=truth),
+            notice=notice,
+        )
+        return new_rows(frame, schema, name=name, where=where, truth=truth)
+    roles = ColumnRoles(
+        key=key, task=task, label=label, features=features, truth=truth, empty_labels=empty_labels
+    )
+    wanted = columns_of_roles(roles, settings, exclude=exclude)
+    frame = read_frame(path, where=where, reading=reading, wanted=wanted, notice=notice)
+    return fit_party_table(frame, roles, settings, name=name, where=where)
+
+
+def columns_of_roles(
+    roles: ColumnRoles,
+    settings: ColumnSettings,
+    *,
+    exclude: Collection[str] = (),
+    keys: Sequence[str] | None = None,
+    texts: Collection[str] = (),
+) -> Wanted:
+    """Return which columns a table is read for, and which of them with all digits.
+
+    Args:
+        roles: What its columns are for.
+        settings: What the party declares of them.
+        exclude: Columns that are not read, but must be there.
+        keys: Key columns of any kind; None takes those of the roles, which are numbers.
+        texts: Those of them that are texts.
+    """
+    others = [column for column in (roles.label, roles.truth) if column is not None]
+    special = [*(roles.key if keys is None else keys), *others]
+    declared = list(settings.categories or ())
+    return Wanted(
+        columns=None if roles.features is None else [*special, *roles.features],
+        exclude=exclude,
+        needed=[*special, *declared, *settings.missing_columns],
+        as_text=texts,
+        exact=[*special, *declared],
+        words=settings.categories or {},
+    )
+
+
+def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wanted:
+    """Return which columns new rows are read for: those of the schema, as far as they are there."""
+    keys = [column.name for column in schema.keys]
+    label = [] if schema.label is None else [schema.label.name]
+    special = [*keys, *([truth] if truth is not None else [])]
+    return Wanted(
+        columns=special,
+        if_there=[*label, *(column.name for column in schema.columns)],
+        needed=special,
+        exact=[*special, *label],
+        words={**_words_of(schema), **_classes_of(schema)},
+    )
+
+
+def _words_of(schema: TableSchema) -> dict[str, Sequence[str]]:
+    return {one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)}
+
+
+def _classes_of(schema: TableSchema) -> dict[str, Sequence[str]]:
+    label = schema.label
+    if label is None or label.classes is None:
+        return {}
+    return {label.name: [value for value in label.classes if isinstance(value, str)]}

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
+from securevfl.core.conventions import derive_seed, stream
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.seeds import derive_seed, stream
 
 SplitKind = Literal["stratified", "random", "group", "time"]
 """How rows are split."""

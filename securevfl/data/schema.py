@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float32
 
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
-from securevfl.core.task import Task
-from securevfl.data.column_fitting import fit_column
+from securevfl.data.cells import require_columns
 from securevfl.data.column_settings import ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.columns import (
     BooleanColumn,
@@ -29,9 +29,9 @@ from securevfl.data.columns import (
     WordsColumn,
     encode_column,
     features_of_column,
+    fit_column,
     toml_key,
 )
-from securevfl.data.frames import require_columns
 from securevfl.data.scaling import Bounds
 
 T = TypeVar("T")

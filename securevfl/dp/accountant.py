@@ -19,9 +19,8 @@ from securevfl.dp.events import (
     Release,
     SampledRelease,
 )
-from securevfl.dp.floor import checked_epsilon
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
-from securevfl.dp.mixtures import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
+from securevfl.dp.mixtures import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
 from securevfl.dp.rdp import rdp_epsilon
 
 Method = Literal["auto", "pld", "rdp"]
@@ -67,7 +66,8 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
 
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
-        PrivacyError: If what was computed cannot be true (:func:`dp.floor.checked_epsilon`).
+        PrivacyError: If what was computed cannot be true
+        (:func:`securevfl.dp.mixtures.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
@@ -145,7 +145,8 @@ def pld_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     Raises:
         ConfigError: If ``delta`` is below what float64 can resolve for so many releases, or if the
             noise is so small that no epsilon is finite.
-        PrivacyError: If what was computed cannot be true (:func:`dp.floor.checked_epsilon`).
+        PrivacyError: If what was computed cannot be true
+        (:func:`securevfl.dp.mixtures.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     return _pld_epsilon(simplified(releases), delta)

@@ -18,9 +18,14 @@ from securevfl.dp.events import (
     Unit,
 )
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.dp.noise_shares import honest_parties, noise_share_std
 from securevfl.dp.privacy import Encoder, UnitName
-from securevfl.dp.sensitivity import gradient_sensitivity, rows_changed, sum_sensitivity
+from securevfl.dp.sensitivity import (
+    gradient_sensitivity,
+    honest_parties,
+    noise_share_std,
+    rows_changed,
+    sum_sensitivity,
+)
 
 Sampling = Literal["per-round", "per-epoch", "fixed-size"]
 NeighbouringName = Literal["add-remove", "replace-one"]

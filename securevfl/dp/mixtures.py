@@ -1,14 +1,19 @@
-"""The pair of distributions that dominates one sampled Gaussian release, and its integrals.
+"""Dominating pair of a sampled Gaussian release, its integrals, and a floor of epsilon.
 
 A release adds N(0, z^2) to a shift that is 0 without the unit and random with it: shift ``s_j``
 with probability ``w_j`` (0 or 1 for Poisson sampling; ``j/k`` binomially when k parties sample on
 their own). Privacy loss when the unit is there, at output x:
 
     L(x) = log sum_j w_j exp((2 s_j x - s_j^2) / (2 z^2)).
+
+Composed releases tell at least as much as any one of them alone, and one alone has odds in closed
+form. That shares nothing with how epsilon is computed, so it finds what went wrong there.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -16,7 +21,16 @@ import numpy.typing as npt
 import scipy  # special functions load when they are first named
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, Release
+from securevfl.dp.events import (
+    EntitySampledRelease,
+    GaussianRelease,
+    Neighbouring,
+    Release,
+    SampledRelease,
+)
+from securevfl.dp.gaussian import gaussian_epsilon
+
+# The pair of distributions that dominates one sampled Gaussian release, and its integrals.
 
 Array = npt.NDArray[np.float64]
 
@@ -210,3 +224,60 @@ def shift_mixture(release: Release) -> ShiftMixture:
     return ShiftMixture(
         log_weights=(math.log1p(-q), math.log(q)), shifts=(0.0, 1.0), noise_multiplier=z
     )
+
+
+# What no accountant may say: the last check of every computed epsilon.
+
+# What rounding may make of two figures that are equal.
+_TOLERANCE: Final = 1e-9
+
+
+def checked_epsilon(epsilon: float, *, releases: Sequence[Release], delta: float) -> float:
+    """Return a computed epsilon of all ``releases`` at ``delta`` if it can be true.
+
+    A value between ``log(1 - delta)`` and 0 comes back as 0, which it proves: nobody can tell the
+    unit at all, except with probability delta.
+
+    Raises:
+        ConfigError: If it is infinite.
+        PrivacyError: If it is not a number, below ``log(1 - delta)`` (no (epsilon, delta) is), or
+            below what one of the releases costs alone.
+    """
+    if epsilon == math.inf:
+        raise ConfigError(
+            f"no finite epsilon at delta = {delta!r}: the noise is too small to be accounted for"
+        )
+    if not epsilon >= math.log1p(-delta) - _TOLERANCE:
+        raise PrivacyError(
+            f"accounting came to epsilon = {epsilon!r} at delta = {delta!r}, which no release has; "
+            f"nothing may be released on it. Please report it, with the plan"
+        )
+    epsilon = epsilon if epsilon > 0 else 0.0
+    for release in releases:
+        least = least_epsilon(release, delta=delta)
+        if epsilon < least * (1 - _TOLERANCE) - _TOLERANCE:
+            raise PrivacyError(
+                f"accounting came to epsilon = {epsilon!r} at delta = {delta!r}, but one of the "
+                f"releases costs {least:.6g} alone; nothing may be released on it. Please report "
+                f"it, with the plan"
+            )
+    return epsilon
+
+
+def least_epsilon(release: Release, *, delta: float) -> float:
+    """Return what a release costs at least, however often it is made."""
+    return _least_epsilon(replace(release, count=1), delta) if release.count else 0.0
+
+
+@lru_cache(maxsize=256)
+def _least_epsilon(release: Release, delta: float) -> float:
+    if isinstance(release, GaussianRelease):
+        return gaussian_epsilon(delta=delta, noise_multiplier=release.noise_multiplier)
+    if release.noise_multiplier < SMALLEST_SAMPLED_MULTIPLIER:
+        # Hardly noise at all, and no grid is fine enough; more noise costs less.
+        release = replace(release, noise_multiplier=SMALLEST_SAMPLED_MULTIPLIER)
+    if isinstance(release, SampledRelease):
+        # Exchanging costs no less: the event "above x" is rarer where a record pulls it down than
+        # where there is none.
+        release = replace(release, neighbouring=Neighbouring.ADD_REMOVE)
+    return shift_mixture(release).least_epsilon(delta=delta)

@@ -19,8 +19,7 @@ from securevfl.dp.events import (
     Release,
     SampledRelease,
 )
-from securevfl.dp.floor import checked_epsilon
-from securevfl.dp.mixtures import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
+from securevfl.dp.mixtures import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
 
 _SMALLEST_ORDER: Final = 1 + 1e-6
 _LARGEST_ORDER: Final = 1e5

@@ -1,4 +1,7 @@
-"""What a run will release, and what that costs: from a plan to noise, and from noise to epsilon."""
+"""Release plan of a run: from a plan to noise, and from noise to epsilon.
+
+These are readings of published claims, not guarantees.
+"""
 
 import math
 from dataclasses import dataclass
@@ -15,13 +18,58 @@ from securevfl.dp.events import (
     SampledRelease,
     Unit,
 )
-from securevfl.dp.fitting import FittingPlan, fitting_multiplier, fitting_releases
+from securevfl.dp.fitting_plan import FittingPlan, fitting_multiplier, fitting_releases
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.dp.noise_shares import honest_parties
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.published import epsilon_as_published, noise_multiplier_as_published
-from securevfl.dp.sensitivity import gradient_sensitivity, row_change
+from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded, unbounded
+
+# What the papers' formulas would claim for a run: shown beside the sound figure, never instead.
+
+
+def epsilon_as_published(
+    *, average_multiplier: float, sampling_rate: float, rounds: int, delta: float
+) -> float:
+    """Return what [FeT]'s Theorem 3 claims, its constants replaced by a tight accountant.
+
+    The theorem takes the noise of the released average, in units of the clip norm, for a noise
+    multiplier, each of the ``B T`` batches for one step of Poisson-subsampled DP-SGD at rate q, and
+    says nothing of how many rows a record touches, of how much one neighbour's removal moves a
+    row, or of what a trained encoder remembers.
+
+    Args:
+        average_multiplier: Standard deviation of the noise on the average over the clip norm, > 0.
+        sampling_rate: ``q``, in (0, 1].
+        rounds: Batches times epochs, >= 0.
+        delta: In (0, 1).
+
+    References:
+        [FeT] Theorem 3 (arXiv:2410.17986v1).
+    """
+    checks.whole(rounds=rounds)
+    checks.at_least(0, rounds=rounds)
+    checks.open_unit(delta=delta)
+    release = SampledRelease(
+        sampling_rate=sampling_rate, noise_multiplier=average_multiplier, count=rounds
+    )
+    return epsilon_of([release], delta=delta)
+
+
+def noise_multiplier_as_published(
+    *, epsilon: float, sampling_rate: float, rounds: int, delta: float
+) -> float:
+    """Return the average's noise over the clip norm at which the claim is ``epsilon``.
+
+    The inverse of :func:`epsilon_as_published`.
+    """
+    return noise_multiplier_for(
+        lambda z: [SampledRelease(sampling_rate=sampling_rate, noise_multiplier=z, count=rounds)],
+        epsilon=epsilon,
+        delta=delta,
+    )
+
+
+# What a run will release, and what that costs: from a plan to noise, and from noise to epsilon.
 
 # Added to noise that rounding has left a little too small.
 _NUDGE: Final = 1e-12
@@ -78,7 +126,7 @@ class ReleasePlan:
 
     rounding: float = 0.0
     """Largest extra L2 change of a pooled row through rounding after the mean; see
-    :func:`dp.sensitivity.row_change`."""
+    :func:`securevfl.dp.sensitivity.row_change`."""
 
     fitting: FittingPlan | None = None
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
@@ -190,7 +238,7 @@ class ReleasePlan:
         return share_std
 
     def fitting_multiplier(self) -> float | None:
-        """Return the noise multiplier of each secondary's fitting; see :mod:`dp.fitting`."""
+        """Return the noise multiplier of each secondary's fitting (dp/fitting_plan.py)."""
         return fitting_multiplier(
             self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
         )
@@ -292,7 +340,7 @@ class ReleasePlan:
         return GaussianRelease(noise_multiplier=multiplier)
 
     def epsilon_as_published(self, noise_share_std: float) -> float:
-        """Return what FeT's Theorem 3 would claim at ``tau``; see :mod:`dp.published`.
+        """Return what FeT's Theorem 3 would claim at ``tau``; see :mod:`securevfl.dp.release_plan`.
 
         It reads the noise of the released average (all k active) over the clip norm as the noise
         multiplier, the sampling rate as q, and every round as one step.

@@ -1,17 +1,722 @@
-"""``FederatedClassifier`` and ``FederatedRegressor``."""
+"""Scikit-learn estimators over simulated parties: classifier and regressor."""
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import pandas as pd
+import torch
 from jaxtyping import Float64
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils import check_array, column_or_1d
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags, check_array, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from securevfl.core.errors import ConfigError
-from securevfl.core.task import Task
-from securevfl.estimators.base import FederatedEstimator, Target
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
+from securevfl.core.conventions import Task
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.progress import ProgressEvent, Warned
+from securevfl.core.settings import read_settings
+from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.key_columns import KeyKind
+from securevfl.data.party_tables import as_pandas, from_frame, new_rows
+from securevfl.data.rows import split_rows
+from securevfl.data.scaling import Bounds, LabelScaler
+from securevfl.data.sources.read import read_frame
+from securevfl.data.tables import Labels, PartyTable
+from securevfl.dp.privacy import Privacy
+from securevfl.federation.own_numbers import label_scaler_of, own_inputs, targets_of
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.models.alone.choice import Alone, fit_alone
+from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.family import Family, FamilySettings
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.registry import family_named, family_names, family_of
+from securevfl.models.tasks import TaskHead
+from securevfl.runtime.entry import FederationSource, trained_run
+from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.predictions import Predictions, predictions_of
+from securevfl.runtime.simulation import RunResult
+from securevfl.runtime.trained_run import TrainedRun
+
+# An estimator's parameters as the settings of a run.
+
+_TRAINING: Final = (
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "patience",
+    "validation_fraction",
+    "metric",
+)
+"""Parameters of an estimator that are fields of ``[training]``, None by default."""
+
+# Defined for any rows, where few rows are held out and each class may be rare.
+_CHOOSES: Final[Mapping[Task, str]] = {
+    "regression": "rmse",
+    "binary": "log_loss",
+    "multiclass": "log_loss",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EstimatorSettings:
+    """What :func:`securevfl.simulate` takes beside tables."""
+
+    model: FamilySettings
+    training: TrainingSettings
+    pretraining: PretrainingSettings
+    privacy: Privacy
+    linkage: LinkageSettings
+    prediction: PredictionSettings
+    base: Any
+    """A name, or an estimator of scikit-learn."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether a promise rests on it that secondaries' features take nothing from records."""
+        return self.privacy.encoder != "trained" and self.privacy.mechanism != "none"
+
+
+def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> EstimatorSettings:
+    """Return the settings of a run.
+
+    Args:
+        params: The estimator's parameters, by name.
+        task: What the label is.
+        rows: Of training.
+
+    Raises:
+        ConfigError: If a setting is impossible.
+    """
+    base = _model_of(params["model"], _model_fields(params))
+    if not isinstance(base, PresetSettings):
+        base = PresetSettings(
+            model=base,
+            training=TrainingSettings(),
+            pretraining=PretrainingSettings(),
+            privacy=Privacy(mechanism="none"),
+            base=BaseSettings().estimator,
+        )
+    linkage = params["linkage"]
+    if isinstance(linkage, str):
+        linkage = LinkageSettings(metric=linkage, protection="none")
+    kinds = {
+        "training": TrainingSettings,
+        "pretraining": PretrainingSettings,
+        "privacy": Privacy,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(params[name], kind | None):
+            raise ConfigError(f"{name}: must be {kind.__name__}(...), got {params[name]!r:.60}")
+    if not isinstance(linkage, LinkageSettings):
+        raise ConfigError(f"linkage: must be a metric or LinkageSettings(...), got {linkage!r:.60}")
+    epsilon = _plain(params["prediction_epsilon"])
+    return EstimatorSettings(
+        model=base.model,
+        training=_training_of(params, params["training"] or base.training, task=task, rows=rows),
+        pretraining=params["pretraining"] or base.pretraining,
+        privacy=params["privacy"] or base.privacy,
+        linkage=linkage,
+        base=base.base if params["base"] is None else params["base"],
+        prediction=read_settings(
+            PredictionSettings,
+            {} if epsilon is None else {"epsilon": epsilon},
+            where="prediction",
+        ),
+    )
+
+
+def _model_fields(params: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(params["model_settings"] or {})
+    if params["neighbours"] is not None:
+        fields["neighbours"] = params["neighbours"]
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetSettings:
+    if isinstance(model, str):
+        family, _, name = model.partition("-")
+        if model in family_names() or not name:
+            settings: FamilySettings = family_named(model).settings_from(fields)
+            return settings
+        return preset(family, name, **fields)
+    if isinstance(model, PresetSettings):
+        return dataclasses.replace(model, model=_with(model.model, fields))
+    if isinstance(model, FamilySettings):
+        return _with(model, fields)
+    raise ConfigError(
+        f"model: must be a family's name, its settings or a preset, got {type(model).__name__}"
+    )
+
+
+def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
+    changed: FamilySettings = family_of(settings).settings_from({**_given(settings), **fields})
+    return changed
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's, as a search's grid may have it, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _training_of(
+    params: Mapping[str, Any], base: TrainingSettings, *, task: Task, rows: int
+) -> TrainingSettings:
+    given = {name: _plain(params[name]) for name in _TRAINING if params[name] is not None}
+    # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
+    tested = _plain(params["test_fraction"] or 1 / rows)
+    fields = {"metric": _CHOOSES[task], **_given(base), **given, "test_fraction": tested}
+    training = read_settings(TrainingSettings, fields, where="training")
+    if training.validation_fraction * rows < 1:
+        training = dataclasses.replace(training, validation_fraction=1 / rows)
+    return training
+
+
+# The primary without partners: its best own model, which a federation is to be compared with.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AloneAtWork:
+    """The primary alone, with all that turns rows of a frame into predictions."""
+
+    alone: Alone
+    table: PartyTable
+    """One row of training, for how its columns were read."""
+    labels: LabelScaler | None
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict new rows.
+
+        Raises:
+            DataError: If their columns are not those of training.
+        """
+        schema = self.table.schema
+        assert schema is not None, "it was made of a frame"
+        table = new_rows(frame, schema, name=self.table.name, where="X")
+        margins = self.alone.margins(own_inputs(table))
+        return predictions_of(
+            torch.from_numpy(margins),
+            self.alone.head,
+            classes=self.table.classes,
+            label_scaler=self.labels,
+            threshold=self.alone.best.threshold,
+            rows=range(1, len(margins) + 1),
+        )
+
+
+def train_alone_on(
+    table: PartyTable, *, task: Task, training: TrainingSettings, seed: int
+) -> AloneAtWork:
+    """Fit the primary's own models, and choose one.
+
+    Args:
+        table: Its table, made of a frame, with labels.
+        task: What the label is.
+        training: Its parts count, and for the network epochs, batches, step size and patience.
+        seed: Of split, initialisation, shuffling and dropout.
+
+    Raises:
+        DataError: If there are too few rows.
+    """
+    assert table.labels is not None, "given by fit"
+    kind = training.split_of(task)
+    if kind not in ("random", "stratified"):
+        raise DataError(f"training.split: {kind!r} needs a column of a table that is read")
+    split = split_rows(
+        table.num_rows,
+        validation_fraction=training.validation_fraction,
+        test_fraction=training.test_fraction,
+        seed=seed,
+        kind=kind,
+        by=table.labels.astype(np.int64) if kind == "stratified" else None,
+    )
+    classes = len(table.classes or ()) if task == "multiclass" else 1
+    head = TaskHead(
+        task=task, num_classes=classes, chosen=training.metric, threshold=training.threshold
+    )
+    labels = label_scaler_of(table, split, head)
+    if labels is not None:
+        head = TaskHead(task=task, label_deviation=labels.deviation, chosen=training.metric)
+    alone = fit_alone(
+        own_inputs(table),
+        targets_of(table, split, head).numpy(),
+        head,
+        train=split.train,
+        validation=split.validation,
+        seed=seed,
+        network=BaselineConfig(
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            learning_rate=training.learning_rate or Family.learning_rate,
+            weight_decay=training.weight_decay,
+            patience=training.patience,
+        ),
+    )
+    return AloneAtWork(alone=alone, table=table.take(np.arange(1)), labels=labels)
+
+
+# What ``fit`` and ``predict`` are given, as frames and parties' tables.
+
+PRIMARY: Final = "primary"
+"""What the party is called whose rows ``X`` has."""
+
+
+def frame_of(estimator: Any, X: Any, *, reset: bool) -> pd.DataFrame:
+    """Return the rows of ``X``, checked as scikit-learn checks them.
+
+    Args:
+        estimator: Whose ``n_features_in_`` and ``feature_names_in_`` they must have.
+        X: A frame of any library, or an array or nested lists of numbers, whose columns are then
+            called ``x0``, ``x1`` and so on. Cells may be missing.
+        reset: Whether the estimator takes its columns from these rows.
+
+    Raises:
+        ValueError: If they are no such rows, or have other columns.
+    """
+    if not hasattr(X, "columns"):
+        values = validate_data(
+            estimator, X, reset=reset, dtype="numeric", ensure_all_finite="allow-nan"
+        )
+        return pd.DataFrame(values, columns=[f"x{number}" for number in range(values.shape[1])])
+    validate_data(estimator, X, reset=reset, skip_check_array=True)
+    return plain_frame(X)
+
+
+def plain_frame(X: Any) -> pd.DataFrame:
+    """Return a frame of any library as pandas' own, without an index.
+
+    Raises:
+        DataError: If it is no frame.
+        ValueError: If it is empty.
+    """
+    frame = as_pandas(
+        X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else X,
+        where="X",
+    )
+    for what, number in (("sample", len(frame)), ("feature", frame.shape[1])):
+        if number == 0:
+            raise ValueError(f"X has 0 {what}(s), while a minimum of 1 is required")
+    return frame
+
+
+def key_columns(
+    key: Any, frame: pd.DataFrame, linkage: LinkageSettings
+) -> Sequence[str] | dict[str, KeyKind]:
+    """Return the names of the key columns, with their kinds where some are texts.
+
+    Args:
+        key: What the estimator was told: a column, several, or None for none.
+        frame: The primary's.
+        linkage: Whose metric says what keys are.
+
+    Raises:
+        ConfigError: If a column is not there.
+    """
+    if isinstance(key, Mapping):
+        return dict(key)
+    columns = list(frame.columns)
+    chosen = [] if key is None else [key] if isinstance(key, str | int) else list(key)
+    names = []
+    for one in chosen:
+        if isinstance(one, str) and one in columns:
+            names.append(one)
+        elif isinstance(one, int) and 0 <= one < len(columns):
+            names.append(columns[one])
+        else:
+            raise ConfigError(f"key: X has no column {one!r}; it has {', '.join(columns[:20])}")
+    spec = KeySpec(
+        columns=tuple(names),
+        metric=METRICS[linkage.metric],
+        fields=None if linkage.fields is None else linkage.field_list(),
+    )
+    kinds = dict(spec.kinds)
+    return kinds if "text" in kinds.values() else names
+
+
+def primary_table(
+    frame: pd.DataFrame, key: Sequence[str] | dict[str, KeyKind], *, exclude: Sequence[str]
+) -> PartyTable:
+    """Return the primary's table, without labels.
+
+    Raises:
+        DataError: As :func:`securevfl.data.from_frame`.
+        ValueError: If no column is a feature.
+    """
+    if not set(frame.columns) - {*key, *exclude}:
+        raise ValueError(
+            f"X has {frame.shape[1]} feature(s), and they are all keys or excluded; the primary "
+            f"needs one of its own"
+        )
+    return from_frame(frame, name=PRIMARY, key=key, exclude=exclude)
+
+
+def partner_tables(
+    secondaries: Any,
+    key: Sequence[str] | dict[str, KeyKind],
+    *,
+    declared: bool,
+    bounds: Any,
+) -> list[PartyTable]:
+    """Return the other parties' tables.
+
+    Args:
+        secondaries: A list, or a mapping by name, of frames, paths and tables. Frames and files
+            have key columns of the same names as ``X``; a table says its own.
+        key: These columns.
+        declared: Whether a promise rests on it that features take nothing from the records.
+        bounds: What the estimator was told of declared ranges.
+
+    Raises:
+        ConfigError: If it is none of these.
+        DataError: If a table can't be used.
+    """
+    if hasattr(secondaries, "columns") or isinstance(secondaries, str | Path | PartyTable):
+        raise ConfigError("secondaries: must be a list of tables, or tables by name; put it in []")
+    named = dict(secondaries) if isinstance(secondaries, Mapping) else _names(list(secondaries))
+    tables = []
+    for name, source in named.items():
+        if isinstance(source, PartyTable):
+            tables.append(replace(source, name=name))
+            continue
+        if not key:
+            raise ConfigError('key: must name the columns that parties link by, such as key=["id"]')
+        own: Bounds | None = bounds.get(name) if _by_party(bounds) else bounds
+        where = f"table {source} of {name!r}"
+        frame = read_frame(Path(source), where=where) if isinstance(source, str | Path) else source
+        settings = ColumnSettings(bounds=own, own_statistics=not declared)
+        tables.append(from_frame(frame, name=name, key=key, columns=settings))
+    return tables
+
+
+def _names(sources: Sequence[Any]) -> dict[str, Any]:
+    named = {
+        one.name if isinstance(one, PartyTable) else f"secondary-{number}": one
+        for number, one in enumerate(sources, 1)
+    }
+    if len(named) < len(sources):
+        raise ConfigError("secondaries: two tables have one name")
+    return named
+
+
+def _by_party(bounds: Any) -> bool:
+    return isinstance(bounds, Mapping)
+
+
+# What the federated classifier and regressor share: parameters, fitting, asking.
+
+Own = TypeVar("Own", bound="FederatedEstimator")
+
+_FEWEST: Final = 4
+"""Rows of ``fit``: two to train on, one for each other part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to be learned."""
+
+    task: Task
+    labels: Labels
+    classes: tuple[int, ...] | None
+    """Class numbers; None for a regression."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """A trained run, and the rows that it was asked for last."""
+
+    run: TrainedRun
+    _last: tuple[bytes, Predictions] | None = field(default=None, repr=False)
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Return predictions, the last ones if the rows are the same.
+
+        What was released once may be looked at again: a score and a probability of the same rows
+        cost one request.
+        """
+        rows = _digest(self.run.named(frame))
+        if self._last is None or self._last[0] != rows:
+            self._last = rows, self.run.predict(frame)
+        return self._last[1]
+
+
+class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
+    """A federation behind scikit-learn's methods; see its two subclasses."""
+
+    # scikit-learn's rule: nothing is looked at before fit, not even what kind of thing it is.
+    def __init__(
+        self,
+        model: Any = "fet",
+        *,
+        key: Any = None,
+        secondaries: Any = None,
+        neighbours: Any = None,
+        model_settings: Any = None,
+        exclude: Any = (),
+        linkage: Any = "euclidean",
+        bounds: Any = None,
+        privacy: Any = None,
+        base: Any = None,
+        prediction_epsilon: Any = None,
+        epochs: Any = None,
+        batch_size: Any = None,
+        learning_rate: Any = None,
+        patience: Any = None,
+        validation_fraction: Any = None,
+        test_fraction: Any = None,
+        metric: Any = None,
+        training: Any = None,
+        pretraining: Any = None,
+        device: Any = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        self.model = model
+        self.key = key
+        self.secondaries = secondaries
+        self.neighbours = neighbours
+        self.model_settings = model_settings
+        self.exclude = exclude
+        self.linkage = linkage
+        self.bounds = bounds
+        self.privacy = privacy
+        self.base = base
+        self.prediction_epsilon = prediction_epsilon
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.test_fraction = test_fraction
+        self.metric = metric
+        self.training = training
+        self.pretraining = pretraining
+        self.device = device
+        self.random_state = random_state
+
+    @classmethod
+    def from_run(
+        cls: type[Own],
+        run: str | Path | RunResult,
+        *,
+        federation: FederationSource | None = None,
+        parties: Iterable[PartyTable] | None = None,
+        identity: str | Path | None = None,
+        listen: str | None = None,
+        data_root: Path | None = None,
+        device: str = "cpu",
+    ) -> Own:
+        """Return an estimator that predicts with the model of a run that has ended.
+
+        The run may be one of parties on several machines: with ``identity``, this is the primary,
+        and every call of a method that predicts is a session with the secondaries, which run
+        ``securevfl party --serve``.
+
+        Args:
+            run: A run folder, or what :func:`securevfl.simulate` and :func:`securevfl.train`
+                returned.
+            federation: The federation file; default: that of the run.
+            parties: The secondaries' tables, of a run that was simulated on tables in memory.
+            identity: The primary's own folder, as made by ``securevfl provision``.
+            listen: Where the primary listens, if not at its address in the file.
+            data_root: Where relative data paths start; default: the current folder.
+            device: ``"cpu"`` or ``"cuda"``.
+
+        Raises:
+            ConfigError: If the run has kept no model, or that of another kind of task.
+        """
+        if isinstance(run, RunResult):
+            trained = run.trained
+        else:
+            trained = trained_run(
+                run,
+                federation=federation,
+                parties=parties,
+                identity=identity,
+                listen=listen,
+                data_root=data_root,
+                device=device,
+            )
+        if trained is None:
+            raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
+        model = trained.model(trained.config.primary.name)
+        assert model.primary is not None, "the primary's"
+        made = cls(device=device)
+        made._take(model.primary.head.task, model.primary.classes)
+        made._alone, made._asked = None, Asked(trained)
+        return made
+
+    def fit(
+        self: Own,
+        X: Any,
+        y: Any,
+        secondaries: Iterable[Any] | Mapping[str, Any] | None = None,
+    ) -> Own:
+        """Train the federation, all parties of it in this process.
+
+        Args:
+            X: The primary's rows: a frame of pandas, polars or pyarrow, or an array of numbers.
+            y: A label a row.
+            secondaries: The other parties' tables, instead of those of the constructor.
+
+        Raises:
+            ConfigError: If a setting is impossible, or nobody said who the secondaries are.
+            DataError: If a table can't be used.
+            PrivacyError: If the promise does not hold for what would run.
+            ValueError: If ``X`` or ``y`` is not what scikit-learn asks for.
+
+        Reveals:
+            Everything is in one process: a simulation protects nobody's table.
+        """
+        frame = frame_of(self, X, reset=True)
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None"
+            )
+        if len(frame) < _FEWEST:
+            raise ValueError(
+                f"X has n_samples={len(frame)}; rows to train on, to choose an epoch by and to "
+                f"test take {_FEWEST}"
+            )
+        target = self._target(y)
+        check_consistent_length(frame, target.labels)
+        settings = settings_of(
+            self.get_params(deep=False), task=target.task, rows=len(target.labels)
+        )
+        partners = self.secondaries if secondaries is None else secondaries
+        if partners is None:
+            raise ConfigError(
+                "secondaries: give the other parties' tables, to the constructor or to fit; "
+                "secondaries=() trains the primary alone"
+            )
+        key = key_columns(self.key, frame, settings.linkage)
+        own = replace(
+            primary_table(frame, key, exclude=self.exclude),
+            labels=target.labels,
+            classes=target.classes,
+        )
+        others = partner_tables(
+            partners,
+            key,
+            declared=settings.declared,
+            bounds=self.bounds,
+        )
+        state = self.random_state
+        seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))
+        self._alone: AloneAtWork | None = None
+        self._asked: Asked | None = None
+        self.run_: RunResult | None = None
+        if not others:
+            self._alone = train_alone_on(
+                own, task=target.task, training=settings.training, seed=seed
+            )
+            self.n_iter_ = self._alone.alone.epochs
+            self.alone_ = self._alone.alone.chosen
+            return self
+        self.run_ = simulate(
+            [own, *others],
+            settings.model,
+            privacy=settings.privacy,
+            training=settings.training,
+            pretraining=settings.pretraining,
+            linkage=settings.linkage,
+            prediction=settings.prediction,
+            base=settings.base,
+            task=target.task,
+            bounds=self.bounds,
+            seed=seed,
+            device=self.device,
+            with_alone=False,
+            progress=False,
+            observe=_warn,
+        )
+        assert self.run_.trained is not None, "it has trained"
+        self._asked = Asked(self.run_.trained)
+        self.n_iter_ = int(self.run_.metrics["epochs"])
+        return self
+
+    @property
+    def epsilon_(self) -> float | None:
+        """What training has spent; None: no bound, or nothing to bound. Predictions come on top."""
+        check_is_fitted(self)
+        run = getattr(self, "run_", None)
+        return None if run is None else run.metrics["privacy"]["epsilon"]
+
+    def predictions(self, X: Any) -> Predictions:
+        """Return all that the model says of rows: values, probabilities, and what it cost.
+
+        Args:
+            X: Rows with the columns of training.
+
+        Raises:
+            BudgetExceededError: If a party's ledger has no room for them; nothing was released
+                then.
+            DataError: If a column is not what it was in training.
+            NotFittedError: If there is no model.
+            ValueError: If the columns are not those of training.
+
+        Reveals:
+            Of a simulation, nothing; of :meth:`from_run`, what a request for predictions reveals.
+        """
+        check_is_fitted(self)
+        if self._asked is not None and not hasattr(self, "n_features_in_"):
+            return self._asked.predict(plain_frame(X))
+        frame = frame_of(self, X, reset=False)
+        if self._asked is not None:
+            return self._asked.predict(frame)
+        assert self._alone is not None, "one of the two was fitted"
+        return self._alone.predict(frame)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Say whether there is a model."""
+        return hasattr(self, "_asked")
+
+    def __sklearn_tags__(self) -> Tags:
+        """Say what scikit-learn may expect: missing cells are read, and noise is never seeded."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = getattr(self.privacy, "mechanism", "none") != "none"
+        return tags
+
+    def _target(self, y: Any) -> Target:
+        """Return the labels as the federation takes them, and keep what they are called."""
+        raise NotImplementedError
+
+    def _take(self, task: Task, classes: Sequence[Any] | None) -> None:
+        """Take over the labels of a model that was kept."""
+        raise NotImplementedError
+
+
+def _warn(event: ProgressEvent) -> None:
+    if isinstance(event, Warned):
+        warnings.warn(event.text, UserWarning, stacklevel=2)
+
+
+def _digest(rows: NamedRows) -> bytes:
+    table = rows.table
+    found = hashlib.sha256(np.ascontiguousarray(table.features).tobytes())
+    found.update(np.ascontiguousarray(table.keys).tobytes())
+    found.update(rows.linkable.tobytes())
+    columns = {} if table.link_columns is None else table.link_columns.columns
+    for column in columns.values():
+        found.update(repr(column.tolist()).encode())
+    return found.digest()
+
+
+# ``FederatedClassifier`` and ``FederatedRegressor``.
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[misc]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.aggregation import Aggregation
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
-from securevfl.models.alone.rule import scaled
+from securevfl.federation.saved_model import KeptModel
+from securevfl.models.alone.choice import scaled
 
 NOT_PRIVATE = (
     "NOT PRIVATE: this file gives representations of single records before noise and averaging. "
@@ -53,7 +53,7 @@ class Port:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class ExportedPart:
     """A party's half, ready to be written."""
 
     model: KeptModel
@@ -96,7 +96,7 @@ class Part:
             return out
 
 
-def part_of(config: FederationConfig, model: KeptModel) -> Part:
+def part_of(config: FederationConfig, model: KeptModel) -> ExportedPart:
     """Return what is exported of a party's kept model.
 
     Args:
@@ -120,7 +120,7 @@ def part_of(config: FederationConfig, model: KeptModel) -> Part:
     return _primary(config, model, table)
 
 
-def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) -> Part:
+def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) -> ExportedPart:
     aggregation = kept_aggregation(config, noise_share_std=model.noise_share_std)
     bottom = build_bottom(config, config.party(model.party), table)
     model.into(bottom)
@@ -136,7 +136,7 @@ def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) ->
             what="which slots hold a record; nearest records come first",
         ),
     ]
-    return Part(
+    return ExportedPart(
         model=model,
         module=SecondaryPart(_Scaling(model), bottom, aggregation, keys=table.key_dim > 0).eval(),
         inputs=tuple(inputs),
@@ -149,7 +149,7 @@ def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) ->
     )
 
 
-def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> Part:
+def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> ExportedPart:
     part = model.primary
     assert part is not None, "the primary's model has the task"
     if config.top is not None and not config.top.corrects:
@@ -203,9 +203,9 @@ def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> P
             dtype="float64",
             what="of each class, in the order of classes",
         )
-    return Part(
+    return ExportedPart(
         model=model,
-        module=PrimaryPart(
+        module=PrimaryModule(
             _Scaling(model),
             top,
             model,
@@ -296,7 +296,7 @@ class SecondaryPart(nn.Module):
         return self.aggregation.term(self.aggregation.clip(out))
 
 
-class PrimaryPart(nn.Module):
+class PrimaryModule(nn.Module):
     """Scaling, the top model, and what its outputs mean."""
 
     def __init__(

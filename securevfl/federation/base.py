@@ -11,18 +11,25 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.config.base import OWN
 from securevfl.config.federation import FederationConfig
+from securevfl.config.sections import OWN
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.models.alone.choice import Alone, Model, cross_fitted, fit_alone
+from securevfl.federation.rounds.primary import Primary, PrimaryData
+from securevfl.models.alone.choice import (
+    Alone,
+    CrossFitted,
+    Decision,
+    MarginModel,
+    Model,
+    cross_fit,
+    cross_fitted,
+    fit_alone,
+)
 from securevfl.models.alone.keeping import require_keepable
-from securevfl.models.alone.margins import CrossFitted, MarginModel, cross_fit
-from securevfl.models.alone.rule import Decision
-from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.models.tasks import Metrics
 
 

@@ -12,23 +12,15 @@ from torch import nn
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
+from securevfl.core.conventions import derive_seed
 from securevfl.core.progress import Observer
-from securevfl.core.seeds import derive_seed
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
-from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.assist_allowance import AssistAllowance
-from securevfl.federation.assist_primary import AssistPrimary
-from securevfl.federation.assist_secondary import AssistSecondary
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.fitted_primary import FittedPrimary
-from securevfl.federation.fitted_top import build_fitted_top, read_by_top
-from securevfl.federation.fitting import build_direction_bottom
-from securevfl.federation.kept_model import KeptModel
-from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.network_primary import NetworkPrimary
+from securevfl.federation.assist.assist_primary import AssistPrimary
+from securevfl.federation.assist.assist_secondary import AssistAllowance, AssistSecondary
+from securevfl.federation.class_means.voter import Voter, fitting_of
+from securevfl.federation.exchange import Exchange
 from securevfl.federation.own_numbers import (
     aligned_rows,
     features_of,
@@ -36,25 +28,31 @@ from securevfl.federation.own_numbers import (
     targets_of,
     task_head,
 )
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.federation.release import Contribution
-from securevfl.federation.rounds import Exchange
+from securevfl.federation.rounds.fitted_primary import (
+    FittedPrimary,
+    TiedPrimary,
+    build_fitted_top,
+    read_by_top,
+)
+from securevfl.federation.rounds.fitting import build_direction_bottom
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
+from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease
+from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
-from securevfl.federation.secondary import Secondary, SecondaryData
+from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.federation.state_files import StateFolder
-from securevfl.federation.tied_primary import TiedPrimary
-from securevfl.federation.top_model import PrimaryInputs
-from securevfl.federation.updates import GradientNoise
-from securevfl.federation.voter import Voter, fitting_of
-from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
-from securevfl.models.directions import DirectionBottom
-from securevfl.models.fitted_top import FittedTop
-from securevfl.models.initial import initialise
+from securevfl.models.fitted_top import FittedTop, TiedTop
+from securevfl.models.frozen import DirectionBottom
+from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import TaskHead
-from securevfl.models.tied_top import TiedTop
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,7 +159,7 @@ def build_secondary(
         links=kept or linked.source,
         primary_rows=linked.primary_rows,
     )
-    contribution = Contribution(
+    contribution = SecondaryRelease(
         plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger
     )
     limits = SessionLimits.of(plan, party=party.name, after_round=after_round)

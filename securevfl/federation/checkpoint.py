@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.federation.presence import PRESENCE
-from securevfl.federation.rounds import EpochMark
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.exchange import EpochMark
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.session.membership import PRESENCE
 from securevfl.federation.state_files import DamagedError, History, StateFolder
 
 _KEPT: Final = 2

@@ -9,9 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan, read_ranks
+from securevfl.federation.exchange import (
+    EpochMark,
+    Purpose,
+    RoundPlan,
+    read_ranks,
+)
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
-from securevfl.mpc.pair_keys import PUBLIC_BYTES
+from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 PROTOCOL_VERSION: Final = 11
@@ -248,7 +253,7 @@ class Announcement(TypedMessage):
 
     @classmethod
     def from_message(cls, message: Message) -> "Announcement":
-        """Read the primary's; whether it is due, says :class:`federation.allowance.Allowance`.
+        """Read the primary's; session/allowance.py decides whether it is due.
 
         Raises:
             ProtocolError: If it has no rows, an unknown purpose, or parties that are no numbers.

@@ -11,9 +11,9 @@ from securevfl.core.errors import DataError, PrivacyError
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
-from securevfl.federation.kept_model import KeptModel
-from securevfl.linkage.linked import LinkedPrimary
-from securevfl.models.alone.margins import OwnInputs
+from securevfl.federation.saved_model import KeptModel
+from securevfl.linkage.spec import LinkedPrimary
+from securevfl.models.alone.choice import OwnInputs
 from securevfl.models.tasks import TaskHead
 
 

@@ -1,9 +1,9 @@
-"""What a run will do: its rows, its releases and the format of what crosses the cut."""
+"""Plan of a run: rows, releases, noise, and the format of what crosses the cut."""
 
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
@@ -16,11 +16,65 @@ from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.aggregation import AGGREGATIONS, Aggregation
-from securevfl.federation.cut import Cut
-from securevfl.federation.rounds import Purpose, active_parties
+from securevfl.federation.exchange import Purpose, active_parties
+from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, Cut
+from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
-from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
+from securevfl.mpc.codec import COARSEST_STEP, RingFormat
+
+# What the predictions of one model have spent at one party, and what is left for them.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionBudget:
+    """Of one party, for all predictions of one model together and beside its training."""
+
+    party: str
+    unit: str
+    """What the epsilon protects."""
+    delta: float
+    spent: float | None
+    """Epsilon; None: no bound."""
+    budget: float | None
+    """What may be spent; None: no limit was set."""
+    rows: int
+    """Rows that were asked for."""
+    most_rows: int | None
+    """How many may be; None: any number."""
+
+    @property
+    def left(self) -> float | None:
+        """Epsilon that is left, at least 0; None without a limit or a bound."""
+        if self.budget is None or self.spent is None:
+            return None
+        return max(0.0, self.budget - self.spent)
+
+
+def prediction_budget(
+    config: FederationConfig, asked: Sequence[Session], *, party: str
+) -> PredictionBudget:
+    """Return what a party's ledger says of a model's predictions.
+
+    Args:
+        config: The federation file.
+        asked: The model's sessions in that ledger.
+        party: Who it is.
+    """
+    privacy = config.privacy
+    spent = epsilon_of_sessions(asked, delta=privacy.delta)
+    promised = privacy.mechanism != "none"
+    return PredictionBudget(
+        party=party,
+        unit=privacy.unit,
+        delta=privacy.delta,
+        spent=spent if math.isfinite(spent) else None,
+        budget=(config.prediction.epsilon or privacy.epsilon) if promised else None,
+        rows=sum(session.row_releases for session in asked),
+        most_rows=config.prediction.rows,
+    )
+
+
+# What a run will do: its rows, its releases and the format of what crosses the cut.
 
 RUN_ID_DIGITS: Final = 32
 """Hexadecimal digits of a run's id."""
@@ -47,7 +101,7 @@ class RunFacts:
 
     predicts: bool = False
     """Whether a kept model is asked for predictions, and nothing is trained. Rows come with every
-    request (:mod:`federation.predict_messages`); there are none before the first."""
+    request (:mod:`securevfl.runtime.predicting`); there are none before the first."""
 
     predicted_rows: int = 0
     """How many rows, the last ones, are predicted; the others only take part in linking."""

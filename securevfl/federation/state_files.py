@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from securevfl.core import files
-from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError, StorageError
+from securevfl.core.files import require_unpackable
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _KINDS: Final = ("run", "presence", "epoch-*", "best-*", "pretraining-*", "release", "labels")
@@ -27,7 +27,7 @@ class DamagedError(ConfigError):
 
 @runtime_checkable
 class History(Protocol):
-    """A record of releases that can tell whether it was cut; :class:`federation.ledger.Ledger`."""
+    """A record of releases that can tell whether it was cut, such as a ledger."""
 
     @property
     def head(self) -> str:

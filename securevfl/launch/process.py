@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
-from securevfl.core.errors import ConfigError, StorageError
+from securevfl.core.errors import (
+    ConfigError,
+    PartyFailedError,
+    PrivacyError,
+    SecureVflError,
+    StorageError,
+)
 from securevfl.core.files import open_to_append
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import (
@@ -22,7 +28,51 @@ from securevfl.launch.child import (
     MEMORY_EVENT,
 )
 from securevfl.launch.nursery import ChildFiles, Forked, Nursery
-from securevfl.launch.outcome import PartyExit, PartyFailure
+
+# What became of a party's process, as the launcher tells it.
+
+_ERRORS: Final[dict[int, type[SecureVflError]]] = {
+    error.exit_code: error for error in (ConfigError, PartyFailedError, PrivacyError)
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartyExit:
+    """How a party's process ended."""
+
+    name: str
+    """The party."""
+
+    exit_code: int
+    """0 to 255 as the process chose; minus the signal's number when a signal ended it."""
+
+    seconds: float
+    """Seconds from its start to its end."""
+
+    peak_memory_bytes: int
+    """Largest resident memory: as the process itself reported it, or else what the system knows of
+    it, which may be what its launcher held when it started the process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartyFailure:
+    """The failure that ended a launch."""
+
+    party: str
+    """The party where it began."""
+
+    reason: str
+    """One sentence."""
+
+    exit_code: int
+    """What a command that reports it should exit with."""
+
+    def error(self) -> SecureVflError:
+        """Return an exception of the kind that carries :attr:`exit_code`."""
+        return _ERRORS.get(self.exit_code, SecureVflError)(f"{self.party}: {self.reason}")
+
+
+# One party's process: started with its log, its pipe of reports and its lifeline.
 
 # One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
 _MAX_LINE_BYTES: Final = 1 << 20

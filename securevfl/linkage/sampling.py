@@ -1,4 +1,4 @@
-"""Links within a round's Poisson sample of a secondary's records.
+"""Sources of links: fixed ones, and links within a round's Poisson sample of records.
 
 The sample is what amplification by sampling rests on (docs/privacy.md, section 3): every record is
 in it with probability q, independently, freshly each round, and nobody but the secondary ever
@@ -7,17 +7,20 @@ Lists and samples therefore never leave the secondary, and samples come from the
 """
 
 import os
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import scipy  # special functions load when they are first named
 from jaxtyping import Bool, Int64
 
 from securevfl.core import checks
 from securevfl.linkage.capped import EligiblePairs, eligible_pairs
-from securevfl.linkage.links import LinkTable, empty_links, fill_slots
+from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, fill_slots
 from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.topk import eligible_ids
+
+# Links within a round's Poisson sample of a secondary's records.
 
 # Share of rows whose ranked list holds K sampled records; the others are linked anew.
 _SURVIVAL: Final = 0.999
@@ -198,3 +201,64 @@ def list_length(k: int, *, rate: float, records: int, survival: float = _SURVIVA
         else:
             high = middle
     return min(high, records)
+
+
+# Where the links of a round come from.
+
+
+@runtime_checkable
+class LinkSource(Protocol):
+    """Where a round's links come from."""
+
+    def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
+        """Return the links of the given primary rows."""
+        ...
+
+
+@runtime_checkable
+class SampleLinker(Protocol):
+    """Links of rows within a sample of the records."""
+
+    def link(self, rows: npt.NDArray[np.int64], sample: npt.NDArray[np.bool_]) -> LinkTable:
+        """Return the nearest sampled records of the given primary rows."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedLinks:
+    """One link table for every round."""
+
+    table: LinkTable
+    """Links of all primary rows."""
+
+    def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
+        """Return the links of the given primary rows."""
+        return self.table.take(rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickedLinks:
+    """All records that picked a row: as many slots as the fullest row of the batch needs."""
+
+    pairs: EligiblePairs
+    """Which records picked which row."""
+
+    sample: npt.NDArray[np.bool_]
+    """The secret sample; drawn once, for one pass over all rows."""
+
+    def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
+        """Return every sampled record that picked one of the rows."""
+        counts = self.pairs.starts[rows + 1] - self.pairs.starts[rows]
+        return self.pairs.links(rows, max(1, int(counts.max())), sample=self.sample)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreshlySampledLinks:
+    """A new secret sample of the secondary's records in every round ([FeT] Algorithm 1, line 5)."""
+
+    linker: SampleLinker
+    sampler: PoissonSampler
+
+    def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
+        """Draw a sample and return the links of the given primary rows within it."""
+        return self.linker.link(rows, self.sampler.draw())

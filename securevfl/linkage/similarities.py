@@ -1,6 +1,6 @@
 """Similarities for FedSim: negative distances, normalised by the training links, noised once.
 
-The noise bounds one greedy attacker (tau, ``dp/similarity_bound.py``); it is not differential
+The noise bounds one greedy attacker (tau, ``dp/sensitivity.py``); it is not differential
 privacy. It is drawn once and kept with the values it was added to: fresh noise over the same
 similarities in every run, as in the published code, averages out.
 """

@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from securevfl.models.assist.assist_config import AssistConfig as Assist
-    from securevfl.models.baselines.linked_config import AvgSimConfig as AvgSim
-    from securevfl.models.baselines.linked_config import ExactConfig as Exact
-    from securevfl.models.baselines.linked_config import FeatureSimConfig as FeatureSim
-    from securevfl.models.baselines.linked_config import Top1SimConfig as Top1Sim
+    from securevfl.models.assist.settings import AssistConfig as Assist
+    from securevfl.models.baselines.settings import AvgSimConfig as AvgSim
+    from securevfl.models.baselines.settings import ExactConfig as Exact
+    from securevfl.models.baselines.settings import FeatureSimConfig as FeatureSim
+    from securevfl.models.baselines.settings import Top1SimConfig as Top1Sim
     from securevfl.models.family import Family, FamilySettings
-    from securevfl.models.fedhssl.fedhssl_config import FedCSSLConfig as FedCSSL
-    from securevfl.models.fedhssl.fedhssl_config import FedGSSLConfig as FedGSSL
-    from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig as FedHSSL
-    from securevfl.models.fedhssl.fedhssl_config import FedLocalSSLConfig as FedLocalSSL
-    from securevfl.models.fedhssl.fedhssl_config import FedSplitNNConfig as FedSplitNN
-    from securevfl.models.fedsim.fedsim_config import FedSimConfig as FedSim
-    from securevfl.models.fet.fet_config import FeTConfig as FeT
+    from securevfl.models.fedhssl.model_settings import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.model_settings import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.model_settings import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.model_settings import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.model_settings import FedSplitNNConfig as FedSplitNN
+    from securevfl.models.fedsim.settings import FedSimConfig as FedSim
+    from securevfl.models.fet.settings import FeTConfig as FeT
     from securevfl.models.registry import register
     from securevfl.models.split import Bottom, Top
 
@@ -46,22 +46,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Assist": ("securevfl.models.assist.assist_config", "AssistConfig"),
-    "AvgSim": ("securevfl.models.baselines.linked_config", "AvgSimConfig"),
+    "Assist": ("securevfl.models.assist.settings", "AssistConfig"),
+    "AvgSim": ("securevfl.models.baselines.settings", "AvgSimConfig"),
     "Bottom": ("securevfl.models.split", "Bottom"),
-    "Exact": ("securevfl.models.baselines.linked_config", "ExactConfig"),
+    "Exact": ("securevfl.models.baselines.settings", "ExactConfig"),
     "Family": ("securevfl.models.family", "Family"),
     "FamilySettings": ("securevfl.models.family", "FamilySettings"),
-    "FeT": ("securevfl.models.fet.fet_config", "FeTConfig"),
-    "FeatureSim": ("securevfl.models.baselines.linked_config", "FeatureSimConfig"),
-    "FedCSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedCSSLConfig"),
-    "FedGSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedGSSLConfig"),
-    "FedHSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedHSSLConfig"),
-    "FedLocalSSL": ("securevfl.models.fedhssl.fedhssl_config", "FedLocalSSLConfig"),
-    "FedSim": ("securevfl.models.fedsim.fedsim_config", "FedSimConfig"),
-    "FedSplitNN": ("securevfl.models.fedhssl.fedhssl_config", "FedSplitNNConfig"),
+    "FeT": ("securevfl.models.fet.settings", "FeTConfig"),
+    "FeatureSim": ("securevfl.models.baselines.settings", "FeatureSimConfig"),
+    "FedCSSL": ("securevfl.models.fedhssl.model_settings", "FedCSSLConfig"),
+    "FedGSSL": ("securevfl.models.fedhssl.model_settings", "FedGSSLConfig"),
+    "FedHSSL": ("securevfl.models.fedhssl.model_settings", "FedHSSLConfig"),
+    "FedLocalSSL": ("securevfl.models.fedhssl.model_settings", "FedLocalSSLConfig"),
+    "FedSim": ("securevfl.models.fedsim.settings", "FedSimConfig"),
+    "FedSplitNN": ("securevfl.models.fedhssl.model_settings", "FedSplitNNConfig"),
     "Top": ("securevfl.models.split", "Top"),
-    "Top1Sim": ("securevfl.models.baselines.linked_config", "Top1SimConfig"),
+    "Top1Sim": ("securevfl.models.baselines.settings", "Top1SimConfig"),
     "register": ("securevfl.models.registry", "register"),
 }
 

@@ -5,7 +5,7 @@ from typing import Final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.mlp import MLP
+from securevfl.models.layers import MLP
 
 _WIDTH: Final = 32
 _SHORTEST: Final = 1e-12

@@ -4,9 +4,10 @@ B = 2 rows, K = links of a row, F = features, D = key dimension, L and H = shape
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,43 @@ from securevfl.core.errors import (
     in_one_line,
 )
 from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.row_by_row import row_by_row
 from securevfl.models.split import Bottom, Top
+
+# Bottom models evaluated so that no row of a batch can see another, whoever wrote them.
+
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What a bottom model computes of features, keys and which links there are."""
+
+
+def row_by_row(bottom: nn.Module) -> Forward:
+    """Return what a bottom model computes, for each row as if it were a batch of its own.
+
+    ``torch.func.vmap`` hands the model one row at a time and computes all of them at once. A model
+    that asks for a value (``if x.sum() > 0``, ``x.item()``), or writes values into a buffer, raises
+    ``RuntimeError`` whatever the values are.
+
+    Args:
+        bottom: A :class:`securevfl.models.split.Bottom`. Layers that drop units drop them for each
+            row apart, as they would in a batch.
+    """
+
+    def alone(features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        row: Tensor = bottom(features.unsqueeze(0), keys.unsqueeze(0), present.unsqueeze(0))
+        return row.squeeze(0)
+
+    each = vmap(alone, randomness="different")
+
+    def together(features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            # Some layers, of attention above all, then go row after row; that is slower, not wrong.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            out: Tensor = each(features, keys, present)
+            return out
+
+    return together
+
+
+# Build a family's models, and hold them to what they claim before a run depends on it.
 
 _ROWS: Final = 2
 
@@ -182,7 +218,7 @@ def require_rows_apart(
     gives alone, to within 10^-4 of the row's largest number, and the same again after another
     batch. That is a trial: what mixes rows at rare values only is not found by it, and what draws
     at random without a dropout layer is not compared. The model is also run as
-    :func:`securevfl.models.row_by_row.row_by_row` does, which depends on no values; with a
+    :func:`securevfl.models.building.row_by_row` does, which depends on no values; with a
     dp-trained encoder, its gradients too.
 
     Args:

@@ -8,22 +8,19 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from securevfl.models.bootstrap import (
+from securevfl.models.task_metrics import (
+    CALIBRATION_BINS,
     LEVEL,
     Interval,
+    Outputs,
+    Targets,
     bootstrap_intervals,
+    calibration_bins,
+    confidences,
     resampled_metrics,
     resamples_for,
 )
-from securevfl.models.task_metrics import (
-    CALIBRATION_BINS,
-    Outputs,
-    Targets,
-    calibration_bins,
-    confidences,
-)
-from securevfl.models.tasks import Metrics, TaskHead, on_cpu
-from securevfl.models.threshold import as_logit
+from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

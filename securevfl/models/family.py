@@ -1,10 +1,21 @@
-"""What a model family is to the rest of the package."""
+"""Interface of a model family: settings, presets, models and learners."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,8 +24,104 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.learner import Learner, Step
-from securevfl.models.preset import Preset
+
+# Settings of a federation file that belong together under one name.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """What ``preset = "NAME"`` in ``[model]`` stands for; settings that a file gives come first.
+
+    Of what a paper tunes for each table, a preset has one value out of the paper's own choice.
+    """
+
+    model: Mapping[str, Any]
+    """Fields of ``[model]``."""
+
+    training: Mapping[str, Any]
+    """Fields of ``[training]``."""
+
+    pretraining: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``[pretraining]``."""
+
+    algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """More fields of ``[pretraining]``, by its ``algorithm``."""
+
+    base: str = "best"
+    """``base.estimator``: papers have none."""
+
+    clip_norm: float = 1000.0
+    """``privacy.clip_norm`` where ``privacy.mechanism`` is ``none``: the papers clip nothing then,
+    and so large a norm shortens no row."""
+
+
+# What a family's learner does in self-supervised pretraining; every party has one of its own.
+
+Step = Literal["cross", "local", "aggregate"]
+"""A step of pretraining: parties learn from one another's projections, each learns from its own
+records, weights are averaged."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Pretrains one party's encoders; what other parties send comes in as plain tensors."""
+
+    @property
+    def settings(self) -> PretrainingSettings:
+        """The ``[pretraining]`` table."""
+        ...
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Get ready for an iteration, counted from 0."""
+        ...
+
+    def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
+        """Return projections of aligned records, for others; step ``cross``.
+
+        Others learn from their directions. The width is ``settings.projection_width``.
+        """
+        ...
+
+    def learn_cross(self, targets: list[Float[Tensor, "rows width"]]) -> Float[Tensor, ""]:
+        """Learn from others' unit vectors for the rows of the last :meth:`project`.
+
+        Returns:
+            The loss before the first update.
+        """
+        ...
+
+    def learn_local(
+        self, features: Float[Tensor, "rows features"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "views width"]]:
+        """Learn from the party's own records; step ``local``.
+
+        Returns:
+            The loss, and the targets, whose spread tells of collapse.
+        """
+        ...
+
+    def shared_weights(self) -> dict[str, Tensor]:
+        """Return what parties average; step ``aggregate``."""
+        ...
+
+    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
+        """Take what parties averaged."""
+        ...
+
+    def encoders(self) -> dict[str, dict[str, Tensor]]:
+        """Return a copy of the encoders' weights by name: what fine-tuning starts from."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs: tensors, numbers, text, and lists and dicts of them."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        ...
+
+
+# What a model family is to the rest of the package.
 
 
 @runtime_checkable
@@ -186,7 +293,7 @@ class Family(ABC, Generic[S]):
     def aggregation(self, settings: S, *, frozen: bool) -> str:
         """Return the name of the aggregation that carries a row across the cut.
 
-        It is one of :data:`securevfl.federation.aggregation.AGGREGATIONS`, and pools a row's
+        It is one of :data:`securevfl.federation.rounds.cut.AGGREGATIONS`, and pools a row's
         records if :meth:`pooled` says so.
         """
         return "pooled" if self.pooled(settings, frozen=frozen) else "rows"

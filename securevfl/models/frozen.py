@@ -1,11 +1,184 @@
-"""A frozen encoder: random features of one record, drawn without any data."""
+"""Frozen encoders of few numbers: the direction of a record's projection.
+
+A release is a sum. Where every secondary writes into the same numbers, one for each class, agreeing
+signals add up, and the noise is paid once; a number of one secondary's own would carry all of it.
+
+What a release can carry is bounded by the clip norm over the noise, not by its width. So every
+record is given the full length, C, and only its direction speaks; and every secondary may have
+coordinates of the sum to itself, which then reads as one vector after the other.
+"""
 
 import math
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
+
+# Votes: a frozen encoder whose numbers point at classes, fitted to class means behind noise.
+
+MOST_NUMBERS: Final = 60
+"""Of a record before it is projected: a mean behind noise is worse, the more numbers it has."""
+PROJECTED: Final = 24
+"""Numbers of a record that was projected."""
+
+_SMALLEST: Final = 1e-12
+
+
+def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
+    """Return orthonormal directions that a record's numbers are taken along; drawn without data.
+
+    Args:
+        features: Of a record. Up to :data:`MOST_NUMBERS` they are kept as they are.
+        seed: Public.
+    """
+    if features <= MOST_NUMBERS:
+        return np.eye(features)
+    drawn = np.random.default_rng(seed).normal(size=(features, PROJECTED))
+    return np.linalg.qr(drawn)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Directions:
+    """How a record's numbers become votes: ``(x - centre) weights``."""
+
+    centre: Float64[np.ndarray, " features"]
+    weights: Float64[np.ndarray, "features classes"]
+
+
+def class_directions(
+    counts: Float64[np.ndarray, " bins"],
+    means: Float64[np.ndarray, "bins features"],
+    *,
+    covariance: Float64[np.ndarray, "features features"] | None = None,
+    spread: float = 0.0,
+) -> Directions:
+    """Return the directions from the mean of all rows to the mean of each class.
+
+    Args:
+        counts: Rows of each class, and of those that are not for learning last; at least 1 each.
+        means: The mean of each; where a class has no row, anything.
+        covariance: Of the records, to whiten by: directions are then those of a linear
+            discriminant analysis. None: directions between means as they are.
+        spread: About the largest eigenvalue of the noise in ``covariance``, >= 0.
+
+    References:
+        [HTF09] Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, section
+        4.3: between classes of one covariance, the linear discriminant's direction is the
+        difference of means times its inverse.
+    """
+    centre = counts @ means / counts.sum()
+    weights = (means[:-1] - centre).T
+    if covariance is not None:
+        values, vectors = np.linalg.eigh(covariance)
+        floor = max(spread, 1e-3 * float(values.max(initial=0.0)), _SMALLEST)
+        weights = vectors @ ((vectors.T @ weights) / np.maximum(values, floor)[:, None])
+    return Directions(centre=centre, weights=weights)
+
+
+# A frozen encoder of few numbers: the direction of a record's projection, in a block of its own.
+
+# A record at the centre has no direction; this keeps it at zero.
+_SHORTEST: Final = 1e-12
+
+
+class Projection(nn.Module):
+    """``(x - centre) projection``; random, drawn without any data, until :meth:`fit` is called."""
+
+    def __init__(self, *, num_features: int, components: int) -> None:
+        super().__init__()
+        self.centre: Tensor
+        self.projection: Tensor
+        self.register_buffer("centre", torch.zeros(num_features))
+        self.register_buffer("projection", torch.zeros(num_features, components))
+        self.draw(torch.Generator().manual_seed(0))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw a random projection; public randomness, no secret."""
+        self.projection.normal_(generator=generator)
+
+    def fit(
+        self,
+        *,
+        centre: Float64[np.ndarray, " features"],
+        projection: Float64[np.ndarray, "features components"],
+    ) -> None:
+        """Take a projection that was fitted, in place of the random one."""
+        self.centre.copy_(torch.from_numpy(centre))
+        self.projection.copy_(torch.from_numpy(projection))
+
+    def forward(
+        self, features: Float[Tensor, "*records features"]
+    ) -> Float[Tensor, "*records components"]:
+        """Return each record's projection."""
+        projected: Tensor = (features - self.centre) @ self.projection
+        return projected
+
+
+class DirectionBottom(nn.Module):
+    """``length * v / |v|`` with ``v`` a function of the record, in one block; zero elsewhere."""
+
+    recordwise = True
+
+    def __init__(
+        self, encode: nn.Module, *, components: int, width: int, offset: int, length: float
+    ) -> None:
+        """Make an encoder.
+
+        Args:
+            encode: Features of a record to ``v``; :class:`Projection` or a network.
+            components: Numbers of ``v``, >= 1.
+            width: H, of the representation; what is not written is zero.
+            offset: Where the block starts, at most ``width - components``.
+            length: Norm of every record's vector.
+        """
+        super().__init__()
+        self.encode = encode
+        self.components = components
+        self.width = width
+        self.offset = offset
+        self.length = length
+        self.positions = nn.Identity()
+
+    @torch.no_grad()
+    def forward(
+        self,
+        features: Float[Tensor, "batch links features"],
+        keys: Float[Tensor, "batch links dimension"],  # noqa: ARG002
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return one vector for each link, zero where there is none."""
+        vectors: Tensor = self.encode(features)
+        norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        vectors = vectors * (self.length / norm.clamp_min(_SHORTEST) * present.unsqueeze(-1))
+        out = vectors.new_zeros(*vectors.shape[:-1], self.width)
+        out[..., self.offset : self.offset + self.components] = vectors
+        return out
+
+
+def principal_projection(
+    covariance: Float64[np.ndarray, "features features"], components: int, *, spread: float
+) -> Float64[np.ndarray, "features components"]:
+    """Return the leading eigenvectors over the root of their eigenvalues.
+
+    Eigenvalues count as no less than what noise alone would give, so that directions of noise are
+    not blown up. Signs are fixed by each vector's largest entry.
+
+    Args:
+        covariance: Symmetric; noise may have made it indefinite.
+        components: How many, at most the number of features.
+        spread: About the largest eigenvalue of the noise in ``covariance``, >= 0.
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    values, vectors = values[::-1][:components], vectors[:, ::-1][:, :components]
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+    floor = max(spread, 1e-6 * float(np.abs(values).max(initial=0.0)), _SHORTEST)
+    return vectors * np.sign(largest) / np.sqrt(np.maximum(values, floor))
+
+
+# A frozen encoder: random features of one record, drawn without any data.
 
 
 @runtime_checkable

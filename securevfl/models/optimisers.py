@@ -1,15 +1,42 @@
-"""Optimizers by name, and their step sizes; each party has its own, over its own parameters."""
+"""Optimizers by name, and schedules of the learning rate."""
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.schedule import Schedule, learning_rate_in
+
+# How the step size of training goes on from epoch to epoch.
+
+Schedule = Literal["constant", "cosine"]
+"""What :func:`learning_rate_in` knows."""
+
+
+def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: int) -> float:
+    """Return the step size of an epoch.
+
+    Args:
+        epoch: Counted from 1.
+        first: The step size of the first one.
+        schedule: ``constant``, or ``cosine``: half a period of it, which would reach 0 one epoch
+            after the last.
+        epochs: How many there are, at most.
+
+    References:
+        [SGDR] Loshchilov and Hutter 2017 (arXiv:1608.03983v5), equation 5, by epochs, without
+        restarts and with 0 as the least rate.
+    """
+    if schedule == "constant":
+        return first
+    return first * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
+
+
+# Optimizers by name, and their step sizes; each party has its own, over its own parameters.
 
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
 """The names that :func:`build_optimizer` knows."""
@@ -33,7 +60,7 @@ class PacedOptimizer:
         Args:
             optimizer: Takes the steps.
             learning_rate: Step size of the first epoch.
-            schedule: How it goes on; see :func:`securevfl.models.schedule.learning_rate_in`.
+            schedule: How it goes on; see :func:`securevfl.models.optimisers.learning_rate_in`.
             epochs: How many there are, at most.
         """
         self._optimizer = optimizer

@@ -67,7 +67,7 @@ class StackableBottom(Protocol):
     """A bottom model that ``torch.func.vmap`` can compute for many secondaries at once.
 
     It has no buffers, asks for no value (``if x.sum() > 0``), and draws by
-    :class:`securevfl.models.dropout.ByteDropout` alone.
+    :class:`securevfl.models.layers.ByteDropout` alone.
     """
 
     stackable: Literal[True]

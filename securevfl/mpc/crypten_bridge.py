@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
-from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.mpc.compat import import_crypten
 from securevfl.mpc.sum_to import WordWire
 

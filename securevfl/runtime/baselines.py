@@ -12,11 +12,10 @@ from securevfl.config.link_spec import key_spec
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs, places_of
-from securevfl.federation.primary import PrimaryData
+from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.baselines.baseline_config import BaselineConfig
-from securevfl.models.baselines.fit import BaselineResult, fit_table
-from securevfl.models.baselines.tables import combined_inputs, solo_inputs
+from securevfl.models.baselines.fit import BaselineResult, combined_inputs, fit_table, solo_inputs
+from securevfl.models.baselines.settings import BaselineConfig
 
 
 def train_alone(

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.losses import goes_on, least_in_training
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import of_labels
-from securevfl.federation.ledger import Ledger
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.told_labels import labels_spent
+from securevfl.ledger.ledger import Ledger, labels_spent
 from securevfl.models.tasks import Metrics
 
 UNTESTED: Final = (

@@ -5,14 +5,14 @@ from typing import Final
 from securevfl.config.link_spec import link_spec
 from securevfl.config.losses import helpers_stay
 from securevfl.core.progress import Stage
-from securevfl.federation.handshake import joined
+from securevfl.federation.class_means.class_means_stage import deal_over
 from securevfl.federation.messages import Ready
-from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.parties import help_to_link
-from securevfl.linking.protections.table import reveals_of
+from securevfl.federation.session.handshake import joined
+from securevfl.linkage.protections.protection_table import reveals_of
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.parties import help_to_link
 from securevfl.runtime.party_job import PartyLife
 from securevfl.transport.message import StarKind
-from securevfl.voting.processes import deal_over
 
 _LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
 
@@ -29,8 +29,8 @@ def run_helper(life: PartyLife) -> None:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What :func:`securevfl.linking.parties.help_to_link` and
-        :func:`securevfl.voting.processes.deal_for_votes` say.
+        What :func:`securevfl.linkage.stage.parties.help_to_link` and
+        :func:`securevfl.federation.class_means.class_means_stage.deal_for_votes` say.
     """
     config, name, files = life.config, life.job.name, life.files
     life.require_no_listen()

@@ -8,30 +8,110 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from securevfl.callbacks import Callback, Hearing
-from securevfl.config.auto import AUTO
-from securevfl.config.base import BaseSettings, base_source
-from securevfl.config.encoder import EncoderSettings
+from securevfl.callbacks import Callback, CallbackObserver
+from securevfl.config.encoder import AUTO, EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
+from securevfl.config.presets import top_source
 from securevfl.config.reading import parse_federation
-from securevfl.config.sections import PredictionSettings, TrainingSettings
-from securevfl.config.top import top_source
+from securevfl.config.sections import (
+    BaseSettings,
+    PredictionSettings,
+    TrainingSettings,
+    base_source,
+)
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, unheard
-from securevfl.core.task import Task
+from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime.device import device_named
 from securevfl.runtime.entry import FederationSource, opened, simulate_from_file
-from securevfl.runtime.frames import tables_of_frames
-from securevfl.runtime.kept_run import TemporaryFolder
+from securevfl.runtime.preflight import device_named
+from securevfl.runtime.run_folder import TemporaryFolder
 from securevfl.runtime.shown_progress import RunProgress
 from securevfl.runtime.simulation import RunResult, simulate_federation
+
+# Frames in Python as the parties of a simulation.
+
+_PRIMARY = "primary"
+
+
+def tables_of_frames(
+    settings: Mapping[str, Any], *, primary: Any, secondaries: Any, label: Any, key: Any
+) -> Sequence[PartyTable]:
+    """Return the primary's table and the secondaries', made of frames.
+
+    Args:
+        settings: With the promise and declared ``bounds``, on which it depends what features may
+            take from the records.
+        primary: The primary's frame, or a table.
+        secondaries: The others', in a list or by name.
+        label: The primary's label column.
+        key: Key columns of all, or by party name.
+
+    Raises:
+        ConfigError: If one is missing or of the wrong type, naming the argument.
+        DataError: If a frame can't be used.
+    """
+    if primary is None:
+        raise ConfigError("primary: must be given, a DataFrame with the label (or give parties)")
+    if isinstance(secondaries, Mapping):
+        named = {str(name): one for name, one in secondaries.items()}
+    elif isinstance(secondaries, list | tuple):
+        named = {f"secondary-{number}": one for number, one in enumerate(secondaries, 1)}
+    else:
+        raise ConfigError(
+            f"secondaries: must be a list of frames, or frames by name, got a "
+            f"{type(secondaries).__name__}"
+        )
+    if not named or _PRIMARY in named:
+        raise ConfigError(
+            f"secondaries: must have at least one frame, and none called {_PRIMARY!r}"
+        )
+    if not isinstance(label, str):
+        raise ConfigError(
+            f"label: must be the name of the primary's label column, got {label!r:.60}"
+        )
+    frames = {_PRIMARY: primary, **named}
+    return [
+        from_frame(
+            frame,
+            name=name,
+            key=_key_of(key, name, frames),
+            label=label if name == _PRIMARY else None,
+            task=settings.get("task") if name == _PRIMARY else None,
+            columns=_columns(settings, name),
+        )
+        for name, frame in frames.items()
+    ]
+
+
+def _key_of(key: Any, name: str, parties: Mapping[str, Any]) -> Any:
+    if key is None:
+        raise ConfigError('key: must name the columns that parties link by, such as key="id"')
+    if not isinstance(key, Mapping) or not set(key) <= set(parties):
+        return key
+    if name not in key:
+        raise ConfigError(f"key: has none for {name!r}; it has {', '.join(map(repr, key))}")
+    return key[name]
+
+
+def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
+    bounds, privacy = settings.get("bounds"), settings.get("privacy")
+    declared = privacy is not None and privacy.encoder != "trained" and privacy.mechanism != "none"
+    if name == _PRIMARY or not declared:
+        return ColumnSettings()
+    own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
+    return ColumnSettings(bounds=own, own_statistics=False)
+
+
+# Simulate a federation from Python: on tables in memory, or as a federation file says.
 
 
 class SimulationSettings(TypedDict, total=False):
@@ -41,8 +121,8 @@ class SimulationSettings(TypedDict, total=False):
     """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
     encoder: EncoderSettings | Literal["auto"] | None
     """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
-    promise and what else is given, the settings of :mod:`securevfl.config.auto`; then ``model`` may
-    be left out."""
+    promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
+    may be left out."""
     training: TrainingSettings | None
     """Epochs, batch size and so on."""
     pretraining: PretrainingSettings | None
@@ -138,7 +218,9 @@ def simulate(
     if resume and out is None:
         raise ConfigError("resume: needs out, the folder of the run that should go on")
     with contextlib.ExitStack() as failing:
-        hearing = Hearing(callbacks, _shown(config, settings.get("progress"), observe, failing))
+        hearing = CallbackObserver(
+            callbacks, _shown(config, settings.get("progress"), observe, failing)
+        )
         failing.enter_context(hearing.until_the_end())
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
         unfinished = contextlib.ExitStack()

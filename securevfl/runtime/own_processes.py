@@ -12,7 +12,7 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.federation.worker_group import WorkerGroup
+from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.launch.torchrun import Started, started
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -48,11 +48,11 @@ def own_processes(folder: Path | None, *, device: torch.device) -> Iterator[Work
 
 def help_party(group: WorkerGroup, *, device: torch.device) -> None:
     """Compute for the party until it ends."""
-    from securevfl.federation.helper import Helper
+    from securevfl.federation.rounds.party_workers import WorkerProcess
 
     # Nothing of a helper is worth a farewell: it must go at once, whatever it waits for.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    Helper(group, device=device).work()
+    WorkerProcess(group, device=device).work()
 
 
 def leave_at_once() -> None:
@@ -99,7 +99,7 @@ def require_network(config: FederationConfig, name: str, *, serves: bool) -> Non
 
 @contextlib.contextmanager
 def _met(here: Started, folder: Path) -> Iterator[WorkerGroup]:
-    from securevfl.federation.workers import end
+    from securevfl.federation.rounds.party_workers import end
 
     meeting = here.meeting(folder)
     group = WorkerGroup(meeting, rank=here.rank, size=here.size)

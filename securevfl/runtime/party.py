@@ -25,9 +25,9 @@ from securevfl.core.errors import (
 from securevfl.core.memory import give_back_memory, loading
 from securevfl.core.progress import Observer, SessionLost
 from securevfl.federation.checkpoint import has_begun
-from securevfl.federation.party_files import LOG_FILE, PartyFiles
+from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import PartyJob, PartyLife, Rejoin
+from securevfl.runtime.party_job import PartyJob, PartyLife, RejoinDue
 from securevfl.runtime.predictions import Predictions
 from securevfl.transport.identity import Identity
 
@@ -36,7 +36,7 @@ _REASON: Final = 500
 _FRAMES: Final = 40
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
-_Ended = Outcome | Rejoin
+_Ended = Outcome | RejoinDue
 
 
 def run_party(job: PartyJob, observe: Observer) -> Outcome:
@@ -57,7 +57,7 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
             with living(job, observe, identity=identity) as life:
                 identity = life.identity
                 ended = _lived(life)
-            if not isinstance(ended, Rejoin):
+            if not isinstance(ended, RejoinDue):
                 return ended
             # An epoch was done in it, so the next session is no repetition of this one.
             job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
@@ -89,7 +89,7 @@ def _lived(life: PartyLife) -> _Ended:
     with loading():
         begin = _life_of(job.config.party(job.name).role, serves=job.serves)
     ended = begin(life)
-    life.files.log("rejoin" if isinstance(ended, Rejoin) else "done")
+    life.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
     return ended
 
 

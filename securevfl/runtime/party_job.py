@@ -1,5 +1,6 @@
-"""What a party's process is told, and what it holds from its first act to its last."""
+"""The job of a party's process, and the resources that it holds to its end."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,21 +10,26 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.losses import goes_on
+from securevfl.core import files as core_files
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
-from securevfl.federation.absence import absent_names
-from securevfl.federation.kept_model import KeptModel
-from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.federation.run_plan import RunFacts, RunPlan
-from securevfl.federation.worker_group import WorkerGroup
-from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.keys import keys_of
-from securevfl.linking.parties import OwnPlace
+from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.session.membership import absent_names
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.countersigning import Countersigner, Occasion
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.parties import OwnPlace
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings
+from securevfl.runtime.run_folder import write_federation
 from securevfl.transport.identity import Identity
+
+# What a party's process is told, and what it holds from its first act to its last.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,7 @@ class NewRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejoin:
+class RejoinDue:
     """How a session ends between two epochs, so that some who were lost come back."""
 
     parties: tuple[str, ...]
@@ -140,7 +146,7 @@ class PartyLife:
         """
         # pandas loads with it, and a party that only helps has no table.
         with loading():
-            from securevfl.runtime.tables import read_party
+            from securevfl.runtime.run_tables import read_party
 
         party = self.config.party(self.job.name)
         table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
@@ -207,3 +213,70 @@ class PartyLife:
             raise ConfigError(
                 f"--listen: {self.job.name!r} is no primary, and all others only dial out"
             )
+
+
+# Countersigning in a party's life: who signs, for what, and what a run folder keeps of it.
+
+
+def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Countersigner:
+    """Return a party's part in countersigning; its ledger must be open.
+
+    The run folder gets the federation file and ``identities.json``, both public, and the party's
+    own folder ``ledger.json``, which says where its ledger lies: what ``securevfl verify`` reads.
+
+    Args:
+        life: The party.
+        facts: The run's, with its id.
+        session: The transport's id of the session.
+    """
+    config, ledger = life.config, life.files.ledger.file
+    if not facts.predicts:
+        # A run's file says what it was trained under; predictions may spend by a later one.
+        write_federation(life.job.run_folder, config)
+    _keep_identities(life)
+    if ledger.path is not None:
+        core_files.write_json(
+            life.job.folder / "ledger.json",
+            {"ledger": str(ledger.path.resolve()), "run": facts.run},
+        )
+    return Countersigner(
+        ledger,
+        life.identity,
+        {
+            party.name: life.pinned[party.name]
+            for party in config.table_parties
+            if party.name not in absent_names(config, facts.active)
+        },
+        Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
+        session=session,
+        known=life.files.ledger.others.of(config.federation.name),
+    )
+
+
+def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
+    """Return the public identities by federation file's digest and party; none if none are kept.
+
+    Raises:
+        ConfigError: If the file is not one of identities.
+    """
+    path = run_folder / "identities.json"
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(core_files.read_text(path))
+        return {
+            str(digest): {str(name): str(text) for name, text in parties.items()}
+            for digest, parties in kept.items()
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: is not a file of identities ({error})") from None
+
+
+def _keep_identities(life: PartyLife) -> None:
+    """Keep this start's public identities beside those of earlier starts of the same run.
+
+    A launched run has new ones at every start. All its parties write the same content.
+    """
+    folder = life.job.run_folder
+    kept = {**read_identities(folder), life.config.digest: dict(life.pinned)}
+    core_files.write_json(folder / "identities.json", kept)

@@ -1,36 +1,278 @@
-"""What every request for predictions of a kept model does, wherever its parties are."""
+"""Requests for predictions of a saved model: messages, new rows, and the answer."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.core.errors import ConfigError
-from securevfl.core.progress import Observer, Warned
+from securevfl.config.link_spec import key_spec, link_spec
+from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.progress import Observer, Warned, unheard
+from securevfl.data.party_tables import columns_of_schema, new_rows
 from securevfl.data.scaling import KeyScaler
+from securevfl.data.sources.read import read_frame, unnoticed
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.absence import absent_names, in_blocks
 from securevfl.federation.build import build_top
-from securevfl.federation.exchange_of_present_blocks import PresentBlocks
-from securevfl.federation.fitted_top import read_by_top
-from securevfl.federation.kept_model import KeptModel
+from securevfl.federation.exchange import Exchange
+from securevfl.federation.messages import RUN_ID, RoundKind
 from securevfl.federation.own_numbers import features_of, own_inputs
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.rounds import Exchange
-from securevfl.federation.run_plan import RunFacts, new_run
-from securevfl.federation.top_model import CorrectingTopModel, PrimaryInputs, TopModel
-from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.spec import LinkSpec
-from securevfl.runtime.finite_outputs import require_finite_outputs
+from securevfl.federation.rounds.around import PresentBlocks
+from securevfl.federation.rounds.fitted_primary import read_by_top
+from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
+from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run
+from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.session.membership import absent_names, in_blocks
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.key_reading import keys_of_frame
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
+from securevfl.runtime.run_tables import schema_of, text_keys
+from securevfl.transport.message import Message, TypedMessage
+
+# The message that asks a kept model for predictions.
+
+# More rows than any table has; an id above it is not one.
+_MOST_ROWS: Final = 2**31
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictRequest(TypedMessage):
+    """New rows want predictions of the kept model: the request's id, how many rows, and of whom.
+
+    Some rows may take part in linking alone: those of training, beside which a record chose its
+    rows then.
+    """
+
+    KIND: ClassVar = RoundKind.PREDICT
+    WAY: ClassVar = "primary to every caller"
+
+    run: str
+    """The request's own id in all ledgers."""
+    rows: int
+    """Rows that are linked."""
+    predicted_rows: int
+    """How many of them, the last ones, are predicted."""
+    active: tuple[int, ...]
+    """Ranks of the secondaries that answer, ascending."""
+
+    @property
+    def facts(self) -> RunFacts:
+        """What the request makes of the session."""
+        return RunFacts(
+            run=self.run,
+            rows=self.rows,
+            train_rows=0,
+            validation_rows=0,
+            test_rows=0,
+            predicts=True,
+            predicted_rows=self.predicted_rows,
+            active=self.active,
+        )
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        meta = {**asdict(self), "active": list(self.active)}
+        return Message(kind=self.KIND, meta=meta)
+
+    @classmethod
+    def from_message(cls, message: Message) -> "PredictRequest":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If the id is none, or the numbers are impossible.
+        """
+        run = message.figure("run", str)
+        rows, predicted = (message.figure(name, int) for name in ("rows", "predicted_rows"))
+        if not RUN_ID.fullmatch(run):
+            raise ProtocolError("the primary's id of a request is not one")
+        if not 1 <= predicted <= rows <= _MOST_ROWS:
+            raise ProtocolError(f"the primary asks for {predicted} predictions of {rows} rows")
+        active = message.figure("active", list)
+        if not all(type(rank) is int for rank in active):
+            raise ProtocolError(
+                f"the primary asks for predictions of impossible parties {active!r:.80}"
+            )
+        return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))
+
+
+# Finite outputs: rows whose own values drive the model's output to infinity are refused early.
+
+_ORDINARY: Final = 1e9
+"""Values up to here, scaled and as they are, are not looked at further."""
+
+_LARGEST: Final = 1e30
+"""Of an output without partners; their average adds what float32 still holds."""
+
+
+class NotFiniteError(DataError):
+    """The model has no finite output for a row; the message quotes no cell."""
+
+
+def require_finite_outputs(
+    table: PartyTable,
+    features: Float32[np.ndarray, "rows features"],
+    outputs: Callable[[PartyTable], Tensor],
+) -> None:
+    """Refuse rows for which the primary's half of the model alone has no finite output.
+
+    Args:
+        table: The rows.
+        features: Theirs, as the model takes them.
+        outputs: Returns what the half computes of rows that nothing is linked to.
+
+    Raises:
+        NotFiniteError: Naming the first such row.
+    """
+    # Written so that NaN, which scaling makes of what it cannot hold, is looked at.
+    values = np.hstack([features, table.features, table.keys])
+    suspects = np.flatnonzero(~(np.abs(values) <= _ORDINARY).all(axis=1))
+    if not len(suspects):
+        return
+    found = outputs(table.take(suspects))
+    good = torch.all(found.abs() <= _LARGEST, dim=1).cpu().numpy()
+    if not good.all():
+        row = int(suspects[~good][0])
+        raise NotFiniteError(
+            f"row {row + 1}: the model has no finite prediction for it; a number in it is far "
+            f"beyond those of training"
+        )
+
+
+# New rows of the primary, read as the rows were that its model was trained on.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedRows:
+    """New rows, and what they are called."""
+
+    table: PartyTable
+    names: Sequence[Any] | None
+    """None numbers them from 1 on."""
+    row_name: str
+    linkable: Bool[np.ndarray, " rows"]
+    """Which rows have a key; the others, where keys are numbers, have a stand-in that nothing is
+    linked by."""
+
+
+def read_new_rows(
+    config: FederationConfig,
+    model: KeptModel,
+    path: Path,
+    *,
+    id_column: str | None,
+    notice: Callable[[str], None] = unnoticed,
+) -> NamedRows:
+    """Read a file of new rows.
+
+    Args:
+        config: The federation file.
+        model: The primary's.
+        path: The file; its columns may come in any order and among others.
+        id_column: The column that names rows; None numbers them from 1 on.
+        notice: Hears what was recognised in the file that its user might see otherwise.
+
+    Raises:
+        ConfigError: If the model has no schema.
+        DataError: If the file cannot be read, or its columns are not those of training.
+    """
+    where, party = f"table {path}", config.primary
+    wanted = columns_of_schema(schema_of(model))
+    own = [] if key_spec(config).are_numbers else list(party.key)
+    named = [] if id_column is None else [id_column]
+    frame = read_frame(
+        path,
+        where=where,
+        reading=party.reading,
+        wanted=replace(
+            wanted,
+            columns=list(dict.fromkeys([*(wanted.columns or ()), *own, *named])),
+            needed=[*wanted.needed, *own, *named],
+            as_text=[*text_keys(config, party), *named],
+            # An id of many digits would lose some as a feature's float32.
+            exact=[*(wanted.exact or ()), *own, *named],
+        ),
+        notice=notice,
+    )
+    return rows_of_frame(config, model, frame, id_column=id_column, where=where)
+
+
+def rows_of_frame(
+    config: FederationConfig,
+    model: KeptModel,
+    frame: pd.DataFrame,
+    *,
+    id_column: str | None,
+    where: str,
+) -> NamedRows:
+    """Return the new rows of a frame; see :func:`read_new_rows`.
+
+    Raises:
+        ConfigError: If the model has no schema.
+        DataError: If its columns are not those of training.
+    """
+    keys, party = key_spec(config), config.primary
+    if id_column is not None and id_column not in frame.columns:
+        raise DataError(f"{where}: has no column {id_column!r}, which is to name the rows")
+    linkable = np.ones(len(frame), dtype=np.bool_)
+    if keys.are_numbers and set(party.key) <= set(frame.columns):
+        linkable = frame[list(party.key)].notna().all(axis=1).to_numpy(copy=True)
+        stand_ins = {column: _first_there(frame[column]) for column in party.key}
+        frame = frame.fillna(stand_ins)
+    elif set(party.key) <= set(frame.columns):
+        linkable = frame[list(party.key)].notna().any(axis=1).to_numpy(copy=True)
+    table = new_rows(frame, schema_of(model), name=party.name, where=where)
+    if not keys.are_numbers:
+        columns = keys_of_frame(
+            keys, frame, name=party.name, columns=party.key, truth=None, where=where
+        )
+        table = replace(table, link_columns=columns)
+    return NamedRows(
+        table=table,
+        names=None if id_column is None else frame[id_column].tolist(),
+        row_name="row" if id_column is None else id_column,
+        linkable=linkable,
+    )
+
+
+def rows_of_table(model: KeptModel, table: PartyTable) -> NamedRows:
+    """Take new rows that are a table already.
+
+    Args:
+        model: The primary's.
+        table: The rows.
+
+    Raises:
+        ConfigError: If the model's schema is damaged.
+        DataError: If they were encoded in another way than those of training.
+    """
+    assert model.primary is not None, "the primary predicts"
+    differs = table.classes is not None and table.classes != model.primary.classes
+    if table.schema is not None and model.schema is not None:
+        kept = schema_of(model)
+        differs |= (table.schema.columns, table.schema.keys) != (kept.columns, kept.keys)
+    if differs:
+        raise DataError(
+            f"table of {table.name!r}: was encoded by itself, and not as the rows of training "
+            f"were; give the frame or the file, or read it by the schema of the table of training"
+        )
+    linkable = np.ones(table.num_rows, dtype=np.bool_)
+    return NamedRows(table=table, names=None, row_name="row", linkable=linkable)
+
+
+def _first_there(values: "pd.Series[Any]") -> Any:
+    there = values.dropna()
+    return 0 if there.empty else there.iloc[0]
+
+
+# What every request for predictions of a kept model does, wherever its parties are.
 
 # Of fewer new rows it means nothing if none has a record.
 _MANY_ROWS: Final = 20
@@ -449,3 +691,68 @@ def _joined(first: KeyTable, second: KeyTable) -> KeyTable:
             for name, column in second.columns.items()
         },
     )
+
+
+# Requests for predictions that the primary answers by itself: nobody is waited for.
+
+
+class AlonePredictor:
+    """A kept model that answers without the primary's partners, in sessions like any other."""
+
+    def __init__(
+        self, config: FederationConfig, model: KeptModel, *, without: tuple[str, ...] = ()
+    ) -> None:
+        """Make it.
+
+        Args:
+            config: The federation file.
+            model: The primary's, which answers alone. Where it has no base, rows are answered as
+                those that nothing is linked to.
+            without: Secondaries that are absent.
+        """
+        self.config = config
+        self.model = model
+        self.without = without
+        self.broken = False
+        """Whether parties were left in the middle of a request: there are none."""
+
+    @contextmanager
+    def session(self) -> "Iterator[AlonePredictor]":
+        """Begin at once."""
+        yield self
+
+    def check(self) -> None:
+        """Do nothing: no party can be lost."""
+
+    def budgets(self) -> list[PredictionBudget]:
+        """Return no budget: nothing is charged."""
+        return []
+
+    def ask(
+        self,
+        new: PartyTable,
+        *,
+        linkable: Bool[np.ndarray, " rows"] | None = None,
+        names: Sequence[Any] | None = None,
+        row_name: str = "row",
+        observe: Observer = unheard,  # noqa: ARG002 - a Session
+    ) -> Predictions:
+        """Return predictions of new rows; see :meth:`Predictor.predict`.
+
+        Reveals:
+            Nothing: nobody is asked.
+        """
+        return answered(
+            self.config,
+            self.model,
+            new,
+            self._unlinked,
+            linkable=linkable,
+            names=names,
+            row_name=row_name,
+            device=torch.device("cpu"),
+            without=self.without,
+        )
+
+    def _unlinked(self, rows: PartyTable) -> tuple[Tensor, float]:
+        return unlinked_outputs(self.config, self.model, rows, device=torch.device("cpu")), 0.0

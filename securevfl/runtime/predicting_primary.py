@@ -12,31 +12,29 @@ from securevfl.core import files
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.progress import Listening, Observer, Stage
 from securevfl.data.tables import PartyTable
-from securevfl.federation import handshake
-from securevfl.federation.absence import (
+from securevfl.federation.exchange import RoundCounter
+from securevfl.federation.messages import RoundKind
+from securevfl.federation.rounds.around import ChargedExchange
+from securevfl.federation.rounds.over_star import FederatedExchange
+from securevfl.federation.run_plan import PredictionBudget, RunFacts, plan_prediction
+from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.session import handshake
+from securevfl.federation.session.membership import (
     absent_names,
     active_without,
     callers_in_predictions,
 )
-from securevfl.federation.countersign_over_star import PrimaryCountersigning
-from securevfl.federation.exchange_over_star import FederatedExchange
-from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
-from securevfl.federation.messages import RoundKind
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.federation.rounds import RoundCounter
-from securevfl.federation.run_plan import RunFacts, plan_prediction
-from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.keys import keys_of
-from securevfl.linking.parties import OwnPlace, link_as_primary
-from securevfl.runtime.charged_exchange import ChargedExchange
-from securevfl.runtime.countersigning import countersigner
-from securevfl.runtime.new_rows import read_new_rows
-from securevfl.runtime.party_job import PartyLife
+from securevfl.ledger.countersigning import PrimaryCountersigning
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.parties import OwnPlace, link_as_primary
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.party_job import PartyLife, countersigner
 from securevfl.runtime.predicting import (
+    PredictRequest,
     answered,
     kept_top,
     prediction_spec,
+    read_new_rows,
     request_of,
     top_model,
 )
@@ -180,7 +178,7 @@ class PredictingPrimary:
         """Countersign the ledgers, and let the others go.
 
         Reveals:
-            To every secondary: ledger heads, as :class:`federation.countersign_messages.Heads`.
+            To every secondary: ledger heads, as :class:`securevfl.ledger.countersigning.Heads`.
         """
         if self._countersigning is not None:
             self._countersigning.request("end")

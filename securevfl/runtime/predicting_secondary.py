@@ -15,24 +15,21 @@ from securevfl.core.errors import (
 )
 from securevfl.core.progress import PartyDone, Warned
 from securevfl.data.tables import PartyTable
-from securevfl.federation.absence import absent_names, idle_helpers
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
-from securevfl.federation.countersign_messages import LedgerKind
-from securevfl.federation.countersign_over_star import SecondaryCountersigning
-from securevfl.federation.handshake import Joined, joined
-from securevfl.federation.kept_model import FOLDER, KeptModel, load_model
 from securevfl.federation.messages import Ready, RoundKind
-from securevfl.federation.predict_messages import PredictRequest
+from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.federation.run_plan import plan_prediction
-from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
-from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.keys import keys_of
-from securevfl.linking.parties import OwnPlace, help_to_link, link_as_secondary
+from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.session.handshake import Joined, joined
+from securevfl.federation.session.membership import absent_names, idle_helpers
+from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.parties import OwnPlace, help_to_link, link_as_secondary
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
-from securevfl.runtime.countersigning import countersigner
-from securevfl.runtime.party_job import PartyLife
-from securevfl.runtime.predicting import prediction_spec, warn_of_few_links
+from securevfl.runtime.party_job import PartyLife, countersigner
+from securevfl.runtime.predicting import PredictRequest, prediction_spec, warn_of_few_links
 from securevfl.transport.message import StarKind
 
 # A primary that ends, fails or is not there yet ends a session, not a party that goes on serving;
@@ -205,7 +202,7 @@ def serve_as_helper(life: PartyLife) -> None:
         SecureVflError: As :func:`serve_as_secondary`.
 
     Reveals:
-        What :func:`securevfl.linking.parties.help_to_link` says.
+        What :func:`securevfl.linkage.stage.parties.help_to_link` says.
     """
     life.require_no_listen()
     if life.job.name in idle_helpers(life.config):

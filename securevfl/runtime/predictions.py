@@ -13,9 +13,8 @@ from torch import Tensor
 from securevfl.core import files
 from securevfl.core.summary import Summarised
 from securevfl.data.scaling import LabelScaler
-from securevfl.models.alone.rule import Used
-from securevfl.models.tasks import Metrics, TaskHead
-from securevfl.models.threshold import as_logit
+from securevfl.models.alone.choice import Used
+from securevfl.models.tasks import Metrics, TaskHead, as_logit
 
 if TYPE_CHECKING:
     import pandas as pd

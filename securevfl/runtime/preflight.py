@@ -1,9 +1,42 @@
-"""Before a run: what a user should hear."""
+"""Before a run: the device, aligned rows, and warnings to the user."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.parties import PartySettings
-from securevfl.core.column_meanings import keys_in_clear
+from securevfl.core.column_names import keys_in_clear
+from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer, RowsAligned, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.linkage.links import Alignment
+from securevfl.linkage.protections.protection_table import protection_of
+from securevfl.linkage.spec import LinkSpec
+from securevfl.runtime.figures import finite_or_none
+
+# The torch device that a run computes on.
+
+
+def device_named(name: str) -> torch.device:
+    """Return the torch device called ``name``.
+
+    Raises:
+        ConfigError: If it is not there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}') from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for, and torch finds no GPU; use --device cpu")
+    return device
+
+
+# Before a run: what a user should hear.
 
 
 def warnings_about(config: FederationConfig) -> list[str]:
@@ -42,3 +75,46 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
             f'linkage.metric = "exact" with model.keys_as_features = false'
         )
     return found
+
+
+# Which rows are aligned, as it is told to whoever runs the primary.
+
+
+def tell_alignment(
+    spec: LinkSpec,
+    alignment: Alignment | None,
+    *,
+    training_rows: int,
+    log: Callable[..., None],
+    observe: Observer,
+) -> dict[str, Any] | None:
+    """Tell how many rows are aligned, and warn where nothing says how far a link may be.
+
+    Args:
+        spec: What linking needed.
+        alignment: What the primary was told; None where nobody asks.
+        training_rows: Labelled rows that the joint model will learn from.
+        log: The primary's log.
+        observe: Hears of the counts and of the warning.
+
+    Returns:
+        Counts and the warning, for ``metrics.json``; None where nobody asks.
+    """
+    if alignment is None:
+        return None
+    figures = {
+        **alignment.figures(
+            max_distance=finite_or_none(spec.choice.max_distance),
+            unit=protection_of(spec).unit(spec),
+        ),
+        "training_rows": training_rows,
+    }
+    log("aligned", **figures)
+    observe(
+        RowsAligned(
+            aligned=figures["aligned"], rows=figures["rows"], by_secondary=figures["by_secondary"]
+        )
+    )
+    if figures["warning"] is not None:
+        observe(Warned(text=figures["warning"]))
+    return figures

@@ -10,34 +10,33 @@ from securevfl.config.parties import parse_address
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import Listening, Stage, Warned
-from securevfl.federation import handshake
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
-from securevfl.federation.countersign_over_star import PrimaryCountersigning
-from securevfl.federation.exchange_over_star import FederatedExchange
-from securevfl.federation.fitted_top import require_top
+from securevfl.federation.class_means.class_means_stage import PrimaryVoting
 from securevfl.federation.messages import Hello, RoundKind, TrainingRows
-from securevfl.federation.network_primary import NetworkPrimary
-from securevfl.federation.presence import Presence, SecondariesBackError
-from securevfl.federation.rejoining import Rejoin as RejoinMessage
+from securevfl.federation.pretraining.pretraining_over_star import pretrain_as_primary
+from securevfl.federation.pretraining.pretraining_stage import write_pretraining
+from securevfl.federation.rounds.fitted_primary import require_top
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.over_star import FederatedExchange
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
-from securevfl.linking.parties import link_as_primary
-from securevfl.linking.protections.table import reveals_of
-from securevfl.pretraining.processes import pretrain_as_primary
-from securevfl.pretraining.stage import write_pretraining
-from securevfl.runtime.aligned_rows import tell_alignment
-from securevfl.runtime.countersigning import countersigner
+from securevfl.federation.session import handshake
+from securevfl.federation.session.handshake import Rejoin as RejoinMessage
+from securevfl.federation.session.membership import Presence, SecondariesBackError
+from securevfl.ledger.countersigning import PrimaryCountersigning
+from securevfl.linkage.protections.protection_table import reveals_of
+from securevfl.linkage.stage.parties import link_as_primary
 from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import PartyLife, Rejoin
+from securevfl.runtime.party_job import PartyLife, RejoinDue, countersigner
+from securevfl.runtime.preflight import tell_alignment
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.transport.failure import public_reason
 from securevfl.transport.message import Done
 from securevfl.transport.star import PrimaryTransport, new_session
-from securevfl.voting.processes import PrimaryVoting
 
 
-def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | Rejoin:
+def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | RejoinDue:
     """Run the primary to the end and return the run's figures, or those of pretraining alone.
 
     Where a secondary that was lost is back between two epochs, this session ends there.
@@ -133,7 +132,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | Rejoin:
             except SecondariesBackError as back:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
                 transport.broadcast(secondaries, RejoinMessage(ranks=ranks).to_message())
-                return Rejoin(parties=back.names)
+                return RejoinDue(parties=back.names)
         if voting is not None:
             voting.end()
         countersigning.request("end")

@@ -1,9 +1,14 @@
-"""The primary's run from the first release to the last figure, over any exchange."""
+"""The primary's run from the first release to the last figure, over any exchange.
+
+A family's network averaged with the base may gain because two models that err differently are
+better together, whatever partners know. So the same network is trained with nothing in the place
+of releases, and the joint model has to be better than the average of that with the base.
+"""
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import Tensor
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from securevfl.config.link_spec import key_spec
+from securevfl.config.losses import keeps_room
+from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
     Observer,
@@ -24,41 +31,258 @@ from securevfl.core.progress import (
     RowsReleased,
     Stage,
     Warned,
+    unheard,
 )
-from securevfl.data.rows import consecutive_batches
+from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assist_labels import tell_labels
-from securevfl.federation.assist_primary import AssistPrimary
-from securevfl.federation.ballot import Ballot, ballot_of
+from securevfl.federation.assist.assist_primary import AssistPrimary, tell_labels
 from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
 from securevfl.federation.build import build_primary
-from securevfl.federation.chained_file import now
-from securevfl.federation.countersign import epoch_point
-from securevfl.federation.countersign_over_star import PrimaryCountersigning
-from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
-from securevfl.federation.keeping import keep_primary
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.own_network import train_own_network
+from securevfl.federation.class_means.ballot import Ballot, ballot_of
+from securevfl.federation.exchange import EpochMark, Exchange, RoundCounter, RoundPlan
 from securevfl.federation.own_numbers import label_scaler_of, own_inputs
-from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.presence import Presence
-from securevfl.federation.primary import Primary, PrimaryData
-from securevfl.federation.rounds import EpochMark, Exchange
+from securevfl.federation.rounds.around import ChargedExchange, ExchangeAround
+from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
+from securevfl.federation.rounds.released_rows import KeptRows, ReleasedRows, release_once
 from securevfl.federation.run_plan import RunPlan
-from securevfl.linkage.linked import LinkedPrimary
-from securevfl.linking.keys import keys_of
+from securevfl.federation.saving import keep_primary
+from securevfl.federation.session.membership import Presence
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.state_files import DamagedError, StateFolder
+from securevfl.ledger.chain import now
+from securevfl.ledger.countersigning import PrimaryCountersigning, epoch_point
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.spec import LinkedPrimary
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
-from securevfl.models.encodings import PositionsTaken
 from securevfl.models.evaluation import Evaluation, evaluate
+from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Metrics
-from securevfl.runtime import room
 from securevfl.runtime.baselines import train_alone
-from securevfl.runtime.charged_exchange import ChargedExchange
 from securevfl.runtime.figures import UNTESTED, RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
 from securevfl.runtime.run_folder import write_explanation, write_history
 from securevfl.version import __version__
+
+# The primary's own network without partners: a placebo that costs nobody anything.
+
+
+class NoPartners(ReleasedRows):
+    """An exchange that answers with zeros, as if no linked record said anything."""
+
+    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the primary's own weights: nobody else has any.
+
+        Reveals:
+            Nothing.
+        """
+        return dict(own)
+
+
+def train_own_network(
+    plan: RunPlan, table: PartyTable, data: PrimaryData, *, estimator: Any = None
+) -> Primary | None:
+    """Train the family's top model without partners, as the run trains it with them.
+
+    It has the run's settings, seed, rows and links, so that it differs from the joint model's top
+    model by what partners' columns say alone: how near links are follows from keys that both know.
+    Pretrained weights, which partners had a part in, are not taken.
+
+    Args:
+        plan: The run.
+        table: The primary's table.
+        data: The same as tensors, with the base.
+        estimator: Of scikit-learn, as a top model that no federation file can name.
+
+    Returns:
+        The primary at its best epoch; None for a family whose outputs correct the base, where
+        nothing is left without partners.
+
+    Reveals:
+        Nothing: nobody is asked.
+    """
+    shape = plan.cut.shape
+    zeros = torch.zeros((1, *shape)).expand(len(data.targets), *shape)
+    ranks = tuple(plan.ranks[party.name] for party in plan.config.secondaries)
+    exchange = NoPartners(zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device)
+    own = build_primary(plan, table, data, exchange, observe=unheard, estimator=estimator)
+    if isinstance(own, CorrectingTopModel):
+        return None
+    if data.base is not None:
+        own.take_base(data.base)
+    own.train(after_epoch=_keep_nothing)
+    own.restore_best()
+    return own
+
+
+def _keep_nothing(_mark: EpochMark) -> None:
+    pass
+
+
+# What the primary keeps of test rounds: rows that came before a loss are not paid for again.
+
+
+class KeptTestRounds(ExchangeAround):
+    """An exchange that asks only for test rows that it has not yet: a file each round."""
+
+    def __init__(
+        self,
+        inner: Exchange,
+        files: StateFolder,
+        parts: Sequence[Tensor],
+        *,
+        top: nn.Module,
+        shape: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        """Find out what is kept.
+
+        Args:
+            inner: Where the secondaries are.
+            files: The primary's; they name the run.
+            parts: Row ids of every test round, in order; int64.
+            top: The primary's half of the model that is tested. What is kept of another model, or
+                of other secondaries, is asked for again.
+            shape: Of one row of the cut, (L, H).
+            device: Where the top model computes.
+        """
+        super().__init__(inner)
+        self._files = files
+        self._parts = parts
+        self._model = _digest(top, inner.ranks)
+        self._shape = shape
+        self._device = device
+        self._kept: list[Tensor] = []
+        # Rounds are kept in order, so what comes behind one that is missing is of another model.
+        for number in range(len(parts)):
+            aggregate = self._read(number)
+            if aggregate is None:
+                break
+            self._kept.append(aggregate)
+
+    def missing(self) -> list[int]:
+        """Return how many rows each round has that is still to be asked for."""
+        return [len(part) for part in self._parts[len(self._kept) :]]
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the average of the active secondaries' representations.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self.inner.release(plan)
+
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the averages of all test rounds: first those that are kept, then fresh ones.
+
+        Reveals:
+            What the inner exchange reveals, of the rounds that are not kept.
+        """
+        before = len(self._kept)
+        for aggregate, _ in zip(tuple(self._kept), plans, strict=False):
+            yield aggregate.to(self._device)
+        for number, aggregate in enumerate(self.inner.release_each(plans), before):
+            state = {"model": self._model, "rows": self._parts[number]}
+            self._files.write(_name(number), {**state, "aggregate": aggregate.cpu()})
+            self._kept.append(aggregate)
+            yield aggregate
+
+    def _read(self, number: int) -> Tensor | None:
+        try:
+            state = self._files.read(_name(number))
+        except (FileNotFoundError, DamagedError):
+            return None
+        rows, aggregate = state.get("rows"), state.get("aggregate")
+        part = self._parts[number]
+        if not isinstance(rows, Tensor) or not isinstance(aggregate, Tensor):
+            return None
+        if state.get("model") != self._model or not torch.equal(rows, part):
+            return None
+        return aggregate if aggregate.shape == (len(part), *self._shape) else None
+
+
+def _digest(top: nn.Module, ranks: tuple[int, ...]) -> str:
+    """Return the hash of a model and of who answers.
+
+    An epoch that is trained once more, behind other noise, is another model of the same number.
+    """
+    made = hashlib.sha256(repr(ranks).encode())
+    for name, value in sorted(top.state_dict().items()):
+        made.update(name.encode())
+        made.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return made.hexdigest()
+
+
+def _name(number: int) -> str:
+    return f"tested/{number + 1}.pt"
+
+
+# What a budget still has room for: one more epoch, and the test rows.
+
+
+def for_an_epoch(plan: RunPlan, split: RowSplit, ledger: Ledger) -> bool:
+    """Return whether one more epoch and the final test fit into the budget.
+
+    A run that was resumed has less left than a fresh one: it stops early rather than fail. Where
+    room is kept for a loss (:func:`config.losses.keeps_room`), it is left as it is.
+    """
+    batch, spare = plan.config.training.batch_size, int(keeps_room(plan.config))
+    parts = (len(split.train), len(split.validation), *[len(split.test)] * (1 + spare))
+    return _covers(
+        ledger,
+        rounds=sum(math.ceil(rows / batch) for rows in parts),
+        rows=sum(parts),
+        passes=1 + spare,
+    )
+
+
+def for_test_rows(
+    primary: Primary, plan: RunPlan, ledger: Ledger, files: StateFolder | None
+) -> bool:
+    """Return whether the budget covers the test rows that the primary has not seen yet.
+
+    Args:
+        primary: At its best epoch. Its exchange keeps test rounds from now on, where there is a
+            place for them.
+        plan: The run.
+        ledger: The primary's.
+        files: Its own; None keeps nothing.
+    """
+    data = primary.data
+    parts = consecutive_batches(data.split.test, batch_size=plan.config.training.batch_size)
+    missing = [len(part) for part in parts]
+    if files is not None:
+        kept = KeptTestRounds(
+            primary.exchange,
+            files,
+            [torch.from_numpy(part) for part in parts],
+            top=primary.top,
+            shape=plan.cut.shape,
+            device=data.features.device,
+        )
+        primary.exchange, missing = kept, kept.missing()
+    return for_test_rounds(ledger, missing)
+
+
+def for_test_rounds(ledger: Ledger, rounds: Sequence[int]) -> bool:
+    """Return whether the budget covers test rounds of so many rows each."""
+    # Each row is of one part of the table: a session's test rows are part of a pass it has made.
+    passes = 0 if ledger.sessions[-1].passes else 1
+    return _covers(ledger, rounds=len(rounds), rows=sum(rounds), passes=passes)
+
+
+def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
+    try:
+        ledger.require_room(rounds=rounds, row_releases=rows, passes=passes)
+    except BudgetExceededError:
+        return False
+    return True
+
+
+# The primary's run from the first release to the last figure, over any exchange.
 
 
 class PrimaryRun:
@@ -163,7 +387,7 @@ class PrimaryRun:
                 nothing was released then.
 
         Reveals:
-            What :class:`securevfl.federation.rounds.Exchange` says of each of its methods.
+            What :class:`securevfl.federation.exchange.Exchange` says of each of its methods.
         """
         self.primary.require_measurable()
         self.base = base = self._fit_base()
@@ -286,7 +510,7 @@ class PrimaryRun:
         if (choice is None or choice.asks(primary)) and not self.plan.frozen:
             # A simulation cannot be lost.
             files = None if self._countersigning is None else self.checkpoints.files
-            if not room.for_test_rows(primary, self.plan, self.ledger, files):
+            if not for_test_rows(primary, self.plan, self.ledger, files):
                 self._observe(Warned(text=UNTESTED))
                 return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
@@ -315,7 +539,7 @@ class PrimaryRun:
 
     def _room_for_an_epoch(self) -> bool:
         """Return whether the budget covers one more epoch, and what comes after it."""
-        if not room.for_an_epoch(self.plan, self.data.split, self.ledger):
+        if not for_an_epoch(self.plan, self.data.split, self.ledger):
             return False
         # One that calls and never comes keeps nobody from going on: each session does an epoch.
         if self._presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:

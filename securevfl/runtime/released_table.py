@@ -1,8 +1,9 @@
 """A frozen run's releases as a table of the primary's own: post-processing, which costs nothing.
 
-Every row of a frozen run is released once and kept (:mod:`securevfl.federation.kept_rows`). What is
-computed from these numbers afterwards, by this program or by any other, tells no more of the
-secondaries' records than they do: nobody is asked, nothing is sent and no ledger is charged.
+Every row of a frozen run is released once and kept
+(:mod:`securevfl.federation.rounds.released_rows`). What is computed from these numbers afterwards,
+by this program or by any other, tells no more of the secondaries' records than they do: nobody is
+asked, nothing is sent and no ledger is charged.
 """
 
 import io
@@ -23,12 +24,12 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.chain import Chain, read_chain
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.ledger_book import LedgerBook
+from securevfl.federation.rounds.released_rows import KeptRows
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.state_files import DamagedError, StateFolder
-from securevfl.runtime.verified_figures import recomputed, until_end
+from securevfl.ledger.book import LedgerBook
+from securevfl.ledger.chain import Chain, read_chain
+from securevfl.runtime.verify import recomputed, until_end
 from securevfl.version import __version__
 
 METADATA: Final = "securevfl"

@@ -1,8 +1,13 @@
-"""The figures in a run folder: ``metrics.json``, ``history.csv`` and ``federation.toml``."""
+"""The run folder: figures, history, contributions and saved models."""
 
 import csv
 import io
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +16,12 @@ import tomli_w
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.federation.epoch_lines import BY_ITSELF, VALIDATION
+from securevfl.data.tables import PartyTable
+from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
+from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
 from securevfl.runtime.figures import RunFigures
+
+# The figures in a run folder: ``metrics.json``, ``history.csv`` and ``federation.toml``.
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
@@ -119,3 +128,101 @@ def read_figures(run_folder: Path) -> dict[str, Any]:
             f"{path}: has no {missing[0]!r}; it is of another version, or no run's figures"
         )
     return figures
+
+
+# What was measured of a run's partners: the file in the run folder.
+
+FILE: Final = "contribution.json"
+
+FORMAT: Final = 1
+"""Of the file that this program writes, and the only one that it reads."""
+
+
+def read_contribution(run_folder: Path, *, run: str) -> dict[str, Any] | None:
+    """Read ``contribution.json``; None if there is none, or it is of another run or version.
+
+    Args:
+        run_folder: Where it lies.
+        run: The run's id.
+    """
+    path = run_folder / FILE
+    if not path.exists():
+        return None
+    found = files.read_json(path)
+    if found.get("format") != FORMAT or found.get("run") != run:
+        return None
+    return found
+
+
+def write_contribution(run_folder: Path, measured: Mapping[str, Any]) -> None:
+    """Write ``contribution.json``.
+
+    Raises:
+        StorageError: If the disk takes no more.
+    """
+    files.write_json(run_folder / FILE, {"format": FORMAT, **measured}, for_others=True)
+
+
+# A run whose parties have kept their models: where these lie, and the parties' tables.
+
+
+class TemporaryFolder:
+    """A run folder that is removed when nobody can predict with it any more, or Python ends.
+
+    ``tempfile.TemporaryDirectory`` warns when it is left to that, and a result in memory always is.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="securevfl-"))
+        self._removal = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def remove(self) -> None:
+        """Remove it now."""
+        self._removal()
+
+    def __getstate__(self) -> dict[str, bytes]:
+        """Return what is in it: another process has other folders, and this one may go before."""
+        return {
+            str(path.relative_to(self.path)): path.read_bytes()
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file()
+        }
+
+    def __setstate__(self, contents: Mapping[str, bytes]) -> None:
+        self.__init__()  # type: ignore[misc]
+        for name, content in contents.items():
+            files.write_bytes(self.path / name, content)
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process that was forked from it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptRun:
+    """Where the models of a run lie, and where its parties' tables are."""
+
+    config: FederationConfig
+    """The federation file."""
+    place: Path | TemporaryFolder
+    """The run folder."""
+    data_root: Path = field(default_factory=Path)
+    """Where relative data paths start."""
+    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
+    """The parties' tables by name, where they are in memory; None: they are read."""
+    device: str = "cpu"
+    """``"cpu"`` or ``"cuda"``, where parties compute."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
+
+    def model(self, party: str) -> KeptModel:
+        """Read a party's model.
+
+        Raises:
+            ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
+        """
+        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)

@@ -11,32 +11,29 @@ from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
-from securevfl.federation.chained_file import now
 from securevfl.federation.checkpoint import EpochKeeper
-from securevfl.federation.countersign import epoch_point
-from securevfl.federation.countersign_over_star import SecondaryCountersigning
-from securevfl.federation.handshake import Joined, joined, own_epoch
-from securevfl.federation.keeping import keep_secondary
+from securevfl.federation.class_means.class_means_stage import SecondaryVoting, VotingKind
+from securevfl.federation.exchange import EpochMark
 from securevfl.federation.messages import Ready, RoundKind, TrainingRows
-from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.rounds import EpochMark
+from securevfl.federation.pretraining.pretraining_over_star import pretrain_as_secondary
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.federation.run_plan import RunPlan, plan_run
-from securevfl.federation.secondary import Secondary
-from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
-from securevfl.linkage.linked import LinkedSecondary
-from securevfl.linking.parties import link_as_secondary
-from securevfl.linking.protections.table import reveals_of
-from securevfl.pretraining.processes import pretrain_as_secondary
-from securevfl.runtime.countersigning import countersigner
-from securevfl.runtime.party_job import PartyLife, Rejoin
+from securevfl.federation.saving import keep_secondary
+from securevfl.federation.session.handshake import Joined, joined, own_epoch
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.chain import now
+from securevfl.ledger.countersigning import SecondaryCountersigning, epoch_point
+from securevfl.linkage.protections.protection_table import reveals_of
+from securevfl.linkage.spec import LinkedSecondary
+from securevfl.linkage.stage.parties import link_as_secondary
+from securevfl.runtime.party_job import PartyLife, RejoinDue, countersigner
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.transport.message import Message, MessageKind
 from securevfl.version import __version__
-from securevfl.voting.messages import VotingKind
-from securevfl.voting.processes import SecondaryVoting
 
 
-def run_secondary(life: PartyLife) -> Rejoin | None:
+def run_secondary(life: PartyLife) -> RejoinDue | None:
     """Run a secondary to the end, or to where all join another session.
 
     Raises:
@@ -224,7 +221,7 @@ def _serve(
     countersigning: SecondaryCountersigning,
     *,
     came_back: int,
-) -> Rejoin | None:
+) -> RejoinDue | None:
     """Answer the primary until it is done, or until all join another session."""
     keeper = EpochKeeper(secondary, life.files.checkpoints, came_back=came_back)
 
@@ -260,4 +257,4 @@ def _serve(
         ).serve()
     finally:
         masks.close()
-    return None if done else Rejoin(parties=())
+    return None if done else RejoinDue(parties=())

@@ -17,35 +17,37 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_covered_channels, require_enough_records
 from securevfl.core import files
+from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
-from securevfl.core.seeds import stream
 from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, last_common
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.fitted_top import require_top
-from securevfl.federation.keeping import keep_secondary
-from securevfl.federation.ledger_summary import lines_of_run
-from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.rounds import EpochMark
+from securevfl.federation.class_means.class_means_stage import vote_in_process
+from securevfl.federation.exchange import EpochMark
+from securevfl.federation.pretraining.pretraining_simulated import (
+    SimulatedParty,
+    pretrain_in_process,
+)
+from securevfl.federation.pretraining.pretraining_stage import write_pretraining
+from securevfl.federation.rounds.fitted_primary import require_top
+from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.linkage.linked import LinkedPrimary, LinkedSecondary
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.linking.protections.table import protection_of
-from securevfl.models.encodings import PositionsTaken
-from securevfl.pretraining.simulated import SimulatedParty, pretrain_in_process
-from securevfl.pretraining.stage import write_pretraining
-from securevfl.runtime.aligned_rows import tell_alignment
+from securevfl.federation.saving import keep_secondary
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.ledger import lines_of_run
+from securevfl.linkage.protections.protection_table import protection_of
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.layers import PositionsTaken
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import table_warnings
+from securevfl.runtime.preflight import table_warnings, tell_alignment
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_explanation, write_federation, write_figures
 from securevfl.runtime.trained_run import TrainedRun
-from securevfl.voting.in_process import vote_in_process
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -179,7 +181,7 @@ def simulate_federation(
     Args:
         config: The federation file.
         tables: Every party's table, by name.
-        run_folder: Gets the files that docs/architecture.md lists ("A run folder"), but no report.
+        run_folder: Gets the files that docs/run-folder.md lists, but no report.
         device: Where models and noise are computed.
         resume: Go on from the last epoch that was saved in ``run_folder``.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.

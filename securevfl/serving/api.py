@@ -17,15 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.models.alone.rule import Used
-from securevfl.runtime.finite_outputs import NotFiniteError
+from securevfl.federation.run_plan import PredictionBudget
+from securevfl.models.alone.choice import Used
+from securevfl.runtime.predicting import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
-from securevfl.serving.figures import Figures
-from securevfl.serving.guard import CUT_OFF, PREDICT, refused
-from securevfl.serving.rate import Rate
-from securevfl.serving.rows import BadRowsError, RowFormat, TooManyRowsError
+from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, refused
+from securevfl.serving.json_rows import BadRowsError, RowFormat, TooManyRowsError
+from securevfl.serving.prometheus import ServiceMetrics
 from securevfl.version import __version__
 
 RETRY_S: Final = 5
@@ -86,7 +85,7 @@ class Served:
     max_rows: int
 
 
-def make_app(served: Served, asker: Asker, figures: Figures, rate: Rate) -> FastAPI:
+def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) -> FastAPI:
     """Return the application; its life starts and ends the asker.
 
     Args:

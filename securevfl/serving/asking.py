@@ -21,8 +21,8 @@ from jaxtyping import Bool
 from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedError, SecureVflError
 from securevfl.core.progress import Observer, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.runtime.new_rows import NamedRows
+from securevfl.federation.run_plan import PredictionBudget
+from securevfl.runtime.predicting import NamedRows
 from securevfl.runtime.predictions import Predictions
 
 MOST_WAITING: Final = 256
@@ -34,7 +34,7 @@ _END_S: Final = 60.0
 
 
 @runtime_checkable
-class Session(Protocol):
+class PredictionSession(Protocol):
     """Parties that answer."""
 
     @property
@@ -74,7 +74,7 @@ class Listener(Protocol):
 class Model:
     """What is asked: a session when it is entered, again and again."""
 
-    open: Callable[[], AbstractContextManager[Session]]
+    open: Callable[[], AbstractContextManager[PredictionSession]]
     """Waits until all parties are there."""
     rows: Callable[[pd.DataFrame], NamedRows]
     """Reads rows as the model's schema says."""
@@ -176,7 +176,7 @@ class Asker:
             self._turn_away()
             self._ending.wait(_AGAIN_S)
 
-    def _answer_all(self, session: Session) -> None:
+    def _answer_all(self, session: PredictionSession) -> None:
         while True:
             asked = self._next()
             if asked:
@@ -209,7 +209,7 @@ class Asker:
         rows = sum(len(one.frame) for one in self._waiting)
         return rows >= self._most_rows or self._ending.is_set()
 
-    def _answer(self, session: Session, asked: Sequence[_Asked]) -> None:
+    def _answer(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
         began = self._clock()
         try:
             frame = pd.concat([one.frame for one in asked], ignore_index=True)
@@ -236,7 +236,7 @@ class Asker:
             one.answer.set_result(predictions.part(first, first + len(one.frame)))
             first += len(one.frame)
 
-    def _answer_one_by_one(self, session: Session, asked: Sequence[_Asked]) -> None:
+    def _answer_one_by_one(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
         for number, one in enumerate(asked, 1):
             try:
                 self._answer(session, [one])

@@ -1,4 +1,4 @@
-"""Guard before the application: token, size and time of a body; and the log of requests.
+"""Guard in front of the HTTP application: token, rate, size and time of a body, log of requests.
 
 Only a request for predictions that shows the token has its body read, and only a whole body goes
 on. The log has method, path, status and time. Paths that the server does not have, queries, headers
@@ -6,14 +6,143 @@ and bodies are never in it: they may hold what is nobody's business.
 """
 
 import asyncio
+import hashlib
+import hmac
+import math
+import os
+import secrets
+import stat
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from securevfl.serving.figures import Figures
-from securevfl.serving.token import Token
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.serving.prometheus import ServiceMetrics
+
+# The token that a client shows: from a file or a variable, never from a command line.
+
+VARIABLE: Final = "SECUREVFL_TOKEN"
+FILE: Final = "serve.token"
+
+_FEWEST: Final = 16
+_FRESH_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token's digest; the token itself is forgotten."""
+
+    digest: bytes
+    source: str
+    """Where it was found, to be told to the operator."""
+
+    def fits(self, authorization: bytes | None) -> bool:
+        """Return whether a header shows it, in a time that does not depend on how wrong it is.
+
+        Args:
+            authorization: The value of ``Authorization``; None without one.
+        """
+        scheme, _, shown = (authorization or b"").partition(b" ")
+        same = hmac.compare_digest(_digest(shown.strip()), self.digest)
+        return same and scheme.lower() == b"bearer"
+
+
+def token_of(path: Path | None, *, folder: Path) -> Token:
+    """Return the token that clients must show.
+
+    Args:
+        path: Its file; None takes the variable ``SECUREVFL_TOKEN`` and, without it, the file
+            ``serve.token`` in ``folder``, which is made if it is not there.
+        folder: The run's.
+
+    Raises:
+        ConfigError: If the file cannot be read, others can read it, or the token is too short.
+        StorageError: If a new one cannot be written.
+    """
+    if path is None and os.environ.get(VARIABLE):
+        return _checked(os.environ[VARIABLE], source=f"the variable {VARIABLE}")
+    place = folder / FILE if path is None else path
+    if path is None and not place.exists():
+        fresh = secrets.token_urlsafe(_FRESH_BYTES)
+        files.write_text(place, f"{fresh}\n")
+        return _checked(fresh, source=f"{place} (made now)")
+    try:
+        mode, text = place.stat().st_mode, place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {place}: cannot be read ({error})") from None
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"--token-file {place}: others can read it; run chmod 600 {place}")
+    return _checked(text.strip(), source=str(place))
+
+
+def _checked(text: str, *, source: str) -> Token:
+    if len(text) < _FEWEST or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError(
+            f"token of {source}: must be at least {_FEWEST} printable ASCII characters without "
+            f"spaces; 'openssl rand -hex 32' makes one"
+        )
+    return Token(_digest(text.encode()), source)
+
+
+def _digest(shown: bytes) -> bytes:
+    # Digests are equally long, whatever was shown.
+    return hashlib.sha256(shown).digest()
+
+
+# Rate of predictions: a bucket that fills with time, and that every predicted row takes from.
+
+
+class Rate:
+    """At most so many predictions a second, over all clients.
+
+    As many rows as a second allows, and always one, may come at once. A larger request is refused
+    for good: it would keep all other clients waiting for as long as its rows last.
+    """
+
+    def __init__(self, per_s: float | None, clock: Callable[[], float]) -> None:
+        """Make a full bucket.
+
+        Args:
+            per_s: Rows a second; None for no limit.
+            clock: Seconds.
+        """
+        self._per_s = math.inf if per_s is None else per_s
+        self._clock = clock
+        self._most = max(1.0, self._per_s)
+        self._allowed = self._most
+        self._filled = clock()
+
+    def most_rows(self, limit: int) -> int:
+        """Return how many rows one request may have.
+
+        Args:
+            limit: How many it may have at any rate.
+        """
+        return limit if self._most >= limit else int(self._most)
+
+    def wait_s(self, rows: int) -> float:
+        """Return how long rows must wait for their turn, and count them if they need not.
+
+        Args:
+            rows: Of one request, at most :meth:`most_rows`.
+        """
+        if math.isinf(self._per_s):
+            return 0.0
+        now = self._clock()
+        earned = (now - self._filled) * self._per_s
+        self._allowed, self._filled = min(self._most, self._allowed + earned), now
+        if self._allowed < rows:
+            return (rows - self._allowed) / self._per_s
+        self._allowed -= rows
+        return 0.0
+
+
+# Guard before the application: token, size and time of a body; and the log of requests.
 
 PREDICT: Final = "/predict"
 OPEN: Final = frozenset({"/health", "/ready"})
@@ -36,7 +165,7 @@ class Guard:
         *,
         token: Token | None,
         max_bytes: int,
-        figures: Figures,
+        figures: ServiceMetrics,
         log: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:

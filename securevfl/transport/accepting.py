@@ -16,8 +16,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing
 from securevfl.transport.failure import Failure, FailureKind
 from securevfl.transport.framing import FrameReader, encode

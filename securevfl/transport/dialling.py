@@ -6,13 +6,13 @@ import ssl
 import time
 from typing import Final
 
+from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import (
     AuthenticationError,
     PartyAbsentError,
     PartyLostError,
     ProtocolError,
 )
-from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, TransportLimits
 from securevfl.transport.failure import Failure, kind_of, public_reason
 from securevfl.transport.framing import SESSION_BYTES, FrameReader, encode

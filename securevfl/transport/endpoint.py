@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NoReturn, TypeVar
 
+from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.core.ranks import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.failure import Failure, FailureKind, kind_of, public_reason
 from securevfl.transport.framing import EncodedMessage

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from securevfl.core.checks import strict_json
 from securevfl.core.errors import ProtocolError
-from securevfl.core.strict_json import strict_json
 from securevfl.transport.message import DTYPES, Message, MessageKind, StarKind, kind_of
 
 SESSION_BYTES: Final = 16

@@ -64,8 +64,8 @@ PARTY = "import securevfl.cli.main, securevfl.cli.run, securevfl.runtime.party"
 # A step of a bottom model, as a secondary makes it in a training round.
 STEP = """
 import torch
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.updates import PlainLesson
+from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.rounds.updates import PlainLesson
 from securevfl.models.optimisers import build_optimizer
 
 layer = torch.nn.Linear(1, 1)
@@ -99,7 +99,7 @@ def test_a_simulation_needs_no_crypten() -> None:
     without = "import sys; sys.modules['crypten'] = None; sys.modules['grpc'] = None"
     simulated = "import securevfl.cli.run, securevfl.runtime.in_memory"
     loaded = loaded_by(f"{without}; {simulated}\n{STEP}")
-    assert "securevfl.federation.secondary" in loaded
+    assert "securevfl.federation.rounds.secondary" in loaded
     assert loaded & SELDOM_USED == set()
 
 

@@ -15,12 +15,11 @@ from rapidfuzz.distance import JaroWinkler as Scorer
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.linkage.links import LinkTable
+from securevfl.lab.links_alone import study_links
+from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
-from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
-from securevfl.linkage.topk import eligible_ids, nearest_by_block
-from securevfl.studies.links import study_links
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,7 +63,7 @@ class JaroWinkler(Metric):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/metrics/table.py.
+    # In the package, this is the line in linkage/metrics/metric_table.py.
     monkeypatch.setitem(METRICS, JaroWinkler.name, JaroWinkler())
 
 

@@ -13,21 +13,20 @@ from helpers.federations import save, write_federation
 from helpers.lines import SECRET, link_as_threads
 from helpers.linking import hidden_spec, text_table
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.protections.hashes import ByCodes
+from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.linkage.stage.parties import Linker
 from securevfl.linkage.text import joined_texts, normalise_text
-from securevfl.linkage.topk import eligible_ids, nearest_by_block
-from securevfl.linking.in_process import Linker
-from securevfl.linking.messages import LinkingKind
-from securevfl.linking.protections.bloom import ByCodes
-from securevfl.linking.protections.table import PROTECTIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,7 +79,7 @@ class SortedWords(ByCodes):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linking/protections/table.py.
+    # In the package, this is the line in linkage/protections/protection_table.py.
     monkeypatch.setitem(PROTECTIONS, SortedWords.name, SortedWords())
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, EncodingRangeError
 from securevfl.federation import run_plan
-from securevfl.federation.aggregation import AGGREGATIONS, MeanOfRows
+from securevfl.federation.rounds.cut import AGGREGATIONS, MeanOfRows
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.models.fet.family import FeTFamily
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 
@@ -36,7 +36,7 @@ class MeanOfLargest(MeanOfRows):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in federation/aggregation.py, and a method of a family.
+    # In the package, this is the line in federation/rounds/cut.py, and a method of a family.
     monkeypatch.setattr(run_plan, "AGGREGATIONS", {**AGGREGATIONS, "largest": MeanOfLargest})
     monkeypatch.setattr(FeTFamily, "aggregation", lambda *_arguments, **_settings: "largest")
 

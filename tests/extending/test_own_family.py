@@ -20,9 +20,9 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.privacy import Privacy
-from securevfl.models.installed import GROUP, load_family
+from securevfl.models.registry import GROUP, load_family
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PACKAGE = Path(__file__).with_name("family_package")
 MODEL = {"family": "average", "neighbours": 3, "hidden": 8}

@@ -13,9 +13,9 @@ from helpers.installed import install, register
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError
 from securevfl.core.progress import PretrainingIteration, ProgressEvent
-from securevfl.models.installed import GROUP
+from securevfl.models.registry import GROUP
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PRETRAINED = """
 import torch

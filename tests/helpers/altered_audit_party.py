@@ -5,9 +5,9 @@ from typing import Any
 
 from securevfl.config.parties import PartySettings
 from securevfl.federation.build import build_secondary
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.secondary import Secondary
-from securevfl.studies.audit import party, worlds
+from securevfl.lab.audit import audit_party, audit_worlds
 
 
 def build_without_noise(
@@ -21,5 +21,5 @@ def build_without_noise(
 
 
 if __name__ == "__main__":
-    vars(worlds)["build_secondary"] = build_without_noise
-    party.main(sys.argv[1:])
+    vars(audit_worlds)["build_secondary"] = build_without_noise
+    audit_party.main(sys.argv[1:])

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.dp.moments import Moments, noised_moments
+from securevfl.dp.class_sums import Moments, noised_moments
 from securevfl.dp.private_sgd import NoisedGradientSum
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
-from securevfl.federation.updates import GradientNoise
+from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.linkage.sampling import PoissonSampler
 
 _SEED: Final = 3

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.secondary import Secondary
 
 
 class SameForAllRows:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from securevfl.cli.main import main
-from securevfl.federation import handshake
-from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.kept_rows import KeptRows
+from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.released_rows import KeptRows
+from securevfl.federation.session import handshake
 
 KINDS = {kind.__name__: kind for kind in (KeptRelease, KeptRows)}
 

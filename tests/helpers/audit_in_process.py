@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 
 from securevfl.core.errors import EncodingRangeError
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import Exchange
-from securevfl.federation.secondary import Secondary
-from securevfl.studies.audit.report import AuditReport, report_of
-from securevfl.studies.audit.settings import RELEASES, AuditSettings, Release
-from securevfl.studies.audit.worlds import AuditStage
+from securevfl.federation.exchange import Exchange
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.lab.audit.audit_report import AuditReport, report_of
+from securevfl.lab.audit.audit_worlds import AuditStage
+from securevfl.lab.audit.settings import RELEASES, AuditSettings, Release
 
 
 def audit_in_process(

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from securevfl.linkage.blocking import BlockedKeys, blocked_keys
-from securevfl.linkage.metrics.levenshtein import TextKeys
-from securevfl.linkage.qgrams import QGramCandidates
-from securevfl.linkage.rules import BlockingRules, RuleCandidates
+from securevfl.linkage.blocking_rules import (
+    BlockedKeys,
+    BlockingRules,
+    RuleCandidates,
+    blocked_keys,
+)
+from securevfl.linkage.metrics.levenshtein import QGramCandidates, TextKeys
 from securevfl.linkage.text import joined_texts
 
 

@@ -18,13 +18,13 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.federation.build import build_secondary
-from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.federation.secondary import Secondary
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.runtime.tables import read_tables
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_tables import read_tables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

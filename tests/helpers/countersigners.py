@@ -5,9 +5,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import Countersigner, Occasion, OtherLedgers, Remembered
-from securevfl.federation.countersign_messages import Heads, Memories, Memory, SignedHead
+from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger.countersigning import (
+    Countersigner,
+    Heads,
+    Memories,
+    Memory,
+    Occasion,
+    OtherLedgers,
+    Remembered,
+    SignedHead,
+)
 from securevfl.transport.identity import Identity
 
 NAMES = ("agency", "bank", "rental")

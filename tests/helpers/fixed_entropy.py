@@ -8,13 +8,13 @@ from typing import Any
 
 import securevfl.dp.labels
 import securevfl.dp.ring_noise
-import securevfl.federation.iso_noise
+import securevfl.federation.rounds.cut
 import securevfl.linkage.sampling
 
 _MODULES = (
     securevfl.dp.labels,
     securevfl.dp.ring_noise,
-    securevfl.federation.iso_noise,
+    securevfl.federation.rounds.cut,
     securevfl.linkage.sampling,
 )
 

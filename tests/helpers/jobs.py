@@ -7,7 +7,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.runtime.party_job import PartyJob
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 
 
 def secondary_job(folder: Path, **runtime: object) -> PartyJob:

@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.kept_model import FOLDER, KeptModel, PrimaryPart
+from securevfl.federation.saved_model import FOLDER, KeptModel, PrimaryPart
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_folder import write_federation as write_file

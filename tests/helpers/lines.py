@@ -11,13 +11,13 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
+from securevfl.lab.audit.audit_votes import Wires as Unheard
+from securevfl.linkage.protections.protection import DataParty, LinkageHelper
+from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linking.kept_links import LinkCache
-from securevfl.linking.lines import Lines
-from securevfl.linking.protections.protection import DataParty, Helper
-from securevfl.linking.protections.table import protection_of
-from securevfl.studies.audit.wires import Wires as Unheard
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.transport.channels import Lines
 from securevfl.transport.message import Message
 
 SECRET = LinkageSecret(b"k" * 32)
@@ -117,6 +117,8 @@ def link_as_threads(
         lives[name] = lambda name=name: hides.link_as_secondary(party(name))
     for role in hides.helpers:
         name = spec.roles.helpers[role]
-        helper = Helper(spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)))
+        helper = LinkageHelper(
+            spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name))
+        )
         lives[name] = lambda role=role, helper=helper: hides.help_to_link(role, helper)
     return run_all(lives), wires

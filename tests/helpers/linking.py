@@ -9,9 +9,15 @@ import numpy.typing as npt
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.table import METRICS
+from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.sampling import RoundLinker
-from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, RowSplit
+from securevfl.linkage.spec import (
+    ChoiceSpec,
+    HidingSpec,
+    LinkRoles,
+    LinkSpec,
+    SplitSpec,
+)
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
@@ -34,7 +40,7 @@ def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
         hiding=HidingSpec(protection=protection, **hiding),
         choice=ChoiceSpec(neighbours=4, **choice),
         roles=LinkRoles(primary="agency", secondaries=("bank",)),
-        split=RowSplit(seed=3, validation_fraction=0.1, test_fraction=0.2),
+        split=SplitSpec(seed=3, validation_fraction=0.1, test_fraction=0.2),
     )
     return replace(spec, **changes)
 

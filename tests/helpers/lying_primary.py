@@ -29,8 +29,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import NoiseBuffer
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.handshake import require_own_run
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
 from securevfl.federation.messages import (
     Announcement,
     AverageRequest,
@@ -39,14 +38,15 @@ from securevfl.federation.messages import (
     Mean,
     RoundKind,
 )
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
-from securevfl.federation.secondary import Secondary
-from securevfl.federation.star_secondary import SecondaryServer
-from securevfl.linkage.linked import LinkedSecondary
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.runtime.tables import read_tables
+from securevfl.federation.session.handshake import require_own_run
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.spec import LinkedSecondary
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_tables import read_tables
 from securevfl.transport.message import Done, Message, MessageKind
 from securevfl.transport.star import SecondaryTransport
 

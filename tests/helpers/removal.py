@@ -21,19 +21,20 @@ from torch import Tensor
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
-from securevfl.dp import moments
+from securevfl.dp import class_sums
 from securevfl.dp.private_sgd import UNIT, NoisedGradientSum
 from securevfl.dp.ring_noise import RingNoise
-from securevfl.federation import build, fitting, updates
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import Purpose, RoundPlan
+from securevfl.federation import build
+from securevfl.federation.exchange import Purpose, RoundPlan
+from securevfl.federation.rounds import fitting, updates
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.federation.secondary import Secondary
+from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime.tables import read_tables
+from securevfl.runtime.run_tables import read_tables
 
 
 class Silent:
@@ -149,7 +150,7 @@ class World:
     def overheard(self) -> Iterator[None]:
         """Listen to every mechanism that what is done inside goes through."""
         said, before = self.said, self.before
-        fitted, noised = moments.noised_moments, updates.GradientNoise.noised
+        fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
 
         class Gradients(NoisedGradientSum):
             def __call__(self, gradients: Tensor) -> Tensor:
@@ -184,8 +185,8 @@ def exact_moments(records: np.ndarray, *, radius: float, noise_multiplier: float
         deviations.append(std)
         return np.zeros((size, size))
 
-    with mock.patch.object(moments, "symmetric_noise", silent):
-        found = moments.noised_moments(records, radius=radius, noise_multiplier=noise_multiplier)
+    with mock.patch.object(class_sums, "symmetric_noise", silent):
+        found = class_sums.noised_moments(records, radius=radius, noise_multiplier=noise_multiplier)
     bound = deviations[0] / noise_multiplier
     unit = 2.0 ** round(math.log2(bound / (1.25 * radius**2)) / 2)
     first = np.concatenate([[math.trunc(radius / 2 * unit)], found.mean * unit])

@@ -5,17 +5,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.aggregation import MeanOfRows
-from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.cut import Cut
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.release import Charge, Contribution
-from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.secondary import Secondary, SecondaryData
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds.cut import Cut, MeanOfRows
+from securevfl.federation.rounds.release import Charge, SecondaryRelease
+from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sources import FixedLinks
+from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
 
@@ -116,7 +115,7 @@ def make_secondary(
             primary_rows=ROWS,
         ),
         bottom,
-        Contribution(
+        SecondaryRelease(
             MeanOfRows(cut=Cut(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
             noise=None,
             ledger=ledger or NoCharge(),

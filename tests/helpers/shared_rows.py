@@ -8,14 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.records import OwnRecords
-from securevfl.federation.updates import GradientNoise
-from securevfl.federation.worker_group import WorkerGroup
-from securevfl.federation.workers import Workers
+from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers
+from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
+from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.launch.torchrun import started
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.optimisers import build_optimizer
 from securevfl.runtime.own_processes import help_party, leave_at_once, own_processes
 
@@ -57,7 +55,7 @@ def gradients(
 def compare(group: WorkerGroup) -> None:
     own, noise = records(), GradientNoise(clip_norm=0.1, noise_std=1.0)
     stream = DropoutStream(0, "bank", device=CPU)
-    spread = Workers(group, own, stream=stream, device=CPU, noise=noise, clip_norm=1.0)
+    spread = PartyWorkers(group, own, stream=stream, device=CPU, noise=noise, clip_norm=1.0)
     optimizer = build_optimizer("adamw", own.bottom.parameters(), learning_rate=0.1)
     for rows in (7, 8, 1, 7):
         given = links(rows)

@@ -12,12 +12,11 @@ import torch
 from helpers.ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.exchange_over_star import PrimaryWire
-from securevfl.federation.star_secondary import SecondaryWire
-from securevfl.mpc.codec import decode_sum, encode, quantise
+from securevfl.federation.rounds.over_star import PrimaryWire
+from securevfl.federation.rounds.star_secondary import SecondaryWire
+from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session

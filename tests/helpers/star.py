@@ -10,8 +10,7 @@ from typing import Any
 from helpers.patience import PATIENCE_S
 
 from securevfl.transport.connection import TransportLimits
-from securevfl.transport.identity import Identity
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import (
     PrimaryTransport,
     SecondaryTransport,

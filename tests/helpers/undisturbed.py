@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from securevfl.config.reading import read_federation
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def undisturbed(path: Path, out: Path) -> RunResult:

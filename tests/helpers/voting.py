@@ -11,8 +11,12 @@ from helpers.built import Built
 from helpers.federations import save, write_federation
 from helpers.lines import Wires, run_all
 
-from securevfl.federation.ballot import Ballot
-from securevfl.voting.processes import PrimaryVoting, SecondaryVoting, deal_for_votes
+from securevfl.federation.class_means.ballot import Ballot
+from securevfl.federation.class_means.class_means_stage import (
+    PrimaryVoting,
+    SecondaryVoting,
+    deal_for_votes,
+)
 
 CLASSES = 3
 BINS = CLASSES + 1

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.baseline_config import BaselineConfig
-from securevfl.models.baselines.fit import BaselineResult, fit_table
-from securevfl.models.baselines.tables import combined_inputs, solo_inputs
+from securevfl.models.baselines.fit import BaselineResult, combined_inputs, fit_table, solo_inputs
+from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.core.seeds import derive_seed
-from securevfl.data.builtin import load_builtin
-from securevfl.models.baselines.boosting import BoostingConfig, fit_boosting
+from securevfl.data.trial_tables import load_builtin
+from securevfl.lab.pooled_methods import BoostingConfig, fit_boosting
 from securevfl.models.tasks import TaskHead
 
 QUICK = BoostingConfig(iterations=15)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.models.directions import DirectionBottom, Projection, principal_projection
+from securevfl.models.frozen import DirectionBottom, Projection, principal_projection
 from securevfl.models.split import Bottom
 
 

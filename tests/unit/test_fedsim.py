@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedsim.explain import merge_importance
-from securevfl.models.fedsim.fedsim_config import FedSimConfig
-from securevfl.models.fedsim.gates import SimilarityModel, SortGate
-from securevfl.models.fedsim.merge import (
+from securevfl.models.fedsim.fedsim_top import (
     ConvolutionMerge,
+    FedSimTop,
     PerceptronMerge,
     ResidualMerge,
+    SimilarityModel,
+    SortGate,
+    merge_importance,
     merged_width,
 )
-from securevfl.models.fedsim.top import FedSimTop
-from securevfl.models.initial import initialise
-from securevfl.models.pair_settings import ManyLinksSettings
-from securevfl.models.pairs import PairModel
+from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.layers import initialise
+from securevfl.models.pairs import ManyLinksSettings, PairModel
 from securevfl.models.registry import FAMILIES
 
 B, K, H, F, D = 6, 8, 4, 3, 2

@@ -7,7 +7,7 @@ from torch import nn
 
 from securevfl.config.presets import preset
 from securevfl.models.fedsim.family import FedSimFamily
-from securevfl.models.fedsim.fedsim_config import FedSimConfig
+from securevfl.models.fedsim.settings import FedSimConfig
 
 ROWS, LINKS, FEATURES, KEYS, OUTPUTS = 3, 7, 4, 2, 2
 

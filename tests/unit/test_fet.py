@@ -9,15 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.embedding import fourier_positions
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.masking import DynamicMask, attention_bias
-from securevfl.models.fet.positions import FourierPositions
-from securevfl.models.fet.top import FeTTop
+from securevfl.models.fet.fet_bottom import (
+    DynamicMask,
+    FeTBottom,
+    FourierPositions,
+    attention_bias,
+    fourier_positions,
+)
+from securevfl.models.fet.fet_top import FeTTop
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.initial import initialise
+from securevfl.models.layers import initialise
 
 B, K, F, D = 5, 6, 3, 2
 SEQUENCE = FeTConfig(neighbours=K, hidden=16, heads=4, encoder_blocks=2, dropout=0.0)

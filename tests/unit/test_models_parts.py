@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.initial import initialise
-from securevfl.models.mlp import MLP
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import MLP, initialise
 from securevfl.models.optimisers import OPTIMIZERS, build_optimizer, uncompiled
 from securevfl.models.registry import FAMILIES, family_named
 from securevfl.models.split import Bottom, Top

@@ -31,8 +31,8 @@ from helpers.fixed_entropy import fixed_entropy
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FILE = Path(__file__).with_name("losses.json")
 

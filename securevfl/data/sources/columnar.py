@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.pieces import Pieces
+from securevfl.data.sources.settings import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa

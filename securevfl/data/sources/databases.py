@@ -16,9 +16,8 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.columnar import to_pandas
-from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import Reading
+from securevfl.data.sources.settings import Reading, Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa

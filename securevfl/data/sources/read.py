@@ -11,7 +11,6 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.columnar import COLUMNAR_SUFFIXES, read_columnar
-from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.databases import (
     DUCKDB_SUFFIXES,
     SQLITE_SUFFIXES,
@@ -19,15 +18,16 @@ from securevfl.data.sources.databases import (
     read_sqlite,
     read_url,
 )
-from securevfl.data.sources.opening import is_text_table
-from securevfl.data.sources.settings import AS_IT_IS, Reading
-from securevfl.data.sources.source_files import (
+from securevfl.data.sources.settings import (
+    AS_IT_IS,
     SOURCE_SUFFIX,
+    Reading,
+    Wanted,
     file_named,
     is_source_file,
     read_source,
 )
-from securevfl.data.sources.text_files import read_text_file
+from securevfl.data.sources.text_files import is_text_table, read_text_file
 
 EVERYTHING: Final = Wanted()
 """All columns, with all digits."""

@@ -1,10 +1,95 @@
-"""What a user says of a table's source: how a file is written, which query gives the rows."""
+"""Settings of a table's source: how a file is written, which query gives its rows."""
 
+import difflib
 import re
-from dataclasses import dataclass
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, Literal
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.files import MOST_OF_SETTINGS, read_text
+from securevfl.core.settings import read_settings
+
+# Which columns of a source are read.
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is read of a table's columns; others are never in memory."""
+
+    columns: Sequence[str] | None = None
+    """These alone, in this order; None: all that there are."""
+
+    if_there: Collection[str] = ()
+    """With ``columns``, these too, as far as they are there."""
+
+    exclude: Collection[str] = ()
+    """Without these, which must be there nevertheless."""
+
+    needed: Collection[str] = ()
+    """These must be there."""
+
+    expected: Collection[str] = ()
+    """By these the header of a text file is known, beside those that must be there."""
+
+    as_text: Collection[str] = ()
+    """Columns of a text file that keep their spelling ("0123" stays a text)."""
+
+    exact: Collection[str] | None = None
+    """Columns whose numbers keep float64 and int64; others become float32 features anyway. None:
+    all."""
+
+    words: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Words by column: a cell of a text file that is one is never empty, whatever it is called."""
+
+    def choose(self, names: Sequence[str], *, where: str) -> list[str]:
+        """Return the columns to read.
+
+        Args:
+            names: The table's columns.
+            where: What messages call the table.
+
+        Raises:
+            DataError: If two columns have one name, or one that must be there is not.
+        """
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise DataError(f"{where}: two columns are called {twice[0]!r}; rename one")
+        require_names(names, [*self.needed, *(self.columns or ()), *self.exclude], where=where)
+        if self.columns is not None:
+            known = set(names)
+            there = [name for name in self.if_there if name in known]
+            return list(dict.fromkeys([*self.columns, *there]))
+        excluded = set(self.exclude)
+        return [name for name in names if name not in excluded]
+
+    def chosen(self, columns: Sequence[str]) -> "Wanted":
+        """Return what is wanted of a source that gives the chosen columns alone."""
+        return replace(self, columns=columns, if_there=(), exclude=(), needed=())
+
+
+def require_names(names: Sequence[str], columns: Sequence[str], *, where: str) -> None:
+    """Check that all columns are there.
+
+    Raises:
+        DataError: Naming the first that is not, the nearest name, and those that there are.
+    """
+    known = set(names)
+    for column in columns:
+        if column not in known:
+            close = difflib.get_close_matches(column, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            shown = ", ".join(names[:_SHOWN]) + more
+            raise DataError(f"{where}: has no column {column!r}; {hint}It has {shown}")
+
+
+# What a user says of a table's source: how a file is written, which query gives the rows.
 
 NO_SEPARATOR: Final = frozenset('"\r\n0123456789+-.')
 """What can't separate cells, as cells begin with it."""
@@ -155,3 +240,53 @@ def _in_toml(value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
     return f'"{"".join(quotes.get(letter, letter) for letter in value)}"'
+
+
+# ``NAME.source.toml``: files of one party alone that say where its table lies.
+
+SOURCE_SUFFIX: Final = ".source.toml"
+"""Files that say where a table lies; each is its own party's alone."""
+
+
+def is_source_file(path: Path) -> bool:
+    """Whether a file says where a table lies, and is none itself."""
+    return path.name.endswith(SOURCE_SUFFIX)
+
+
+def read_source(path: Path, *, where: str) -> Source:
+    """Read a ``NAME.source.toml`` file.
+
+    Raises:
+        OSError: If there is no such file.
+        DataError: If it is no TOML, or a setting is wrong. Values are not shown.
+    """
+    try:
+        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        raise DataError(f"{where}: is not TOML: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: is nested too deeply to be settings") from None
+    try:
+        return read_settings(Source, table, where="source")
+    except ConfigError as error:
+        raise DataError(f"{where}: {str(error).removeprefix('source.')}") from None
+
+
+def file_behind(path: Path) -> Path:
+    """Return the file that holds a party's table: for most, the path itself.
+
+    A source file with an address of a database stands for its table itself.
+
+    Raises:
+        OSError: If there is no such source file.
+        DataError: As :func:`read_source`.
+    """
+    if not is_source_file(path):
+        return path
+    source = read_source(path, where=f"table {path}")
+    return path if source.file is None else file_named(path, source.file)
+
+
+def file_named(path: Path, file: str) -> Path:
+    """Return the file that a source file names; relative to its own folder, if it is relative."""
+    return path.parent / Path(file).expanduser()

@@ -1,23 +1,762 @@
-"""Read a file of separated cells, piece by piece."""
+"""Text files of separated cells: dialect, encoding and number format are recognised, then read.
 
+Nothing here decides between two readings of one cell: the user is asked in one line.
+"""
+
+import bz2
+import codecs
+import csv
+import gzip
 import io
+import lzma
 import re
+import unicodedata
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import charset_normalizer
+import numpy as np
 import pandas as pd
+from pandas._libs.parsers import STR_NA_VALUES
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.columns import Wanted
-from securevfl.data.sources.dialect import Dialect, dialect_of, empty_cells, recognised
-from securevfl.data.sources.encodings import no_such_encoding
-from securevfl.data.sources.opening import opened
 from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import Reading
-from securevfl.data.sources.written_numbers import read_numbers
+from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, written
+
+# Open a text file, compressed or not, and name what is no text file in one line.
+
+# Files of separated cells.
+_TEXT_SUFFIXES: Final = (".csv", ".tsv", ".tab", ".psv", ".txt", ".dat")
+
+# What files of other formats begin with, at which byte, and what they are called.
+_MAGICS: Final = (
+    (0, b"\x1f\x8b", "gzip", ".csv.gz"),
+    (0, b"BZh", "bzip2", ".csv.bz2"),
+    (0, b"\xfd7zXZ\x00", "xz", ".csv.xz"),
+    (0, b"\x28\xb5\x2f\xfd", "Zstandard", ".csv.zst"),
+    (0, b"PK\x03\x04", "a zip archive, or a workbook of a spreadsheet", None),
+    (0, b"\xd0\xcf\x11\xe0", "a workbook of a spreadsheet", None),
+    (0, b"PAR1", "Parquet", ".parquet"),
+    (0, b"ARROW1", "Arrow", ".arrow"),
+    (0, b"FEA1", "Feather", ".feather"),
+    (0, b"SQLite format 3\0", "an SQLite database", ".sqlite"),
+    (8, b"DUCK", "a DuckDB database", ".duckdb"),
+)
+
+
+def _zst(path: Path) -> Any:
+    import pyarrow as pa
+
+    # pandas needs one more package for these; pyarrow is there anyway.
+    return pa.input_stream(str(path), compression="zstd")
+
+
+def _member_of(archive: zipfile.ZipFile) -> str:
+    members = [
+        name
+        for name in archive.namelist()
+        if not name.endswith("/") and not name.startswith("__MACOSX/")
+    ]
+    if len(members) != 1:
+        raise OSError(f"the archive holds {len(members)} files instead of one table")
+    return members[0]
+
+
+_OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zst,
+}
+
+
+def is_text_table(path: Path) -> bool:
+    """Whether a file's name says that it holds separated cells, compressed or not."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".zip"]:
+        return True  # "bank.zip" may hold "bank.csv"; the other compressions keep no name
+    if suffixes and suffixes[-1] in _OPENERS:
+        suffixes.pop()
+    return bool(suffixes) and suffixes[-1] in _TEXT_SUFFIXES
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a file for reading its uncompressed bytes; its suffix names the compression.
+
+    Raises:
+        OSError: If there is no such file, or it is no such archive.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(path) as archive, archive.open(_member_of(archive)) as member:
+            yield member
+        return
+    opener = _OPENERS.get(suffix)
+    with path.open("rb") if opener is None else opener(path) as stream:
+        yield stream
+
+
+def require_text(head: bytes, *, where: str) -> None:
+    """Refuse what begins as a file of another format does.
+
+    Raises:
+        DataError: Naming the format, and the suffix that files of it have.
+    """
+    for start, magic, name, suffix in _MAGICS:
+        if head[start : start + len(magic)] == magic:
+            todo = f"call it {suffix}" if suffix else "save the table as CSV"
+            raise DataError(f"{where}: is {name}, not a text file; {todo}")
+
+
+# The encoding of a text file: recognised where only one reading is possible, else asked for.
+
+# In this order: the mark of UTF-32 begins with that of UTF-16.
+_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# Texts in the Latin alphabet without a mark of their encoding have NUL as every other byte.
+_LEAST_SHARE_OF_ZEROS: Final = 0.3
+# Of texts as short as names, rarer encodings are guessed as often as right ones.
+_COMMON: Final = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
+    *("koi8_r", "shift_jis", "gb18030", "big5", "euc_kr", "cp437", "cp850", "mac_roman"),
+)
+_WESTERN: Final = ("cp1252", "cp1250", "cp1254", "cp1257")
+_SHOWN_AROUND: Final = 30
+_GUESSED_FROM: Final = 1 << 18
+
+
+def recognised_encoding(head: bytes, *, where: str) -> str:
+    """Return the encoding that a file's first bytes tell: UTF-8, UTF-16 or UTF-32.
+
+    UTF-8 is only what it may be: bytes that are none may come further down, and fail there.
+
+    Raises:
+        DataError: If there are NUL bytes that no encoding explains.
+    """
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return encoding
+    if b"\0" not in head:
+        return "utf-8"
+    for encoding, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[0::2])):
+        others = head[0::2] if encoding == "utf-16-le" else head[1::2]
+        share = zeros.count(0) / max(1, len(zeros))
+        if share > _LEAST_SHARE_OF_ZEROS and b"\0" not in others:
+            return encoding
+    raise DataError(f"{where}: is not a text file, as it holds NUL bytes; save the table as CSV")
+
+
+def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
+    """Return the line for a file that is not in the encoding given or recognised.
+
+    It shows the first word that is none, as the likeliest encoding reads it, so that the reader can
+    tell whether that is the right one.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)()
+    line, before = 1, b""
+    with opened(path) as stream:
+        while block := stream.read(_GUESSED_FROM):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                # The decoder may have kept some bytes of the block before.
+                kept = error.object[: len(error.object) - len(block)]
+                content, start = error.object, error.start
+                line += block[: max(0, start - len(kept))].count(b"\n")
+                return _line(before + content, len(before) + start, line, encoding, where=where)
+            line += block.count(b"\n")
+            before = block[-_SHOWN_AROUND:]
+    return DataError(f"{where}: is not {encoding}")
+
+
+def _line(content: bytes, place: int, line: int, encoding: str, *, where: str) -> DataError:
+    found = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()} (line {line})"
+    if encoding not in ("utf-8", "utf-8-sig"):
+        return DataError(f"{found}; name another encoding, or leave reading.encoding out")
+    best = charset_normalizer.from_bytes(content, cp_isolation=list(_COMMON)).best()
+    guess = "windows-1252" if best is None else _usual_name(best.encoding)
+    around = content[max(0, place - _SHOWN_AROUND) : place + _SHOWN_AROUND].decode(
+        guess, errors="replace"
+    )
+    middle = len(content[max(0, place - _SHOWN_AROUND) : place].decode(guess, errors="replace"))
+    start = max((m.end() for m in re.finditer(r"\W", around[:middle])), default=0)
+    word = re.match(r"\w+", around[start:])
+    shown = f", which reads {word.group()!r}" if word else ""
+    return DataError(f"{found}; it may be {guess}{shown}: write {written(encoding=guess)}")
+
+
+def _usual_name(name: str) -> str:
+    # Western texts are alike in these; Windows-1252 is what programs write.
+    return "windows-1252" if name in _WESTERN else name.replace("_", "-")
+
+
+# Numbers as texts write them: decimal commas, marks between thousands, a sign of their unit.
+
+_SPACES: Final = " \u00a0\u202f"
+# A plain number, one with a decimal mark, and one with marks between its thousands.
+_WHOLE: Final = re.compile(r"[+-]?\d+")
+_DECIMAL: Final = re.compile(r"[+-]?\d*(?P<decimal>[.,])\d+(?:[eE][+-]?\d+)?")
+_GROUPED: Final = re.compile(
+    rf"[+-]?[1-9]\d{{0,2}}(?P<mark>[.,'_{_SPACES}])\d{{3}}(?:(?P=mark)\d{{3}})*"
+    r"(?:(?!(?P=mark))(?P<decimal>[.,])\d+)?"
+)
+_TRIED_FIRST: Final = 100
+_LONGEST: Final = 100
+_CURRENCIES: Final = "".join(
+    chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
+)
+# Minus signs are hyphens, or the sign that typesetters use.
+_SIGNED: Final = re.compile(
+    rf"(?P<minus>[+\-\u2212]?)[{_SPACES}]*(?:"
+    rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
+    rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
+)
+_WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}})")
+_BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
+
+
+def unsigned(cell: str) -> tuple[str, str]:
+    """Return a cell without the sign of its unit, and that sign; an empty one if it has none.
+
+    Signs are ``%`` and those of currencies, one a cell: ``"-$ 12"`` is ``("-12", "$")``.
+    """
+    text = cell.strip()
+    # Longer ones are no numbers, and would be tried at each of their blanks.
+    found = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        return text, ""
+    sign = found["before"] or found["after"]
+    number = f"{found['minus']}{found['amount'] or found['number']}".replace("\u2212", "-")
+    return (number, sign) if _is_plain(number) else (text, "")
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number in some way of writing."""
+    return _is_plain(unsigned(cell)[0])
+
+
+def unit_of(cells: Iterable[str]) -> str | None:
+    """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
+    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    units = {
+        match["unit"] if match is not None and _is_plain(match["number"]) else None
+        for match in found
+    }
+    return units.pop() if len(units) == 1 else None
+
+
+def is_bracketed(cell: str) -> bool:
+    """Whether a cell is a number in brackets, as accounts write what is below zero."""
+    text, _ = unsigned(cell)
+    found = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
+    return found is not None and is_number(found["number"])
+
+
+def _is_plain(text: str) -> bool:
+    return any(form.fullmatch(text) for form in (_WHOLE, _DECIMAL, _GROUPED))
+
+
+def has_decimal_comma(cells: Iterable[str]) -> bool:
+    """Whether all cells are numbers, and one of them only with a decimal comma."""
+    certain = False
+    for cell, _ in map(unsigned, cells):
+        if _WHOLE.fullmatch(cell):
+            continue
+        found = _DECIMAL.fullmatch(cell)
+        if found is None or found["decimal"] != ",":
+            return False
+        certain = certain or _GROUPED.fullmatch(cell) is None
+    return certain
+
+
+def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "pd.Series[Any]":
+    """Return a text column as numbers, where the reading says how to read all of its cells.
+
+    Args:
+        values: A column that could not be read as numbers; cells keep their spelling.
+        reading: The decimal mark and the mark between thousands, as far as they are known.
+        where: What messages call the column.
+
+    Returns:
+        The numbers, or such texts as ``"1200.5€"`` if all have one sign; or the column as it came,
+        if it is no column of numbers.
+
+    Raises:
+        DataError: If all cells are numbers in some way of writing that the reading does not cover.
+    """
+    texts = values.dropna()
+    if texts.empty or not all(map(is_number, texts.iloc[:_TRIED_FIRST])):
+        return values
+    if not all(map(is_number, texts)):
+        return values
+    parts = texts.map(unsigned)
+    signs = set(parts.str[1])
+    if len(signs) > 1:
+        return values  # what a column holds is said of it as a whole
+    if signs != {""}:
+        plain = parts.str[0].reindex(values.index).astype("str")
+        if not all(map(re.compile(_plain_form(reading)).fullmatch, parts.str[0])):
+            plain = read_numbers(plain, reading, where=where)
+        return _with_sign(plain, signs.pop(), reading)
+    stripped = texts.str.strip()
+    if reading.thousands is not None:
+        return _without_thousands(values, stripped, reading, where=where)
+    marked = [(row, cell) for row, cell in stripped.items() if not _WHOLE.fullmatch(cell)]
+    if marked:
+        raise DataError(f"{where}{_question(marked, reading)}")
+    return values
+
+
+def with_sign(number: float, sign: str) -> str:
+    """Return a number's text with the sign of its unit, as it is read again to the last bit."""
+    return f"{np.format_float_positional(number, trim='-')}{sign}"
+
+
+def _plain_form(reading: Reading) -> str:
+    mark = re.escape(reading.decimal or ".")
+    return rf"[+-]?(?:\d+(?:{mark}\d+)?|{mark}\d+)"
+
+
+def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Series[Any]":
+    if numbers.dtype == "str":
+        return numbers.str.replace(reading.decimal or ".", ".") + sign
+    texts = [with_sign(float(number), sign) for number in numbers.dropna()]
+    found = pd.Series(None, index=numbers.index, dtype="str")
+    found[numbers.notna()] = texts
+    return found
+
+
+def _without_thousands(
+    values: "pd.Series[Any]", stripped: "pd.Series[Any]", reading: Reading, *, where: str
+) -> "pd.Series[Any]":
+    assert reading.thousands is not None
+    marks = _SPACES if reading.thousands == " " else reading.thousands
+    decimal = reading.decimal or "."
+    form = re.compile(rf"[+-]?(?:\d{{1,3}}(?:[{marks}]\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?")
+    for row, cell in stripped.items():
+        if not form.fullmatch(cell):
+            raise DataError(
+                f"{where}, row {_count(row)}: {cell[:40]!r} is no number with the decimal mark "
+                f"{decimal!r} and {reading.thousands!r} between thousands"
+            )
+    plain = stripped.str.replace(rf"[{marks}]", "", regex=True).str.replace(decimal, ".")
+    numbers = pd.to_numeric(plain)
+    if pd.api.types.is_integer_dtype(numbers) and len(numbers) < len(values):
+        numbers = numbers.astype("Int64")
+    return numbers.reindex(values.index)
+
+
+def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
+    """Return what may be meant by cells that are no plain numbers, and what to write."""
+    row, cell = marked[0]
+    for place, text in marked:
+        found = _GROUPED.fullmatch(text)
+        if found is None or not (found["decimal"] or text.count(found["mark"]) > 1):
+            continue
+        mark = " " if found["mark"] in _SPACES else found["mark"]
+        decimal = found["decimal"] or ("." if mark == "," else ",")
+        ways = {"decimal": decimal} if mark in ".," or decimal == "," else {}
+        return (
+            f", row {_count(place)}: {text[:40]!r} has marks between thousands; "
+            f"write {written(**ways, thousands=mark)}"
+        )
+    for place, text in marked:
+        if _GROUPED.fullmatch(text):
+            continue
+        if reading.decimal is None and "," in text:
+            return (
+                f", row {_count(place)}: {text[:40]!r} has a decimal comma; "
+                f"write {written(decimal=',')}"
+            )
+        return (
+            f", row {_count(place)}: {text[:40]!r} is no number with the decimal mark "
+            f"{reading.decimal or '.'!r}; write all columns with one mark, or exclude this one"
+        )
+    found = _GROUPED.fullmatch(cell)
+    assert found is not None
+    mark = " " if found["mark"] in _SPACES else found["mark"]
+    if mark == "," and reading.decimal is None:
+        whole, fraction = cell.split(",")
+        return (
+            f", row {_count(row)}: {cell[:40]!r} may be {whole}.{fraction} or {whole}{fraction}; "
+            f"write {written(decimal=',')} for the first, "
+            f"{written(decimal='.', thousands=',')} for the second"
+        )
+    ways = {} if reading.decimal is None else {"decimal": reading.decimal}
+    return (
+        f", row {_count(row)}: {cell[:40]!r} may have a mark between thousands; "
+        f"if so, write {written(**ways, thousands=mark)}"
+    )
+
+
+def _count(row: Any) -> str:
+    return f"{int(row) + 1:,}"
+
+
+# How a text file is written: separator, encoding, decimal mark, header.
+
+_SEPARATORS: Final = (",", ";", "\t", "|")
+_OTHERS: Final = (" ", ":", "~", "^", "\x01")
+_NAMED_BY_SUFFIX: Final = {".tsv": "\t", ".tab": "\t", ".psv": "|"}
+_HEAD: Final = 1 << 18
+# Of a table of many columns, or of very long cells, more is read until so many lines are there.
+_LEAST_LINES: Final = 3
+_LONGEST_HEAD: Final = 1 << 26
+_SEP_LINE: Final = re.compile(r'"?sep=(?P<mark>.)"?', re.IGNORECASE)
+_SAMPLE: Final = 1000
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """How one text file is read."""
+
+    separator: str
+    decimal: str
+    encoding: str
+    skipped: int
+    """Lines before the header that are no part of the table."""
+    names: tuple[str, ...]
+    """Its columns, in the order of the file."""
+    skips_first: bool
+    """Whether the first line is the header, and no row."""
+    gaps: Mapping[str, str]
+    """Of columns that hold words in the first lines: a word among them that counts as empty."""
+    notice: str | None
+    """What was recognised that is not usual, and what says it for good."""
+
+
+def dialect_of(
+    path: Path, reading: Reading, *, where: str, needed: Collection[str], spelled: Collection[str]
+) -> Dialect:
+    """Recognise how a text file is written, from its first quarter of a mebibyte, or three lines.
+
+    Args:
+        path: The file.
+        reading: What its user says of it.
+        where: What messages call it.
+        needed: Columns that it should have; a line with all of them is its header.
+        spelled: Columns that are texts whatever they hold.
+
+    Raises:
+        DataError: If it is no text file, empty, or could be read in two ways; the line says what
+            to write.
+    """
+    head, whole = _head(path, lines=_LEAST_LINES + (reading.skip_lines or 0), where=where)
+    require_text(head, where=where)
+    encoding = reading.encoding or recognised_encoding(head, where=where)
+    # A mark at the beginning is no letter of the first name.
+    encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    try:
+        text = io.IncrementalNewlineDecoder(None, translate=True).decode(_decoded(head, encoding))
+    except UnicodeDecodeError:
+        raise no_such_encoding(path, encoding, where=where) from None
+    if "\0" in text:
+        raise DataError(f"{where}: is not a text file, as it holds NUL bytes; save it as CSV")
+    if not text.strip():
+        raise DataError(f"{where}: can't be read: is empty")
+    text, stated, skipped = _without_first_lines(text, reading, where=where)
+    separator = (
+        reading.separator
+        or stated
+        or _separator(text, whole, path, where=where, names=len(reading.header or ()))
+    )
+    rows = _rows(text, separator, whole=whole)
+    if not rows:
+        raise DataError(f"{where}: can't be read: has no line of cells; save it as CSV")
+    if reading.header is None:
+        _require_header_first(rows, _Lines(text, separator, skipped), needed, where=where)
+    names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
+    cells = rows[1:] if skips_first else rows
+    columns = {
+        name: [row[place] for row in cells if place < len(row) and row[place].strip()]
+        for place, name in enumerate(names)
+    }
+    decimal = reading.decimal
+    if decimal is None and reading.thousands is None:
+        numbers = (column for name, column in columns.items() if name not in spelled)
+        decimal = "," if any(map(has_decimal_comma, numbers)) else None
+    found = {
+        "separator": separator if not (reading.separator or stated or separator == ",") else None,
+        "decimal": decimal if reading.decimal is None else None,
+        "encoding": encoding if reading.encoding is None and "utf-8" not in encoding else None,
+    }
+    known = {name: value for name, value in found.items() if value is not None}
+    notice = f"{where}: recognised {_said(known)}; {written(**known)} says so for good"
+    return Dialect(
+        separator=separator,
+        decimal=decimal or ".",
+        encoding=encoding,
+        skipped=skipped,
+        names=names,
+        skips_first=skips_first,
+        gaps={} if reading.empty is not None else _gaps(columns),
+        notice=notice if known else None,
+    )
+
+
+def recognised(reading: Reading, dialect: Dialect) -> Reading:
+    """Return a reading with the decimal mark that was recognised."""
+    decimal = "," if dialect.decimal == "," else reading.decimal
+    return replace(reading, decimal=decimal)
+
+
+def empty_cells(reading: Reading) -> list[str]:
+    """Return which cells of a text file stand for no value."""
+    return sorted(STR_NA_VALUES) if reading.empty is None else list(reading.empty)
+
+
+def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = {}
+    for name, cells in columns.items():
+        empty = STR_NA_VALUES.intersection(cells)
+        # Among numbers and dates it is no word.
+        if empty and any(cell.strip()[0].isalpha() for cell in set(cells) - empty):
+            found[name] = min(empty)
+    return found
+
+
+def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:
+    """Return a file's first bytes, with so many lines if it has them, and whether that is all."""
+    with opened(path) as stream:
+        head, wanted = stream.read(_HEAD), _HEAD
+        while len(head) == wanted and max(head.count(b"\n"), head.count(b"\r")) < lines:
+            require_text(head, where=where)
+            if wanted >= _LONGEST_HEAD:
+                raise DataError(
+                    f"{where}: can't be read: its first {lines} lines are longer than "
+                    f"{_LONGEST_HEAD >> 20} MiB; save the table as CSV, one row a line"
+                )
+            head += stream.read(wanted)
+            wanted *= 2
+    return head, len(head) < wanted
+
+
+def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[str, str | None, int]:
+    """Return a text from its header on, the separator that it states, and how many lines go."""
+    skipped = reading.skip_lines or 0
+    lines = text.split("\n", skipped)
+    if len(lines) <= skipped or not lines[-1].strip():
+        raise DataError(
+            f"{where}: reading.skip_lines: leaves nothing of the file's {len(lines)} lines"
+        )
+    text = lines[-1]
+    first, _, rest = text.partition("\n")
+    found = _SEP_LINE.fullmatch(first.strip(" "))
+    if found is None or found["mark"] in NO_SEPARATOR or not rest.strip():
+        return text, None, skipped
+    return rest, found["mark"], skipped + 1
+
+
+def _decoded(head: bytes, encoding: str) -> str:
+    # The last letter may have been cut in two.
+    return codecs.getincrementaldecoder(encoding)().decode(head)
+
+
+def _rows(text: str, separator: str, *, whole: bool) -> list[list[str]]:
+    rows: list[list[str]] = []
+    try:
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+            if row:
+                rows.append(row)
+            if len(rows) > _SAMPLE:
+                return rows
+    except csv.Error:
+        pass  # a cell of more than 128 KiB; pandas says what it thinks of it
+    return rows if whole or len(rows) < 2 else rows[:-1]
+
+
+def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) -> str:
+    tables = {mark: _rows(text, mark, whole=whole) for mark in _SEPARATORS}
+    possible = {mark: rows for mark, rows in tables.items() if rows and len(rows[0]) > 1}
+    steady = {mark: rows for mark, rows in tables.items() if _usual_width(rows) > 1}
+    if steady and not steady.keys() & possible.keys():
+        possible = steady  # the first line is a title
+    if names:
+        fitting = {mark: rows for mark, rows in possible.items() if len(rows[0]) == names}
+        possible = fitting or possible
+    by_suffix = next((_NAMED_BY_SUFFIX[s] for s in path.suffixes if s in _NAMED_BY_SUFFIX), None)
+    if by_suffix in possible:
+        return by_suffix
+    if len(possible) <= 1:
+        return next(iter(possible), ",")
+    even = {
+        mark: rows
+        for mark, rows in possible.items()
+        if all(len(row) == len(rows[0]) for row in rows)
+    }
+    explained = [mark for mark in even if _explains(mark, even)]
+    if len(explained) == 1:
+        return explained[0]
+    marks = " or ".join(repr(mark) for mark in possible)
+    ways = " or ".join(written(separator=mark) for mark in possible)
+    raise DataError(f"{where}: its cells may be separated by {marks}; write {ways}")
+
+
+def _explains(mark: str, tables: dict[str, list[list[str]]]) -> bool:
+    """Whether a cell holds another possible separator only where it is a number's decimal mark."""
+    others = [other for other in tables if other != mark]
+    return all(
+        is_number(cell)
+        for row in tables[mark]
+        for cell in row
+        if any(other in cell for other in others)
+    )
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where in its file each row of a text lies."""
+
+    text: str
+    separator: str
+    skipped: int
+
+    def of_row(self, place: int) -> int:
+        """Return the number of the line on which a row begins, counted from 1."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.separator)
+        begins = 1
+        for row in reader:
+            if row and place == 0:
+                break
+            place -= bool(row)
+            begins = reader.line_num + 1
+        return begins + self.skipped
+
+    def first(self) -> str:
+        """Return the first line as it stands, for messages."""
+        line = next(filter(str.strip, self.text.split("\n")))
+        return line if len(line) <= _SHOWN else line[:_SHOWN] + "…"
+
+
+def _usual_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many cells more than half of the rows behind the first have; 0 if none do."""
+    widths = Counter(map(len, rows[1:]))
+    width, count = widths.most_common(1)[0] if widths else (0, 0)
+    return width if 2 * count > len(rows) - 1 else 0
+
+
+def _require_header_first(
+    rows: Sequence[Sequence[str]], lines: _Lines, needed: Collection[str], *, where: str
+) -> None:
+    """Refuse a file whose first line is a title, or a header that lacks names.
+
+    Raises:
+        DataError: Naming that line, and what to write.
+    """
+    names = set(needed)
+    for place, row in enumerate(rows[:_SHOWN] if names else ()):
+        if names <= {cell.strip() for cell in row}:
+            if place == 0:
+                break
+            before = lines.of_row(place) - 1
+            raise DataError(
+                f"{where}: can't be read: line {lines.of_row(0)}, {lines.first()!r}, is no "
+                f"header, and line {before + 1} is one; write {written(skip_lines=before)}"
+            )
+    width = _usual_width(rows)
+    if len(rows[0]) >= width:
+        return
+    place = next(place for place, row in enumerate(rows) if len(row) == width)
+    found = (
+        f"line {lines.of_row(0)}, {lines.first()!r}, has {_cells(rows[0])}, and most lines after "
+        f"it have {width}"
+    )
+    todo = f"give each of the {width} columns a name in the header"
+    if not any(map(is_number, rows[place])):
+        before = lines.of_row(place) - 1
+        todo = (
+            f"if line {before + 1} is the header, write {written(skip_lines=before)}; else {todo}"
+        )
+    raise DataError(f"{where}: can't be read: {found}; {todo}")
+
+
+def _cells(row: Sequence[str]) -> str:
+    return f"{len(row)} cell" + ("" if len(row) == 1 else "s")
+
+
+def _header(
+    rows: Sequence[Sequence[str]],
+    reading: Reading,
+    separator: str,
+    *,
+    where: str,
+    needed: Collection[str],
+) -> tuple[tuple[str, ...], bool]:
+    first = [cell.strip() for cell in rows[0]]
+    if reading.header is not None:
+        _require_names_for(first, reading.header, separator, where=where)
+        return reading.header, False
+    missing = not needed or not set(needed) <= set(first)
+    if missing:
+        _require_several(first, rows[0], separator, needed=needed, where=where)
+        if _is_row(first, rows[1:], any_number=bool(needed)):
+            shown = ", ".join(repr(cell[:12]) for cell in first[:4])
+            dots = ", …" if len(first) > 4 else ""
+            raise DataError(
+                f"{where}: seems to have no header, its first line being {shown}{dots}; write "
+                f"reading = {{ header = [...] }} with the names of its {len(first)} columns"
+            )
+    names = [cell or f"unnamed-{place}" for place, cell in enumerate(first, 1)]
+    return tuple(names), True
+
+
+def _require_names_for(
+    first: Sequence[str], names: tuple[str, ...], separator: str, *, where: str
+) -> None:
+    if len(first) != len(names):
+        raise DataError(
+            f"{where}: reading.header names {len(names)} columns, and its first line has "
+            f"{len(first)} cells separated by {separator!r}"
+        )
+    if tuple(first) == names:
+        raise DataError(f"{where}: begins with its header; leave reading.header out")
+
+
+def _require_several(
+    first: Sequence[str], raw: Sequence[str], separator: str, *, needed: Collection[str], where: str
+) -> None:
+    """Refuse a file that is one column by this separator, where another makes several of it."""
+    if len(first) > 1 or len(needed) < 1:
+        return
+    for other in (*_SEPARATORS, *_OTHERS):
+        if other != separator and other in raw[0].strip():
+            raise DataError(
+                f"{where}: is one column, {raw[0][:_SHOWN]!r}, if {separator!r} separates cells; "
+                f"write {written(separator=other)} if they are several"
+            )
+
+
+def _is_row(first: Sequence[str], others: Sequence[Sequence[str]], *, any_number: bool) -> bool:
+    numbers = [is_number(cell) for cell in first]
+    if any_number:
+        return any(numbers)
+    # Years are good names of columns; a header has no number above a column of them everywhere.
+    of_numbers = [
+        place
+        for place in range(len(first))
+        if others and all(is_number(row[place]) for row in others if place < len(row))
+    ]
+    return bool(of_numbers) and all(numbers[place] for place in of_numbers)
+
+
+def _said(known: dict[str, str]) -> str:
+    return " and ".join(f"the {name} {value!r}" for name, value in known.items())
+
+
+# Read a file of separated cells, piece by piece.
 
 _CELLS_OF_A_PIECE: Final = 1_000_000
 _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")

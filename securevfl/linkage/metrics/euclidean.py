@@ -17,9 +17,8 @@ import scipy  # its trees load when they are first named
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.links import LinkTable, empty_links
+from securevfl.linkage.links import LinkTable, eligible_ids, empty_links
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
-from securevfl.linkage.topk import eligible_ids
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
 _CHUNK_CELLS: Final = 2**19

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.links import LinkTable, fill_slots
+from securevfl.linkage.links import LinkTable, eligible_ids, fill_slots
 from securevfl.linkage.metrics.metric import (
     Columns,
     ComparedKeys,
@@ -24,7 +24,6 @@ from securevfl.linkage.metrics.metric import (
     Metric,
 )
 from securevfl.linkage.text import normalise_text, trimmed_text
-from securevfl.linkage.topk import eligible_ids
 
 _MISSING = -1
 

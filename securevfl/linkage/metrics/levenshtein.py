@@ -1,25 +1,283 @@
-"""The edits from one text to another: all key columns of a row are read as one text."""
+"""Nearest texts by edit distance, with candidates from shared q-grams.
 
-from collections.abc import Sequence
+Distances come from rapidfuzz, in blocks of rows. Memory: a block has at most :data:`_CHUNK_CELLS`
+distances (or one row of them) of one or two bytes, a byte each for selection, and 64 MiB for
+sorting what was selected: 112 MiB in all, beside the texts and the links.
+
+Two texts are candidates of one another if the cosine of their sets of q-grams reaches a threshold
+(exact, by a sparse product; nothing is hashed into bands that a pair may miss by chance).
+
+How many candidates a row has grows with the table, and with it the square of the time: texts of one
+language share q-grams whoever's they are. :mod:`securevfl.linkage.blocking_rules` is for large
+tables.
+
+Memory beside the texts and their q-grams: :data:`_CHUNK_CELLS` pairs (or one row of them) of about
+60 bytes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int64, UInt
 
-from securevfl.linkage.blocking import CandidatePairs, blocked_keys
-from securevfl.linkage.levenshtein import nearest_normal_texts, pair_edits
-from securevfl.linkage.links import LinkTable
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.linkage.blocking_rules import (
+    BlockingRules,
+    CandidatePairs,
+    Pairs,
+    RuleCandidates,
+    blocked_keys,
+)
+from securevfl.linkage.links import LinkTable, batches, eligible_ids, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, KeyMetric, Keys, KeySpec, Metric
-from securevfl.linkage.qgrams import QGramCandidates
-from securevfl.linkage.rules import BlockingRules, RuleCandidates
 from securevfl.linkage.text import checked_texts, joined_texts
+
+# Exact K nearest texts by Levenshtein distance: insertions, deletions and substitutions.
+
+_CHUNK_CELLS: Final = 2**24
+_LONGEST_FOR_ONE_BYTE: Final = 255
+
+
+def nearest_texts(
+    primary_texts: Sequence[str],
+    record_texts: Sequence[str],
+    k: int,
+    *,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link every primary row to the ``k`` records whose texts need the fewest edits.
+
+    Texts are compared as :func:`~securevfl.linkage.text.normalise_text` gives them.
+
+    Args:
+        primary_texts: One text a primary row; empty ones are allowed.
+        record_texts: One text a record.
+        k: Links a row, at most the number of records.
+        eligible: Records that may be linked (a round's sample); None allows all.
+        workers: Threads; -1 takes every core.
+
+    Returns:
+        Exact links, ascending by (distance, record number).
+
+    Raises:
+        ConfigError: If rapidfuzz is not installed, or an argument is out of range.
+        DataError: If a table is empty, a value is no text or too long, or ``k`` is too large.
+    """
+    return nearest_normal_texts(
+        checked_texts(primary_texts, whose="the primary"),
+        checked_texts(record_texts, whose="the secondary"),
+        k,
+        eligible=eligible,
+        workers=workers,
+    )
+
+
+def nearest_normal_texts(
+    rows: Sequence[str],
+    records: Sequence[str],
+    k: int,
+    *,
+    eligible: Bool[np.ndarray, " records"] | None = None,
+    workers: int = 1,
+) -> LinkTable:
+    """Link texts that are in normal form already; see :func:`nearest_texts`."""
+    ids = eligible_ids(len(records), k, eligible)
+    # Rows with one text have one answer, so each text is compared once.
+    different = sorted(set(rows))
+    position = {text: number for number, text in enumerate(different)}
+    chosen = [records[record] for record in ids]
+
+    def block(start: int, end: int) -> UInt[np.ndarray, "chunk records"]:
+        return edit_distances(different[start:end], chosen, workers=workers)
+
+    links = nearest_by_block(block, rows=len(different), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+    return links.take(np.array([position[text] for text in rows], dtype=np.int64))
+
+
+def edit_distances(
+    rows: Sequence[str], records: Sequence[str], *, workers: int = 1
+) -> UInt[np.ndarray, "rows records"]:
+    """Return the Levenshtein distance of every pair, in the fewest bytes that hold it.
+
+    Raises:
+        ConfigError: If rapidfuzz is not installed.
+    """
+    process, distance = _rapidfuzz()
+    longest = max(max(map(len, rows), default=0), max(map(len, records), default=0))
+    dtype = np.uint8 if longest <= _LONGEST_FOR_ONE_BYTE else np.uint16
+    found: np.ndarray = process.cdist(
+        rows, records, scorer=distance.Levenshtein.distance, dtype=dtype, workers=workers
+    )
+    return found
+
+
+def pair_edits(
+    rows: Sequence[str], records: Sequence[str], *, workers: int = 1
+) -> UInt[np.ndarray, " pairs"]:
+    """Return the Levenshtein distance of each row to the record at its place.
+
+    Raises:
+        ConfigError: If rapidfuzz is not installed.
+    """
+    process, distance = _rapidfuzz()
+    found: np.ndarray = process.cpdist(
+        rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16, workers=workers
+    )
+    return found
+
+
+def _rapidfuzz() -> tuple[Any, Any]:
+    try:
+        from rapidfuzz import distance, process
+    except ImportError:
+        raise ConfigError(
+            "linkage.metric: levenshtein needs the package rapidfuzz; pip install rapidfuzz"
+        ) from None
+    return process, distance
+
+
+# Candidates among texts by the q-grams that they share: no columns or rules are needed.
+
+_GRAM_CELLS: Final = 2**21
+# Different q-grams that meet in one column only make a few pairs more candidates.
+_COLUMNS: Final = 2**20
+# No blanks, as the vectoriser takes a run of them for one.
+_START, _END = "\x02", "\x03"
+_Q: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grams:
+    """Texts, and which q-grams each has: a sparse matrix of zeros and ones."""
+
+    texts: Sequence[str]
+    matrix: Any
+    count: Float64[np.ndarray, " rows"]
+
+    @cached_property
+    def by_gram(self) -> Any:
+        """The transposed matrix, kept because rows are often linked part by part."""
+        return self.matrix.T.tocsr()
+
+    @classmethod
+    def of(cls, texts: Sequence[str], q: int) -> "Grams":
+        """Take normalised texts apart into q-grams of ``q`` letters."""
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        vectors = HashingVectorizer(
+            analyzer="char",
+            ngram_range=(q, q),
+            n_features=_COLUMNS,
+            lowercase=False,
+            binary=True,
+            norm=None,
+            alternate_sign=False,
+            dtype=np.float32,
+        )
+        # Signs at both ends give the first and the last letters q-grams of their own.
+        width = max(q - 1, 1)
+        matrix = vectors.transform(f"{_START * width}{text}{_END * width}" for text in texts)
+        count = np.asarray(matrix.sum(axis=1), dtype=np.float64).ravel()
+        return cls(texts=texts, matrix=matrix, count=count)
+
+    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "Grams":
+        """Return the chosen texts."""
+        return Grams(
+            texts=[self.texts[row] for row in rows],
+            matrix=self.matrix[rows],
+            count=self.count[rows],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QGramCandidates:
+    """Pairs of texts whose sets of q-grams have at least some cosine."""
+
+    primary: Grams
+    """The primary's texts."""
+
+    records: Grams
+    """The secondary's."""
+
+    least_overlap: float
+    """Least cosine, in (0, 1): less of it compares and finds more."""
+
+    def __post_init__(self) -> None:
+        checks.open_unit(least_overlap=self.least_overlap)
+
+    @classmethod
+    def of(
+        cls, primary: Sequence[str], records: Sequence[str], *, least_overlap: float, q: int = _Q
+    ) -> "QGramCandidates":
+        """Take normalised texts apart.
+
+        Args:
+            primary: One text a primary row.
+            records: One text a record.
+            least_overlap: Least cosine, in (0, 1).
+            q: Letters of a q-gram, >= 1; longer ones are shared by fewer texts.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        checks.at_least(1, q=q)
+        return cls(
+            primary=Grams.of(primary, q),
+            records=Grams.of(records, q),
+            least_overlap=least_overlap,
+        )
+
+    def pairs(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        eligible: Bool[np.ndarray, " records"] | None,
+    ) -> Iterator[Pairs]:
+        """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
+        mine = self.primary if rows is None else self.primary.take(rows)
+        theirs, ids = self.records, None
+        if eligible is not None:
+            ids = np.flatnonzero(eligible)
+            theirs = self.records.take(ids)
+        if not len(theirs.texts):
+            return
+        texts_with = np.diff(theirs.by_gram.indptr).astype(np.float64)
+        # A row has at most as many pairs as its q-grams have texts.
+        most_pairs = np.asarray(mine.matrix @ texts_with).astype(np.int64)
+        for start, end in batches(most_pairs, _GRAM_CELLS):
+            common = (mine.matrix[start:end] @ theirs.by_gram).tocoo()
+            # Counts are whole numbers, so this is the same whichever party's text comes first.
+            sizes = mine.count[start + common.row] * theirs.count[common.col]
+            near = common.data >= self.least_overlap * np.sqrt(sizes)
+            record = common.col[near].astype(np.int64)
+            yield Pairs(
+                start=start,
+                end=end,
+                row=common.row[near].astype(np.int64),
+                record=record if ids is None else ids[record],
+            )
+
+    def swapped(self) -> "QGramCandidates":
+        """Exchange the parties' roles."""
+        return QGramCandidates(
+            primary=self.records, records=self.primary, least_overlap=self.least_overlap
+        )
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return nothing more."""
+        return {}
+
+
+# The edits from one text to another: all key columns of a row are read as one text.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextKeys(ComparedKeys):
-    """One text a row; see :mod:`securevfl.linkage.levenshtein`."""
+    """One text a row; see :mod:`securevfl.linkage.metrics.levenshtein`."""
 
     primary: Sequence[str]
     """The primary's texts."""
@@ -37,7 +295,7 @@ class TextKeys(ComparedKeys):
         *,
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link as :func:`~securevfl.linkage.levenshtein.nearest_texts` does."""
+        """Link as :func:`~securevfl.linkage.metrics.levenshtein.nearest_texts` does."""
         texts = self.normal_primary
         if rows is not None:
             texts = [texts[row] for row in rows]

@@ -1,4 +1,6 @@
-"""What a metric is: how keys are compared, and two parties' keys that are compared so.
+"""Interface of a metric: how keys are compared, and keys in quantised units.
+
+All dimensions share one step, so that the distance of quantised keys is the Euclidean one, rounded.
 
 Caps, samples and quality figures are written against :class:`KeyMetric`, so each of them works with
 coordinates, texts, mixed fields and encoded keys alike.
@@ -8,16 +10,74 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.quantised import KeyRange
-from securevfl.linkage.spelling import Spelling
+from securevfl.linkage.text import Spelling
+
+# Numeric keys as whole numbers of 16 bits, as cryptographic linkage needs them.
+
+LARGEST_UNIT: Final = 2**16 - 1
+"""Quantised keys lie in 0 to this."""
+
+# Squared distances then stay below 2^53, and float64 holds them exactly.
+_MOST_DIMENSIONS: Final = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyRange:
+    """The range of each key dimension that the parties agreed on."""
+
+    low: tuple[float, ...]
+    """Smallest value of each dimension."""
+
+    high: tuple[float, ...]
+    """Largest value of each dimension, above ``low``."""
+
+    def __post_init__(self) -> None:
+        if len(self.low) != len(self.high) or not 1 <= len(self.low) <= _MOST_DIMENSIONS:
+            raise ConfigError("low and high must have one value for each key dimension")
+        for low, high in zip(self.low, self.high, strict=True):
+            if not -np.inf < low < high < np.inf:
+                raise ConfigError(f"low and high must be finite and ascend: {low}, {high}")
+
+    @property
+    def step(self) -> float:
+        """Width of a unit, in the keys' unit: the widest dimension takes all 16 bits."""
+        widths = np.subtract(self.high, self.low)
+        return float(widths.max()) / LARGEST_UNIT
+
+    def quantise(
+        self, keys: Float64[np.ndarray, "rows key_dim"], *, whose: str = "a party"
+    ) -> Int64[np.ndarray, "rows key_dim"]:
+        """Round keys to units; distances change by at most sqrt(key_dim) steps.
+
+        Raises:
+            DataError: If keys have another dimension, or one leaves its range (NaN does).
+        """
+        if keys.shape[1] != len(self.low):
+            raise DataError(
+                f"keys of {whose}: have {keys.shape[1]} dimensions, the agreed range "
+                f"{len(self.low)}"
+            )
+        outside = ~((keys >= self.low) & (keys <= self.high))
+        if outside.any():
+            row, axis = (int(found[0]) for found in np.nonzero(outside))
+            raise DataError(
+                f"keys of {whose}: row {row + 1}, dimension {axis + 1} is {keys[row, axis]}, "
+                f"outside the agreed range [{self.low[axis]}, {self.high[axis]}]; "
+                f"agree on a wider one"
+            )
+        units = np.rint((keys - np.array(self.low)) / self.step)
+        return np.minimum(units, LARGEST_UNIT).astype(np.int64)
+
+
+# What a metric is: how keys are compared, and two parties' keys that are compared so.
 
 KeyKind = Literal["text", "number"]
 Own = TypeVar("Own", bound="ComparedKeys")
@@ -247,7 +307,7 @@ class KeySpec:
 
     blocking: float | tuple[str, ...] | None = None
     """Cosine of the q-grams of two texts from which on they are compared, or rules of which a pair
-    must keep one (:mod:`securevfl.linkage.rules`); None compares all."""
+    must keep one (:mod:`securevfl.linkage.blocking_rules`); None compares all."""
 
     fold: bool = False
     """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""

@@ -4,7 +4,7 @@ For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fiel
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
 come nearer by telling less. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
 three times as much for one field's similarities, beside what selection takes
-(:func:`~securevfl.linkage.topk.nearest_in_block`).
+(:func:`~securevfl.linkage.links.nearest_in_block`).
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking import blocked_keys
-from securevfl.linkage.levenshtein import edit_distances, pair_edits
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates, blocked_keys
+from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
+from securevfl.linkage.metrics.levenshtein import edit_distances, pair_edits
 from securevfl.linkage.metrics.metric import (
     Columns,
     ComparedKeys,
@@ -28,9 +28,7 @@ from securevfl.linkage.metrics.metric import (
     KeySpec,
     Metric,
 )
-from securevfl.linkage.rules import BlockingRules, RuleCandidates
 from securevfl.linkage.text import present_texts
-from securevfl.linkage.topk import eligible_ids, nearest_by_block
 
 _CHUNK_CELLS: Final = 2**21
 

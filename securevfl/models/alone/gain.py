@@ -14,10 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
-from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone
-from securevfl.models.alone.margins import OwnInputs
-from securevfl.models.alone.rule import Used
-from securevfl.models.bootstrap import (
+from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, OwnInputs, Used
+from securevfl.models.task_metrics import (
     LEVEL,
     Interval,
     Resampled,
@@ -26,8 +24,7 @@ from securevfl.models.bootstrap import (
     resampled_metrics,
     resamples_for,
 )
-from securevfl.models.tasks import Metrics, TaskHead, on_cpu
-from securevfl.models.threshold import as_logit
+from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
 Outcome = Literal["better", "unclear", "worse"]
 """Where the interval of a gain lies: above zero, around it, below it."""

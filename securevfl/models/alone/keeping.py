@@ -12,12 +12,10 @@ import safetensors.torch
 import torch
 
 from securevfl.core import checks
-from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import AverageModel, Model
-from securevfl.models.alone.margins import MarginModel
-from securevfl.models.alone.network import NetworkModel
-from securevfl.models.mlp import MLP
+from securevfl.core.files import require_unpackable
+from securevfl.models.alone.choice import AverageModel, MarginModel, Model, NetworkModel
+from securevfl.models.layers import MLP
 from securevfl.models.tasks import TaskHead
 
 _TRUSTED: Final = (

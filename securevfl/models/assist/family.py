@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.assist.assist_config import AssistConfig
 from securevfl.models.assist.halves import AssistBottom, AssistTop
+from securevfl.models.assist.settings import AssistConfig
 from securevfl.models.family import Family
 
 

@@ -1,18 +1,69 @@
-"""Train a perceptron on one table: solo and combine differ in their inputs alone."""
+"""Baselines on one table: tables joined or alone, and a perceptron trained on them.
 
+Solo is the primary alone: its features, and its keys where they are inputs. Combine is the
+ceiling: the features of all parties, joined by the true match of every row, which exists only
+where the truth is known.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.core.seeds import derive_seed
-from securevfl.models.baselines.baseline_config import BaselineConfig
-from securevfl.models.initial import initialise
-from securevfl.models.mlp import MLP
+from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.layers import MLP, initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import Metrics, TaskHead
+
+# Inputs of the one-table baselines.
+
+
+def solo_inputs(
+    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
+) -> Float[Tensor, "rows inputs"]:
+    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
+    if keys is None:
+        return features
+    return torch.cat([features, keys.to(features.dtype)], dim=1)
+
+
+def combined_inputs(
+    primary: Float[Tensor, "rows inputs"],
+    secondaries: Sequence[Float[Tensor, "_ _"]],
+    matches: Sequence[Int[Tensor, " _"]],
+) -> Float[Tensor, "rows all_inputs"]:
+    """Join the true match of every row at every secondary to the primary's own inputs.
+
+    Args:
+        primary: What :func:`solo_inputs` returns.
+        secondaries: Each secondary's features, its own rows in its own order.
+        matches: For each secondary, the number of the record that truly belongs to each row.
+
+    Raises:
+        DataError: If a match points outside its table, or their numbers differ.
+    """
+    if len(secondaries) != len(matches):
+        raise DataError(f"combine: {len(secondaries)} tables but {len(matches)} lists of matches")
+    columns = [primary]
+    for number, (features, match) in enumerate(zip(secondaries, matches, strict=True), 1):
+        if len(match) != len(primary):
+            raise DataError(
+                f"combine: secondary {number} has {len(match)} matches for {len(primary)} rows"
+            )
+        if not bool(((match >= 0) & (match < len(features))).all()):
+            raise DataError(
+                f"combine: secondary {number} has no true match for some rows; "
+                f"combine needs one for every row"
+            )
+        columns.append(features[match].to(primary.dtype))
+    return torch.cat(columns, dim=1)
+
+
+# Train a perceptron on one table: solo and combine differ in their inputs alone.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +98,7 @@ def fit_table(
     """Train with early stopping on the validation rows; test rows are read once, at the end.
 
     Args:
-        inputs: One table, float32; see :mod:`securevfl.models.baselines.tables`.
+        inputs: One table, float32; see :mod:`securevfl.models.baselines.fit`.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.

@@ -7,16 +7,21 @@ from typing import Any, Final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.baselines.linked_config import (
+from securevfl.models.baselines.settings import (
     AvgSimConfig,
     ExactConfig,
     FeatureSimConfig,
     Top1SimConfig,
 )
-from securevfl.models.mean_similarities import mean_similarities
-from securevfl.models.pair_settings import PAPER_TRAINING, PairSettings
-from securevfl.models.pairs import L, PairFamily, PairModel
-from securevfl.models.preset import Preset
+from securevfl.models.family import Preset
+from securevfl.models.pairs import (
+    PAPER_TRAINING,
+    L,
+    PairFamily,
+    PairModel,
+    PairSettings,
+    mean_similarities,
+)
 
 
 class AverageTop(nn.Module):

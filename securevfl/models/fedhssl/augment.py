@@ -1,4 +1,4 @@
-"""Augmentations of tables: a view of each row with some of its features replaced.
+"""Augmentations of tables and of images, for self-supervised pretraining.
 
 An augmentation is called with a batch and a generator, and returns a new batch. It draws on the
 generator's device, so that one seed gives one view on any device.
@@ -6,14 +6,88 @@ generator's device, so that one seed gives one view on any device.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from securevfl.core import checks
-from securevfl.models.fedhssl.columns import CategoricalColumn, continuous_places
+from securevfl.core.errors import ConfigError
+
+# Categorical columns of a party's features, as embeddings and augmentations see them.
+
+
+@dataclass(frozen=True, slots=True)
+class CategoricalColumn:
+    """One categorical variable among a table's feature columns.
+
+    It is stored either as one column of whole numbers from 0 (few bytes for large vocabularies),
+    or as one 0/1 column a category, which may be scaled: the largest one says which it is. A code
+    of ``categories`` stands for "replaced", which no record holds; columns that are all equal do
+    where there is one column a category.
+    """
+
+    places: tuple[int, ...]
+    """Feature columns that hold it: one, or as many as there are categories."""
+
+    categories: int
+    """Different values."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, categories=self.categories)
+        if not self.places or len(self.places) not in (1, self.categories):
+            raise ConfigError(
+                f"places must be one column or one for each of {self.categories} categories, "
+                f"got {len(self.places)}"
+            )
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether there is one column a category."""
+        return len(self.places) > 1
+
+    def codes(self, features: Float[Tensor, "rows features"]) -> Int[Tensor, " rows"]:
+        """Return each row's category number; what lies outside the vocabulary is "replaced"."""
+        if self.one_hot:
+            own = features[:, list(self.places)]
+            chosen = own.argmax(dim=1)
+            replaced = own.amin(dim=1) == own.amax(dim=1)
+        else:
+            chosen = features[:, self.places[0]].round().long()
+            replaced = (chosen < 0) | (chosen >= self.categories)
+        return torch.where(replaced, self.categories, chosen)
+
+
+def one_hot_columns(feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
+    """Return the categorical columns of a table whose one-hot columns are called ``name=value``.
+
+    A name with one such column alone stays a number: one 0/1 column says all there is to say.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(feature_names):
+        if "=" in name:
+            places.setdefault(name.split("=", 1)[0], []).append(place)
+    return tuple(CategoricalColumn(tuple(own), len(own)) for own in places.values() if len(own) > 1)
+
+
+def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -> tuple[int, ...]:
+    """Return the feature columns that belong to no categorical one.
+
+    Raises:
+        ConfigError: If a column is out of range, or belongs to two categorical ones.
+    """
+    taken = [place for column in columns for place in column.places]
+    if len(set(taken)) < len(taken):
+        raise ConfigError("columns: a feature column belongs to two categorical ones")
+    if not all(0 <= place < num_features for place in taken):
+        raise ConfigError(f"columns: must lie in 0 to {num_features - 1}")
+    return tuple(sorted(set(range(num_features)) - set(taken)))
+
+
+# Augmentations of tables: a view of each row with some of its features replaced.
 
 
 @runtime_checkable
@@ -111,3 +185,173 @@ def _choose(
     """Draw ``number`` different ones of ``available`` for each row."""
     order = torch.rand(rows, available, generator=generator, device=generator.device)
     return order.topk(number, dim=1, sorted=False).indices
+
+
+# Augmentations of images that are held as rows of pixels: SimSiam's set, on tensors.
+
+_GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601 luma
+_TAPS = 6  # pixels on either side of a blurred one: three of the largest deviation
+
+Images = Float[Tensor, "rows channels height width"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AugmentedImages:
+    """Crop, flip, colour jitter, grey and blur, drawn for each image by itself.
+
+    Each view is a random crop, resized to the whole; then, each with its probability, mirrored;
+    jittered in brightness, contrast, saturation and hue; turned grey; blurred. Images of other than
+    three channels have no colours: saturation, hue and grey leave them alone.
+
+    References:
+        [SimSiam] Appendix A gives the set and its numbers, which are the defaults. FedHSSL's
+        section V-A follows it; its published code crops to 30 % at least, jitters by 0.3 and never
+        turns grey.
+
+    Differs from [SimSiam]: jitter is applied in one order, not in a random one, crops are resized
+    without a low-pass filter, and a blur reaches six pixels, three deviations of the widest.
+    """
+
+    image: tuple[int, ...]
+    """Channels, height and width; a row holds the pixels in that order."""
+
+    low: float = 0.0
+    """What a black pixel is in the batches."""
+
+    high: float = 1.0
+    """What a full pixel is in the batches."""
+
+    smallest_crop: float = 0.2
+    """Least share of the area that a crop keeps."""
+
+    flip: float = 0.5
+    """Probability that an image is mirrored left to right."""
+
+    jitter: float = 0.8
+    """Probability that colours are jittered."""
+
+    brightness: float = 0.4
+    """Brightness, contrast and saturation are scaled by up to 1 plus or minus this."""
+
+    hue: float = 0.1
+    """Largest turn of the hue, as a share of the circle."""
+
+    grey: float = 0.2
+    """Probability that an image turns grey."""
+
+    blur: float = 0.5
+    """Probability that an image is blurred, with a deviation of 0.1 to 2 pixels."""
+
+    def __post_init__(self) -> None:
+        if len(self.image) != 3 or min(self.image) < 1:
+            raise ConfigError(f"image must be (channels, height, width), got {self.image}")
+        if not self.low < self.high:
+            raise ConfigError(f"low must be below high, got {self.low} and {self.high}")
+        checks.rate(smallest_crop=self.smallest_crop)
+        for name in ("flip", "jitter", "grey", "blur", "brightness", "hue"):
+            value = getattr(self, name)
+            checks.non_negative(**{name: value})
+            checks.at_least(0, **{f"1 - {name}": 1 - value})
+
+    def __call__(
+        self, batch: Float[Tensor, "rows features"], generator: torch.Generator
+    ) -> Float[Tensor, "rows features"]:
+        """Return a view of every image."""
+        draw = _Draws(len(batch), generator, batch)
+        images = (batch.reshape(-1, *self.image) - self.low) / (self.high - self.low)
+        images = _cropped(images, draw, smallest=self.smallest_crop, flip=self.flip)
+        jittered = self._jittered(images, draw)
+        images = torch.where(draw.happens(self.jitter), jittered, images)
+        if self.image[0] == 3:
+            images = torch.where(draw.happens(self.grey), _luma(images), images)
+        blurred = _blurred(images, draw.uniform(0.1, 2.0))
+        images = torch.where(draw.happens(self.blur), blurred, images)
+        return images.reshape(batch.shape) * (self.high - self.low) + self.low
+
+    def _jittered(self, images: Images, draw: "_Draws") -> Images:
+        low, high = 1 - self.brightness, 1 + self.brightness
+        images = (images * draw.uniform(low, high)).clamp(0, 1)
+        grey = _luma(images) if self.image[0] == 3 else images
+        mean = grey.mean(dim=(1, 2, 3), keepdim=True)
+        images = (mean + (images - mean) * draw.uniform(low, high)).clamp(0, 1)
+        if self.image[0] != 3:
+            return images
+        grey = _luma(images)
+        images = (grey + (images - grey) * draw.uniform(low, high)).clamp(0, 1)
+        return turn_hue(images, draw.uniform(-self.hue, self.hue))
+
+
+class _Draws:
+    """Random numbers, one an image, shaped to multiply images and placed beside them."""
+
+    def __init__(self, rows: int, generator: torch.Generator, like: Tensor) -> None:
+        self._shape = (rows, 1, 1, 1)
+        self._generator = generator
+        self._like = like
+
+    def uniform(self, low: float, high: float) -> Float[Tensor, "rows 1 1 1"]:
+        drawn = torch.rand(self._shape, generator=self._generator, device=self._generator.device)
+        return low + (high - low) * drawn.to(self._like)
+
+    def happens(self, probability: float) -> Tensor:
+        return self.uniform(0, 1) < probability
+
+
+def _cropped(images: Images, draw: _Draws, *, smallest: float, flip: float) -> Images:
+    # An area and a ratio between 3:4 and 4:3, as in [SimSiam]; a side that would pass the edge ends
+    # there, and the other one then keeps the area.
+    area = draw.uniform(smallest, 1.0)
+    ratio = draw.uniform(math.log(3 / 4), math.log(4 / 3)).exp()
+    width = (area * ratio).sqrt().clamp(max=1).maximum(area)
+    height = area / width
+    x = (1 - width) * draw.uniform(-1, 1)
+    y = (1 - height) * draw.uniform(-1, 1)
+    side = torch.where(draw.happens(flip), -1.0, 1.0)
+    zero = torch.zeros_like(x)
+    rows = [torch.cat([side * width, zero, x], dim=3), torch.cat([zero, height, y], dim=3)]
+    grid = functional.affine_grid(
+        torch.cat(rows, dim=2)[:, 0], list(images.shape), align_corners=False
+    )
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _luma(images: Images) -> Images:
+    weights = torch.tensor(_GREY, dtype=images.dtype, device=images.device).reshape(1, 3, 1, 1)
+    return (images * weights).sum(dim=1, keepdim=True).expand_as(images)
+
+
+def turn_hue(images: Images, turn: Float[Tensor, "rows 1 1 1"]) -> Images:
+    """Turn the hue of RGB images in [0, 1], leaving HSV's saturation and value.
+
+    Args:
+        images: Red, green and blue.
+        turn: Share of the circle, for each image.
+    """
+    value, largest = images.max(dim=1, keepdim=True)
+    chroma = value - images.amin(dim=1, keepdim=True)
+    # In sixths of the circle: 0 at red, 2 at green, 4 at blue.
+    following = images.roll(-1, dims=1).gather(1, largest)
+    preceding = images.roll(1, dims=1).gather(1, largest)
+    hue = 2 * largest + (following - preceding) / torch.where(chroma > 0, chroma, 1.0)
+    corners = torch.tensor([5.0, 3.0, 1.0], dtype=images.dtype, device=images.device)
+    distance = (corners.reshape(1, 3, 1, 1) + hue + 6 * turn) % 6
+    return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
+
+
+def _blurred(images: Images, deviation: Float[Tensor, "rows 1 1 1"]) -> Images:
+    steps = torch.arange(-_TAPS, _TAPS + 1, dtype=images.dtype, device=images.device)
+    weights = (-(steps**2) / (2 * deviation**2)).exp()
+    weights = weights / weights.sum(dim=3, keepdim=True)
+    for axis in (2, 3):
+        padding = [0, 0, _TAPS, _TAPS] if axis == 2 else [_TAPS, _TAPS, 0, 0]
+        padded = functional.pad(images, padding, mode="replicate")
+        size = images.shape[axis]
+        # A sum over shifted copies: a grouped convolution with a kernel an image is slower.
+        images = sum(
+            (
+                padded.narrow(axis, tap, size) * weights[..., tap : tap + 1]
+                for tap in range(2 * _TAPS + 1)
+            ),
+            start=torch.zeros_like(images),
+        )
+    return images

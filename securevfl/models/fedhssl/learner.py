@@ -1,22 +1,321 @@
-"""One party's pretraining: its towers, its optimizers, and the two kinds of steps."""
+"""One party's pretraining: towers, losses and optimizer steps.
 
+B = rows of a batch, P = width of a projection, Q = negatives in a queue. Targets carry no gradient.
+"""
+
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from securevfl.core.seeds import derive_seed
-from securevfl.models.fedhssl.augment import Augmentation
-from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.models.fedhssl.encoders import build_encoder
-from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fedhssl.losses import NegativeQueue, Objective, unit
-from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.fedhssl.towers import Tower
+from securevfl.core.conventions import derive_seed
+from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
+from securevfl.models.fedhssl.encoders import Encoder, build_encoder
+from securevfl.models.fedhssl.model_settings import FedHSSLConfig
+from securevfl.models.fedhssl.settings import Algorithm, PretrainingSettings
+from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
+
+# The losses of SimSiam, BYOL and MoCo.
+
+# As in torch's normalize: a vector of zeros has no direction, and stays.
+_SHORTEST: Final = 1e-12
+
+
+def unit(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+    """Return the vectors at length 1."""
+    return functional.normalize(vectors, dim=1, eps=_SHORTEST)
+
+
+def simsiam_loss(
+    predicted: Float[Tensor, "rows width"], target: Float[Tensor, "rows width"]
+) -> Float[Tensor, ""]:
+    """Return the mean negative cosine between predictions and targets.
+
+    Linear in ``target``: for the mean of several parties' unit vectors it is the mean of their
+    losses, and so is its gradient.
+
+    Args:
+        predicted: p, of any length.
+        target: Unit vectors, or averages of unit vectors.
+
+    References:
+        [FedHSSL] Equation 4.
+    """
+    # Divided after the product: a gradient through B numbers instead of through B P of them.
+    length = torch.linalg.vector_norm(predicted, dim=1).clamp_min(_SHORTEST)
+    return -(torch.linalg.vecdot(predicted, target) / length).mean()
+
+
+def byol_loss(
+    predicted: Float[Tensor, "rows width"], target: Float[Tensor, "rows width"]
+) -> Float[Tensor, ""]:
+    """Return the mean of ``2 - 2 cos``; linear in ``target`` as :func:`simsiam_loss` is.
+
+    References:
+        [FedHSSL] Equation 3, second line.
+    """
+    return 2 + 2 * simsiam_loss(predicted, target)
+
+
+def moco_loss(
+    predicted: Float[Tensor, "rows width"],
+    target: Float[Tensor, "rows width"],
+    *,
+    negatives: Float[Tensor, "queue width"],
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """Return InfoNCE: each row's own target among the queue's negatives.
+
+    Not linear in ``target``: the loss of an average is not the average of losses.
+
+    Args:
+        predicted: z, of any length.
+        target: Unit vectors, or averages of unit vectors.
+        negatives: The queue.
+        temperature: Softmax temperature, > 0.
+
+    References:
+        [FedHSSL] Equation 2, with the temperature of appendix B-A.
+    """
+    query = unit(predicted)
+    positive = torch.linalg.vecdot(query, target).unsqueeze(1)
+    logits = torch.cat([positive, query @ negatives.T], dim=1) / temperature
+    return functional.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
+
+
+class NegativeQueue:
+    """The last targets of one kind: first in, first out, in place.
+
+    Other kinds have queues of their own. Negatives of another distribution are told apart by it
+    and teach nothing; in the published code, cross-party vectors end up in the local queue.
+    """
+
+    def __init__(self, size: int, width: int, *, generator: torch.Generator) -> None:
+        # As in [MoCo], random directions until there are real ones.
+        self.vectors = unit(torch.randn(size, width, generator=generator))
+        self._next = 0
+
+    def to(self, device: torch.device) -> None:
+        """Move to a device."""
+        self.vectors = self.vectors.to(device)
+
+    def push(self, targets: Float[Tensor, "rows width"]) -> None:
+        """Replace the oldest vectors."""
+        size = len(self.vectors)
+        targets = targets[-size:]
+        places = torch.arange(self._next, self._next + len(targets), device=targets.device) % size
+        self.vectors[places] = targets
+        self._next = (self._next + len(targets)) % size
+
+    def state(self) -> dict[str, Tensor | int]:
+        """Return what a checkpoint needs."""
+        return {"vectors": self.vectors, "next": self._next}
+
+    def load_state(self, state: dict[str, Tensor | int]) -> None:
+        """Go back to a checkpoint's state."""
+        vectors, following = state["vectors"], state["next"]
+        assert isinstance(vectors, Tensor)
+        assert isinstance(following, int)
+        self.vectors, self._next = vectors.to(self.vectors.device), following
+
+
+class Objective:
+    """One algorithm's loss against one kind of targets."""
+
+    def __init__(
+        self, algorithm: Algorithm, *, temperature: float, queue: NegativeQueue | None
+    ) -> None:
+        assert (algorithm == "moco") == (queue is not None), "moco alone has negatives"
+        self.algorithm = algorithm
+        self.temperature = temperature
+        self.queue = queue
+
+    def __call__(
+        self,
+        predicted: Float[Tensor, "rows width"],
+        targets: Sequence[Float[Tensor, "rows width"]],
+    ) -> Float[Tensor, ""]:
+        """Return the mean loss over several targets of the same rows.
+
+        References:
+            [FedHSSL] Equation 5, first case.
+        """
+        losses = [self._loss(predicted, target) for target in targets]
+        return torch.stack(losses).mean()
+
+    def remember(self, targets: Sequence[Float[Tensor, "rows width"]]) -> None:
+        """Keep targets as negatives of later rows."""
+        if self.queue is not None:
+            for target in targets:
+                self.queue.push(target)
+
+    def _loss(self, predicted: Tensor, target: Tensor) -> Tensor:
+        if self.queue is not None:
+            return moco_loss(
+                predicted, target, negatives=self.queue.vectors, temperature=self.temperature
+            )
+        loss = simsiam_loss if self.algorithm == "simsiam" else byol_loss
+        return loss(predicted, target)
+
+
+# An encoder with what pretraining puts on top of it: projector, predictor and target.
+
+
+class Tower(nn.Module):
+    """An online encoder and its target ([FedHSSL] figure 2).
+
+    SimSiam's target is the online encoder itself; BYOL's and MoCo's follows it slowly. A follower
+    takes parameters alone: running statistics are those of the batches it saw itself, and nothing
+    reads them, since it always uses a batch's own.
+    """
+
+    def __init__(self, encoder: Encoder, settings: PretrainingSettings, *, follows: bool) -> None:
+        """Build it; :meth:`start` draws its weights.
+
+        Args:
+            encoder: The online encoder.
+            settings: How to pretrain.
+            follows: Whether it needs the moving average that the algorithm may have.
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.projector = _projector(encoder.width, settings.projector_widths)
+        self.predictor: nn.Module = nn.Identity()
+        if settings.algorithm != "moco":
+            self.predictor = _predictor(settings.projection_width, settings.predictor)
+        self.momentum = settings.target_momentum if follows else 0.0
+        self.follower: nn.Module | None = None
+
+    def start(self, *, seed: int, shared_seed: int | None) -> None:
+        """Draw all weights anew, and let the target start as a copy.
+
+        Args:
+            seed: The party's own.
+            shared_seed: All parties', of what :meth:`shared_weights` returns; None lets these start
+                apart, too.
+        """
+        self.follower = None
+        initialise(self, seed=seed, positions_seed=0)
+        if shared_seed is not None:
+            for number, part in enumerate(self._shared()):
+                initialise(part, seed=shared_seed + number, positions_seed=0)
+        if self.momentum:
+            self.follower = nn.Sequential(
+                copy.deepcopy(self.encoder), copy.deepcopy(self.projector)
+            ).requires_grad_(False)
+
+    def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
+        """Return the online encoder's projection."""
+        projected: Tensor = self.projector(self.encoder(features))
+        return projected
+
+    @torch.no_grad()
+    def target(
+        self,
+        features: Float[Tensor, "rows features"],
+        projected: Float[Tensor, "rows width"] | None,
+    ) -> Float[Tensor, "rows width"]:
+        """Return projections whose directions another view learns from.
+
+        Args:
+            features: The rows.
+            projected: Their online projection, which is the target where there is no follower;
+                computed here if it is not given.
+        """
+        if self.follower is not None:
+            followed: Tensor = self.follower(features)
+            return followed
+        return self(features) if projected is None else projected.detach()
+
+    @torch.no_grad()
+    def guide(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
+        """Return the online encoder's unit vectors, for another encoder to learn from.
+
+        Nothing of the tower moves: batch statistics are those of ``features``, as in learning, and
+        running statistics stay what they were.
+        """
+        # Layers write running statistics where they find them: here, in copies.
+        buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        return unit(functional_call(self, buffers, (features,)))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Let the target move towards the online encoder; call it after every step."""
+        if self.follower is None:
+            return
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
+        followers: list[Tensor] = [*self.follower.parameters()]
+        torch._foreach_lerp_(followers, online, 1 - self.momentum)
+
+    def shared_weights(self) -> dict[str, Tensor]:
+        """Return what parties average: the encoder's top with its projector and predictor.
+
+        References:
+            [FedHSSL] Algorithm 1, line 30.
+        """
+        return {
+            f"{number}.{name}": value
+            for number, part in enumerate(self._shared())
+            for name, value in part.state_dict().items()
+            if value.is_floating_point()
+        }
+
+    @torch.no_grad()
+    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
+        """Take averaged weights."""
+        for name, value in self.shared_weights().items():
+            value.copy_(weights[name])
+
+    def _shared(self) -> tuple[nn.Module, ...]:
+        return (self.encoder.top, self.projector, self.predictor)
+
+
+def spread(vectors: Float[Tensor, "rows width"]) -> float:
+    """Return how far unit vectors are spread over the sphere: near 1 evenly, 0 collapsed.
+
+    The standard deviation over rows, averaged over dimensions, in units of 1/sqrt(P), which it has
+    for directions drawn evenly.
+
+    References:
+        [SimSiam] section 4.1 and figure 2, middle.
+    """
+    deviation = vectors.std(dim=0, correction=0).mean()
+    return float(deviation * vectors.shape[1] ** 0.5)
+
+
+def _projector(inputs: int, widths: Sequence[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for number, width in enumerate(widths):
+        last = number == len(widths) - 1
+        # Batch statistics, always: they keep the outputs from collapsing, and running ones would
+        # be those of other views.
+        norm = nn.BatchNorm1d(width, affine=not last, track_running_stats=False)
+        layers += [
+            nn.Linear(inputs, width, bias=False),
+            norm,
+            *([] if last else [nn.ReLU(inplace=True)]),
+        ]
+        inputs = width
+    return nn.Sequential(*layers)
+
+
+def _predictor(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(width, hidden, bias=False),
+        nn.BatchNorm1d(hidden, track_running_stats=False),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, width),
+    )
+
+
+# One party's pretraining: its towers, its optimizers, and the two kinds of steps.
 
 # [FedHSSL] appendix B-A, the size of MoCo's dictionary.
 _QUEUE: Final = 4096

@@ -5,11 +5,10 @@ from types import MappingProxyType
 
 from torch import nn
 
-from securevfl.models.fedsim.fedsim_config import FedSimConfig
-from securevfl.models.fedsim.top import FedSimTop
-from securevfl.models.pair_settings import PAPER_TRAINING
-from securevfl.models.pairs import PairFamily
-from securevfl.models.preset import Preset
+from securevfl.models.family import Preset
+from securevfl.models.fedsim.fedsim_top import FedSimTop
+from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.pairs import PAPER_TRAINING, PairFamily
 
 
 class FedSimFamily(PairFamily[FedSimConfig]):

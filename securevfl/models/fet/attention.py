@@ -11,8 +11,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from securevfl.models.dropout import ByteDropout
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import ByteDropout
 
 _VECTOR: Final = 16
 """Float32 numbers that a CPU's vector instructions take at once, at most."""

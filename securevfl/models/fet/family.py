@@ -5,13 +5,11 @@ from types import MappingProxyType
 
 from torch import nn
 
-from securevfl.models.family import Family
-from securevfl.models.fet.additive import AdditiveTop
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.top import FeTTop
+from securevfl.models.family import Family, Preset
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.fet_top import AdditiveTop, FeTTop
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.preset import Preset
 
 
 class FeTFamily(Family[FeTConfig]):

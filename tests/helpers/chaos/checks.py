@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import SecureVflError
-from securevfl.federation.ledger_summary import summary_of
+from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.verify import verify_run
 
 _FIGURES: Final = ("train", "validation", "test", "test_metrics", "epochs", "best_epoch")

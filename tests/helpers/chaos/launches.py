@@ -21,7 +21,7 @@ from helpers.chaos.witness import Watch
 
 # Loaded once, for all that are forked.
 import securevfl.cli.run
-import securevfl.mpc.secure_mean
+import securevfl.mpc.sum_to
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.cli.main import main as run_command
@@ -29,7 +29,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import Observer, unheard
 from securevfl.launch import nursery
-from securevfl.launch.forks import fork_children
+from securevfl.launch.nursery import fork_children
 from securevfl.runtime.entry import finished_metrics
 from securevfl.runtime.launching import train_in_processes
 

@@ -29,14 +29,14 @@ from helpers.federations import save
 
 # Loaded once, for all that are forked.
 import securevfl.cli.run
-import securevfl.mpc.secure_mean
+import securevfl.mpc.sum_to
 import securevfl.report.page
 import securevfl.runtime.helper_party
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun
-from securevfl.launch.ports import reserved_port
-from securevfl.transport.provision import provision
+from securevfl.launch.spawn import reserved_port
+from securevfl.transport.identity import provision
 
 NAMES: Final[Mapping[str, str]] = {
     "primary": "agency",

@@ -19,13 +19,12 @@ from helpers.fuzzing.target import Broken, Target
 
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.data.sources.source_files import read_source
+from securevfl.data.sources.settings import read_source
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.chain import Chain, read_chain
-from securevfl.federation.countersign import require_signed
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_summary import lines_of_run, summary_of
+from securevfl.ledger.chain import Chain, read_chain
+from securevfl.ledger.countersigning import require_signed
+from securevfl.ledger.ledger import Ledger, lines_of_run, summary_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RUN: Final = "1" * 32

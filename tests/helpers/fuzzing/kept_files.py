@@ -22,20 +22,18 @@ from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.kept_model import KeptModel, load_model
-from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.presence import PRESENCE, Presence, absences_in_words
+from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.released_rows import KeptRows
+from securevfl.federation.saved_model import KeptModel, load_model
+from securevfl.federation.session.membership import PRESENCE, Presence, absences_in_words
 from securevfl.federation.state_files import StateFolder
+from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
+from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.similarities import SimilarityScale
-from securevfl.linkage.sources import FixedLinks
-from securevfl.linking.kept_links import KeptLinks, LinkCache
-from securevfl.linking.similar_links import SimilarLinks
-from securevfl.models.alone.margins import MarginModel
-from securevfl.models.alone.network import NetworkModel
-from securevfl.models.mlp import MLP
+from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, SimilarLinks
+from securevfl.models.alone.choice import MarginModel, NetworkModel
+from securevfl.models.layers import MLP
 
 _STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)
 

@@ -8,63 +8,8 @@ import numpy as np
 from helpers.linking import HELPERS, hidden_spec, key_table
 
 from securevfl.data.scaling import KeyScaler
-from securevfl.federation.assist_messages import Fitted, Residuals, Step
-from securevfl.federation.countersign_messages import (
-    CountersignRequest,
-    Heads,
-    Memories,
-    Memory,
-    SignedHead,
-)
-from securevfl.federation.messages import (
-    Announcement,
-    EpochEnd,
-    Gradient,
-    Hello,
-    Mean,
-    Share,
-    TrainingRows,
-    Welcome,
-)
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.rejoining import Rejoin
-from securevfl.federation.rounds import EpochMark, RoundPlan
-from securevfl.federation.run_plan import RunFacts
-from securevfl.linkage.capped import EligiblePairs
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import Field, KeySpec
-from securevfl.linkage.metrics.table import METRICS
-from securevfl.linkage.paillier_distances import PackedRows
-from securevfl.linkage.shared_distances import Dealing
-from securevfl.linkage.spec import LinkRoles, SimilaritySpec
-from securevfl.linking.candidates import Candidates
-from securevfl.linking.messages import Linked, LinkedRows, Lists, MadeSimilarities
-from securevfl.linking.protections.block_messages import (
-    Cells,
-    Offer,
-    RecordBlocks,
-    RowBlocks,
-    Shift,
-    Turn,
-)
-from securevfl.linking.protections.block_messages import Share as DistanceShare
-from securevfl.linking.protections.block_shapes import Shapes
-from securevfl.linking.protections.bloom import Codes
-from securevfl.linking.protections.paillier import EncryptedDistances, EncryptedRows
-from securevfl.linking.protections.shares import DealerTurn, Dealt, MaskedKeys
-from securevfl.linking.protections.shown import LinkKeys
-from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor, SumDealing
-from securevfl.pretraining.messages import (
-    CrossBatch,
-    IterationBegin,
-    IterationEnd,
-    LearnLocally,
-    Projections,
-)
-from securevfl.transport.failure import Failure
-from securevfl.transport.message import Ping, TypedMessage
-from securevfl.transport.sealed import SealedFrom, SealedTo
-from securevfl.voting.messages import (
+from securevfl.federation.assist.assist_secondary import ModelFitted, Residuals, Step
+from securevfl.federation.class_means.class_means_stage import (
     VotesDealing,
     VotesLabels,
     VotesMasked,
@@ -75,6 +20,65 @@ from securevfl.voting.messages import (
     VotesSums,
     VotesTurn,
 )
+from securevfl.federation.exchange import EpochMark, RoundPlan
+from securevfl.federation.messages import (
+    Announcement,
+    EpochEnd,
+    Gradient,
+    Hello,
+    Mean,
+    Share,
+    TrainingRows,
+    Welcome,
+)
+from securevfl.federation.pretraining.pretraining_over_star import (
+    CrossBatch,
+    IterationBegin,
+    IterationEnd,
+    LearnLocally,
+    Projections,
+)
+from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.session.handshake import Rejoin
+from securevfl.ledger.countersigning import (
+    CountersignRequest,
+    Heads,
+    Memories,
+    Memory,
+    SignedHead,
+)
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import Field, KeySpec
+from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.protections.blocks import (
+    Cells,
+    Dealing,
+    Offer,
+    RecordBlocks,
+    RowBlocks,
+    Shapes,
+    Shift,
+    Turn,
+)
+from securevfl.linkage.protections.blocks import DistanceShare as DistanceShare
+from securevfl.linkage.protections.hashes import Codes
+from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
+from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
+from securevfl.linkage.protections.shown import LinkKeys
+from securevfl.linkage.spec import LinkRoles, SimilaritySpec
+from securevfl.linkage.stage.candidates import Candidates
+from securevfl.linkage.stage.messages import (
+    Linked,
+    LinkedRows,
+    Lists,
+    MadeSimilarities,
+)
+from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor, SumDealing
+from securevfl.runtime.predicting import PredictRequest
+from securevfl.transport.channels import SealedFrom, SealedTo
+from securevfl.transport.failure import Failure
+from securevfl.transport.message import Ping, TypedMessage
 
 _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
@@ -270,7 +274,7 @@ READS: Final = (
     _read(VotesNoise(words=_WORDS), bins=2, numbers=3),
     _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), left=1, bins=2, numbers=3),
     _read(VotesSums(sums=_NUMBERS), bins=2, numbers=3),
-    _read(Fitted()),
+    _read(ModelFitted()),
     _read(Ping(full=True)),
 )
 """Every message that checks what it reads, and one that holds nothing."""

@@ -25,14 +25,13 @@ from securevfl.core.errors import SecureVflError
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
-from securevfl.federation.prediction_budget import PredictionBudget
+from securevfl.federation.run_plan import PredictionBudget
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import Served, make_app
 from securevfl.serving.asking import Asker
-from securevfl.serving.figures import Figures
-from securevfl.serving.guard import Guard
-from securevfl.serving.rate import Rate
-from securevfl.serving.rows import RowFormat
+from securevfl.serving.guard import Guard, Rate
+from securevfl.serving.json_rows import RowFormat
+from securevfl.serving.prometheus import ServiceMetrics
 
 _TEXT: Final = (
     b"id,name,since,income\n1,Ann,2020-01-01,1.5\n2,,2021-02-03,\n3,B\xc3\xa9a,2019-12-31,2e3\n"
@@ -192,7 +191,7 @@ def _app() -> tuple[Guard, asyncio.AbstractEventLoop]:
         rows=RowFormat.of(schema, {"name": "text"}),
         max_rows=100,
     )
-    figures = Figures()
+    figures = ServiceMetrics()
     app = make_app(served, _Answering(schema), figures, Rate(None, time.monotonic))
     guard = Guard(
         app,

@@ -365,7 +365,7 @@ import time
 from pathlib import Path
 
 from securevfl.launch import child
-from securevfl.launch.forks import fork_children
+from securevfl.launch.nursery import fork_children
 
 LOADED_BY = os.getpid()
 
@@ -508,7 +508,7 @@ def test_a_nursery_that_was_stopped_is_woken(tmp_path, module, monkeypatch):
 def test_a_nursery_that_stays_silent_is_given_up_in_one_line(tmp_path, module, monkeypatch):
     """It cannot be woken: the run ends, nobody is left, and the reason is said."""
     monkeypatch.setattr(nursery, "SILENT_S", 1.0)
-    hangs = f"import securevfl.launch.forks as f, time\nf._tell_end = lambda *_: {FOREVER}"
+    hangs = f"import securevfl.launch.nursery as f, time\nf._tell_end = lambda *_: {FOREVER}"
     path = tmp_path / f"{module}.py"
     path.write_text(hangs + path.read_text())
     own = {}

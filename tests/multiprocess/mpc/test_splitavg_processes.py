@@ -13,9 +13,9 @@ from helpers.ring_keys import bounded_values, random_pair_keys
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.launch.ports import reserved_port
-from securevfl.mpc.ring_format import RingFormat
-from securevfl.transport.provision import provision
+from securevfl.launch.spawn import reserved_port
+from securevfl.mpc.codec import RingFormat
+from securevfl.transport.identity import provision
 
 PARTIES = 3
 NOISE_SHARE_STD = 0.2

@@ -22,10 +22,10 @@ from securevfl.core.progress import (
     Warned,
     unheard,
 )
-from securevfl.pretraining.encoders_file import load_encoders
+from securevfl.federation.pretraining.pretraining_stage import load_encoders
 from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,7 +9,7 @@ from helpers.command_line import securevfl
 from helpers.countersigners import rewrite
 from helpers.federations import write_federation
 
-from securevfl.federation.countersign import forget_party
+from securevfl.ledger.countersigning import forget_party
 from securevfl.runtime.entry import train
 
 pytestmark = pytest.mark.multiprocess

@@ -16,9 +16,9 @@ from helpers.federations import FROZEN, save, write_federation
 from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
 
-from securevfl.federation.rounds import ROUNDS_AHEAD
+from securevfl.federation.exchange import ROUNDS_AHEAD
 from securevfl.federation.state_files import read_state
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
 

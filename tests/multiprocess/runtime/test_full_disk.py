@@ -12,7 +12,7 @@ import pytest
 from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.ledger.chain import ChainedFile
 
 pytestmark = pytest.mark.multiprocess
 

@@ -15,13 +15,13 @@ from helpers.patience import PATIENCE_S
 from securevfl.cli.results import print_results
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import PresenceChanged, ProgressEvent, RoundDone
-from securevfl.federation.ledger_summary import lines_of_run
+from securevfl.ledger.ledger import lines_of_run
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party import run_party
 from securevfl.runtime.party_job import PartyJob
 from securevfl.runtime.run_folder import write_figures
 from securevfl.runtime.verify import verify_run
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport
 
 pytestmark = pytest.mark.multiprocess

@@ -12,13 +12,12 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import unheard
-from securevfl.federation.ledger_book import Limit
-from securevfl.federation.ledger_place import ledger_of_table
-from securevfl.federation.ledger_summary import set_limit
+from securevfl.ledger.book import Limit
+from securevfl.ledger.ledger import ledger_of_table, set_limit
+from securevfl.runtime.entry import predict_file
 from securevfl.runtime.in_memory import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.party_job import NewRows
-from securevfl.runtime.prediction_entry import predict_file
 from securevfl.runtime.predictions import Predictions, read_predictions
 
 PARTIES = ("agency", "bank-1", "bank-2")

@@ -6,9 +6,8 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
-from securevfl.federation.ledger_book import Limit
-from securevfl.federation.ledger_place import ledger_of_table
-from securevfl.federation.ledger_summary import set_limit, summary_of
+from securevfl.ledger.book import Limit
+from securevfl.ledger.ledger import ledger_of_table, set_limit, summary_of
 
 pytestmark = pytest.mark.multiprocess
 

@@ -10,13 +10,13 @@ import torch
 from helpers.assisted import TREES, write_assisted
 from helpers.federations import save, write_federation
 
-from securevfl.bench.wire import Bytes, WiredRun
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
 from securevfl.federation.run_plan import plan_run, run_facts
+from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 pytestmark = pytest.mark.multiprocess
 

@@ -28,17 +28,16 @@ from securevfl.core.errors import (
 )
 from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
 from securevfl.dp.accountant import epsilon_of
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.ledger_book import Limit
-from securevfl.federation.ledger_place import ledger_of_table
-from securevfl.federation.ledger_summary import set_limit, summary_of
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
+from securevfl.ledger.book import Limit
+from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger.ledger import ledger_of_table, set_limit, summary_of
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
 

@@ -8,8 +8,7 @@ import pytest
 from helpers.voting import write_voting
 
 import securevfl as sv
-from securevfl.federation.ledger_place import ledger_of_table
-from securevfl.federation.ledger_summary import summary_of
+from securevfl.ledger.ledger import ledger_of_table, summary_of
 from securevfl.runtime.verify import verify_run
 
 pytestmark = pytest.mark.multiprocess

@@ -7,12 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.aggregation import MeanOfPooledRecords
-from securevfl.federation.cut import Cut
+from securevfl.federation.rounds.cut import Cut, MeanOfPooledRecords
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics.euclidean import EuclideanKeys
-from securevfl.linkage.sources import PickedLinks
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.linkage.sampling import PickedLinks
+from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0
 WIDTH = 5

@@ -22,14 +22,14 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation import ballot
-from securevfl.federation.kept_model import load_model
+from securevfl.federation.class_means import ballot
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import run_facts
-from securevfl.federation.secondary import Secondary
-from securevfl.linking.keys import keys_of
+from securevfl.federation.saved_model import load_model
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime import predicting, simulation
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 ROWS = 60
 EXTREMES = {"regression": (1e12, -1e12), "multiclass": (0.0, 2.0)}

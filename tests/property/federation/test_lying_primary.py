@@ -36,12 +36,12 @@ from hypothesis.stateful import (
 from securevfl.core.errors import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation import ledger as ledger_module
-from securevfl.federation.allowance import Allowance
-from securevfl.federation.kept_release import KeptRelease
+from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import EpochEnd, Gradient, Mean
-from securevfl.federation.rounds import EpochMark, RoundPlan
+from securevfl.federation.rounds.release import KeptRelease
 from securevfl.federation.run_plan import new_run
+from securevfl.federation.session.allowance import Allowance
+from securevfl.ledger import ledger as ledger_module
 
 # dp-accounting's grid of 1e-3 rounds up; the ledger's is finer.
 _GRID = 1.02

@@ -24,10 +24,10 @@ from helpers.fuzzing.targets import TARGETS
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
-from securevfl.data.sources.source_files import read_source
+from securevfl.data.sources.settings import read_source
 from securevfl.federation.messages import Hello
 from securevfl.federation.state_files import DamagedError, read_state
-from securevfl.linking.kept_links import LinkCache
+from securevfl.linkage.stage.kept_links import LinkCache
 from securevfl.transport.message import Message, StarKind
 
 ROOT = Path(__file__).resolve().parents[3]

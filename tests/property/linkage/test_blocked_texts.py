@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking import BlockedKeys
+from securevfl.linkage.blocking_rules import BlockedKeys
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import NO_RECORD
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.bloom import CodeKeys
+from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
 from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.exact import numbered_keys
 from securevfl.linkage.metrics.great_circle import EarthKeys

@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.grid_cells import CellBlock, PassLinker, cells_of, links_by_cell
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.quantised import LARGEST_UNIT
-from securevfl.linkage.shared_distances import (
+from securevfl.linkage.metrics.metric import LARGEST_UNIT
+from securevfl.linkage.protections.blocks import (
+    CellBlock,
+    PassLinker,
+    cells_of,
     deal,
+    links_by_cell,
     links_from_shares,
     masked_keys,
     primary_share,

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
 from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 
 MIB = 2**20
 K = 10

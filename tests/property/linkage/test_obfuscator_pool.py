@@ -9,10 +9,14 @@ from scipy.stats import chisquare
 pytest.importorskip("phe", reason="phe is an optional dependency")
 
 from securevfl.core.errors import ConfigError
-from securevfl.linkage.obfuscator_pool import generators, prepared_obfuscators
+from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.on_cores import on_cores
-from securevfl.linkage.paillier_distances import Keyholder, masked_distances
-from securevfl.linkage.quantised import LARGEST_UNIT
+from securevfl.linkage.protections.paillier import (
+    Keyholder,
+    generators,
+    masked_distances,
+    prepared_obfuscators,
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,15 @@ from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.on_cores import on_cores
-from securevfl.linkage.paillier_distances import Keyholder, Lanes, masked_distances, obfuscators
-from securevfl.linkage.quantised import LARGEST_UNIT
-from securevfl.linkage.shared_distances import links_from_shares
+from securevfl.linkage.protections.blocks import links_from_shares
+from securevfl.linkage.protections.paillier import (
+    Keyholder,
+    Lanes,
+    masked_distances,
+    obfuscators,
+)
 
 
 @pytest.fixture(scope="module")

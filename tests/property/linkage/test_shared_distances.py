@@ -8,8 +8,8 @@ from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.quantised import LARGEST_UNIT, KeyRange
-from securevfl.linkage.shared_distances import (
+from securevfl.linkage.metrics.metric import LARGEST_UNIT, KeyRange
+from securevfl.linkage.protections.blocks import (
     Dealing,
     deal,
     links_from_shares,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.levenshtein import nearest_texts
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import nearest_mixed
 from securevfl.linkage.text import normalise_text

@@ -11,8 +11,7 @@ from helpers.slow_discrete_gaussian import SlowDiscreteGaussian
 from scipy import stats
 
 from securevfl.dp import ring_noise
-from securevfl.dp.noise_tables import NoiseTables
-from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseTables
 
 FALSE_ALARM = 1e-9
 

@@ -12,8 +12,13 @@ from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson, RowGradients
+from securevfl.federation.rounds.updates import (
+    DropoutStream,
+    GradientNoise,
+    LinkedRecords,
+    PrivateLesson,
+    RowGradients,
+)
 
 FALSE_ALARM = 2.5e-10
 UPDATES, ROWS, WIDTH = 10, 8, 2000

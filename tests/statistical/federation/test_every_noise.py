@@ -42,10 +42,11 @@ from scipy.stats import binom
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from securevfl.federation import build, fitting
-from securevfl.federation.rounds import Purpose
-from securevfl.federation.secondary import Secondary
-from securevfl.linking import candidates
+from securevfl.federation import build
+from securevfl.federation.exchange import Purpose
+from securevfl.federation.rounds import fitting
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.linkage.stage import candidates
 
 CLIP, UPDATE_CLIP, UPDATE_NOISE, CAP, LINKS, PARTIES = 1.5, 0.5, 1.6, 2, 4, 2
 

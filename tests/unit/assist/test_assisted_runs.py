@@ -9,15 +9,15 @@ import pytest
 import torch
 from helpers.assisted import LINEAR, TREES, write_assisted
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.federation.exchange_in_process import SimulatedExchange
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.runtime.entry import predict_file
 from securevfl.runtime.in_memory import simulate
-from securevfl.runtime.prediction_entry import predict_file
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def run(path: Path, out: Path, **settings: Any) -> RunResult:

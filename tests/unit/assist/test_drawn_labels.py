@@ -11,20 +11,20 @@ import pytest
 import torch
 from helpers.assisted import LINEAR, TREES, write_assisted
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
 from securevfl.dp import labels as mechanisms
-from securevfl.federation import assist_labels, assist_primary
-from securevfl.federation.assist_messages import AssistKind
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.models.alone import rule
-from securevfl.models.assist.line_search import best_step
+from securevfl.federation.assist import assist_primary
+from securevfl.federation.assist.assist_secondary import AssistKind
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.models.alone import choice
+from securevfl.models.assist.halves import best_step
 from securevfl.report.page import write_report
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 from securevfl.runtime.verify import verify_run
 
 Tables = dict[str, PartyTable]
@@ -123,10 +123,10 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
 
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
-    monkeypatch.setattr(rule, "choose_scale", lambda *_, **__: next(scales))
+    monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
     monkeypatch.setattr(assist_primary, "best_step", never_zero)
-    monkeypatch.setattr(assist_labels, "randomised_labels", the_same_again)
-    monkeypatch.setattr(assist_labels, "noised_labels", the_same_again)
+    monkeypatch.setattr(assist_primary, "randomised_labels", the_same_again)
+    monkeypatch.setattr(assist_primary, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")
     seen = list(sent)
     sent.clear()
@@ -151,7 +151,7 @@ def test_drawn_once_and_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         draws.append(mechanisms.randomised_labels(bins, classes, epsilon))
         return draws[-1]
 
-    monkeypatch.setattr(assist_labels, "randomised_labels", watched)
+    monkeypatch.setattr(assist_primary, "randomised_labels", watched)
 
     class PowerCutError(Exception):
         """The simulated crash."""

@@ -9,9 +9,14 @@ from helpers.assisted import LINEAR, write_assisted
 from helpers.built import Built, built
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assist_messages import AssistKind, Fitted, Residuals, Step
-from securevfl.federation.rounds import EpochMark
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.assist.assist_secondary import (
+    AssistKind,
+    ModelFitted,
+    Residuals,
+    Step,
+)
+from securevfl.federation.exchange import EpochMark
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.transport.message import Message
 
 
@@ -62,7 +67,7 @@ def test_an_honest_primary_is_answered(world: Built) -> None:
     first, rest = np.split(world.split.train, [5])
     assert one.hear(told(first)) is None
     answer = one.hear(told(rest))
-    assert isinstance(answer, Fitted)
+    assert isinstance(answer, ModelFitted)
     # Beside the words of the sum this is all that a secondary says, and it says nothing.
     assert not answer.to_message().meta
     assert not answer.to_message().tensors

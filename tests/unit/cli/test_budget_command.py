@@ -189,7 +189,7 @@ def test_the_calculator_loads_neither_torch_nor_crypten() -> None:
     """A privacy officer's laptop answers without them."""
     code = (
         "import sys; import securevfl.cli.budget, securevfl.cli.budget_plot, securevfl.dp.budget; "
-        "import securevfl.dp.check_vectors, securevfl.federation.ledger; "
+        "import securevfl.ledger.ledger; "
         "print(sorted({'torch', 'crypten'} & {m.split('.')[0] for m in sys.modules}))"
     )
 

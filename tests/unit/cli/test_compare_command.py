@@ -11,7 +11,7 @@ from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
 from securevfl.cli.study_progress import StudyProgress
-from securevfl.studies.runs.run import Run
+from securevfl.lab.one_run import Run
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {

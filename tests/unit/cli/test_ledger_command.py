@@ -11,9 +11,8 @@ from helpers.federations import write_federation
 from securevfl.dp.label_release import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_place import ledger_of_table
-from securevfl.federation.told_labels import charge_labels
+from securevfl.federation.class_means.ballot import charge_labels
+from securevfl.ledger.ledger import Ledger, ledger_of_table
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,8 +11,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.federation.run_plan import run_facts
-from securevfl.runtime.tables import read_tables
-from securevfl.starting.check import check_federation
+from securevfl.runtime.run_tables import read_tables
+from securevfl.setup.check import check_federation
 
 
 def source(folder: Path, **sections: Any) -> dict[str, Any]:

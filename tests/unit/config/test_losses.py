@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.losses import least_in_training
 from securevfl.config.reading import read_federation

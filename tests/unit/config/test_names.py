@@ -6,7 +6,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.transport.provision import provision, trust
+from securevfl.transport.identity import provision, trust
 
 HOSTILE = [
     "",

@@ -18,8 +18,7 @@ from securevfl.config.sections import (
 )
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.models.baselines.baseline_config import BaselineConfig, BoostingConfig
-from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
+from securevfl.models.baselines.settings import BaselineConfig, BoostingConfig, FedCVTConfig
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 

@@ -9,13 +9,13 @@ import pytest
 from helpers.federations import save
 from helpers.voting import write_voting
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
-from securevfl.federation.absence import callers_in_predictions, idle_helpers
+from securevfl.federation.session.membership import callers_in_predictions, idle_helpers
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES, "secret": "linkage.secret"}

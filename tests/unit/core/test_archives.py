@@ -16,11 +16,11 @@ import torch
 from sklearn.linear_model import Ridge
 
 from securevfl.core import files
-from securevfl.core.archives import require_unpackable
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.files import require_unpackable
 from securevfl.federation.state_files import DamagedError, read_state, write_state
-from securevfl.linking.kept_links import _load
-from securevfl.models.assist.local import packed, unpacked
+from securevfl.linkage.stage.kept_links import _load
+from securevfl.models.assist.halves import packed, unpacked
 
 ZEROS = 64 * 2**20
 

@@ -12,9 +12,9 @@ from helpers.patience import SOON_S
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
-from securevfl.core.events import EventLog
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.linking.kept_links import table_tag
+from securevfl.core.event_log import EventLog
+from securevfl.ledger.chain import ChainedFile
+from securevfl.linkage.stage.kept_links import table_tag
 
 # Writes what it is told to, where no file may grow beyond 4096 bytes: the system then says what it
 # says of a full disk, in any folder and for any user.
@@ -23,8 +23,8 @@ import resource, sys
 from pathlib import Path
 from securevfl.core import files
 from securevfl.core.errors import SecureVflError
-from securevfl.core.events import EventLog
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.core.event_log import EventLog
+from securevfl.ledger.chain import ChainedFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 path = Path(sys.argv[1])
 try:

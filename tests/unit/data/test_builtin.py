@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.data.builtin import data_folder, load_builtin, load_folder, load_full
-from securevfl.data.partition import split_table, split_views
+from securevfl.data.trial_tables import (
+    data_folder,
+    load_builtin,
+    load_folder,
+    load_full,
+    split_table,
+    split_views,
+)
 
 
 def real_data() -> None:

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.builtin import data_folder
-from securevfl.data.key_tables import KeyTable, read_key_table
-from securevfl.linkage.codes import TextCode, encode_keys
-from securevfl.linkage.levenshtein import nearest_texts
-from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.data.key_columns import KeyTable, read_key_table
+from securevfl.data.trial_tables import data_folder
+from securevfl.lab.links_alone import link_quality
+from securevfl.linkage.metrics.bloom import TextCode, encode_keys, nearest_codes
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.quality import link_quality
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.text import joined_texts
 

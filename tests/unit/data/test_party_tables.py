@@ -8,8 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
-from securevfl.core.task import Task
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
 from securevfl.data.schema import TableSchema

@@ -12,7 +12,7 @@ import pytest
 
 from securevfl.core.errors import DataError
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.reading import read_table
+from securevfl.data.party_tables import read_table
 
 GOOD = "lon,lat,area,town,lift,price\n1.5,2.5,70,east,True,300\n1.25,2.0,80,west,False,350\n"
 

@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.column_kinds import infer
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.frame_tables import from_frame
-from securevfl.data.reading import read_table
+from securevfl.data.columns import infer
+from securevfl.data.party_tables import from_frame, read_table
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.settings import Reading
 from securevfl.data.tables import PartyTable

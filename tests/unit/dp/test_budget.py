@@ -6,8 +6,8 @@ import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import pld_epsilon
+from securevfl.dp.accountants_compared import compare
 from securevfl.dp.budget import Budget
-from securevfl.dp.comparison import compare
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-
-from securevfl.core.errors import ConfigError
-from securevfl.dp.discrete_gaussian import (
+from helpers.discrete_gaussian import (
     discrete_gaussian_epsilon,
     sum_divergence_log,
     summed_renyi_divergence,
 )
+
+from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import gaussian_epsilon
 
 

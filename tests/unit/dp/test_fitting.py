@@ -8,7 +8,7 @@ import pytest
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon
 from securevfl.dp.events import GaussianRelease, SampledRelease
-from securevfl.dp.fitting import FittingPlan
+from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan

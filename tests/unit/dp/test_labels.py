@@ -5,11 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from helpers.discrete_gaussian import discrete_gaussian_epsilon
 from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.discrete_gaussian import discrete_gaussian_epsilon
 from securevfl.dp.label_release import label_noise_multiplier
 from securevfl.dp.labels import (
     keep_probability,

@@ -8,7 +8,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, SampledRelease
-from securevfl.dp.published import epsilon_as_published
+from securevfl.dp.release_plan import epsilon_as_published
 
 KINDS: list[Callable] = [
     lambda count: GaussianRelease(noise_multiplier=1.0, count=count),

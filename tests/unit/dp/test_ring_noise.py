@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.noise_tables import NoiseTables
 from securevfl.dp.ring_noise import (
     MIN_STD_UNITS,
     ExactDiscreteGaussian,
     NoiseBuffer,
+    NoiseTables,
     RingNoise,
 )
 

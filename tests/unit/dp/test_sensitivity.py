@@ -5,16 +5,17 @@ import math
 
 import numpy as np
 import pytest
+from helpers.vector_groups import noise_multiplier_of_shares, share_std_for_average
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.events import Neighbouring, Unit
-from securevfl.dp.noise_shares import (
+from securevfl.dp.sensitivity import (
+    gradient_sensitivity,
     honest_parties,
-    noise_multiplier_of_shares,
     noise_share_std,
-    share_std_for_average,
+    row_change,
+    sum_sensitivity,
 )
-from securevfl.dp.sensitivity import gradient_sensitivity, row_change, sum_sensitivity
 
 
 def test_a_lost_neighbour_costs_twice_the_clip_norm() -> None:

@@ -21,12 +21,11 @@ from scipy.spatial import cKDTree
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.exporting.export import TOLERANCE, export_run
-from securevfl.exporting.formats import FORMATS
-from securevfl.exporting.parts import PrimaryPart
+from securevfl.exporting.export import FORMATS, TOLERANCE, export_run
+from securevfl.exporting.parts import PrimaryModule
 from securevfl.federation.build import build_bottom
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FET = {
     "family": "fet", "neighbours": 4, "hidden": 8, "heads": 2,
@@ -180,14 +179,14 @@ def test_a_file_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A branch by values stays as the example had it; the check on other rows finds it."""
-    plain = PrimaryPart.forward
+    plain = PrimaryModule.forward
 
-    def branching(self: PrimaryPart, features: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def branching(self: PrimaryModule, features: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         out = plain(self, features, *rest)
         return out if len(out) == 5 else out / 2
 
     config = write_kept_run(tmp_path, model={"family": "top1sim", "hidden": 8})
-    monkeypatch.setattr(PrimaryPart, "forward", branching)
+    monkeypatch.setattr(PrimaryModule, "forward", branching)
     with pytest.raises(ConfigError, match=r"'agency': as onnx it differs from torch by 0\.\d"):
         export_run(config, tmp_path)
     assert not list(tmp_path.rglob("*.onnx"))

@@ -11,15 +11,15 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
-from securevfl.federation.absence import (
+from securevfl.federation.messages import Welcome
+from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
+from securevfl.federation.session.membership import (
     absent_names,
     active_without,
     least_secondaries,
     require_active,
 )
-from securevfl.federation.messages import Welcome
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
+from securevfl.runtime.predicting import PredictRequest
 
 PREDICTS = RunFacts(rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True)
 

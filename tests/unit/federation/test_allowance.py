@@ -5,8 +5,8 @@ import pytest
 from helpers.secondaries import ROWS, limits
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.allowance import Allowance
-from securevfl.federation.rounds import EpochMark, Purpose, RoundPlan
+from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
+from securevfl.federation.session.allowance import Allowance
 
 BOTH = (1, 2)
 

@@ -27,11 +27,11 @@ from helpers.lying_primary import (
 from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
+from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import Announcement, EpochEnd, RoundKind
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.rounds import EpochMark, RoundPlan
 from securevfl.federation.run_plan import new_run
 from securevfl.mpc.masks import PairwiseMasks
+from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.message import Message
 
 RANKS = (1, 2)

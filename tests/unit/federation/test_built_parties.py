@@ -15,11 +15,11 @@ from helpers.star import make_star, together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
-from securevfl.federation.aggregation import MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.exchange import Purpose, RoundPlan
 from securevfl.federation.messages import Announcement
-from securevfl.federation.rounds import Purpose, RoundPlan
+from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.federation.star_secondary import SecondaryServer, sum_from_secondary
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}

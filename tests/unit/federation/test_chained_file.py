@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.ledger.chain import ChainedFile
 
 
 def written(path: Path, *, lines: int = 3) -> str:

@@ -13,19 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
-from securevfl.federation.chain import GENESIS, Chain, head_after
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.countersign import Countersigner, forget_party
-from securevfl.federation.countersign_messages import (
+from securevfl.ledger.chain import GENESIS, Chain, ChainedFile, head_after
+from securevfl.ledger.countersigning import (
+    Countersigner,
     CountersignRequest,
     Heads,
     LedgerKind,
     Memories,
-    SignedHead,
-)
-from securevfl.federation.countersign_over_star import (
     PrimaryCountersigning,
     SecondaryCountersigning,
+    SignedHead,
+    forget_party,
 )
 from securevfl.transport.message import Message
 

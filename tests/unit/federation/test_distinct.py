@@ -7,13 +7,12 @@ from helpers.secondaries import FEATURES, LINKS, WIDTH, make_secondary
 from torch import nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.distinct import represent_distinct, represent_linked
-from securevfl.models.fedhssl.fedhssl_config import FedHSSLConfig
-from securevfl.models.fedhssl.split import FedHSSLBottom
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.pair_settings import ManyLinksSettings
-from securevfl.models.pairs import RecordBottom
+from securevfl.federation.rounds.party_workers import represent_distinct, represent_linked
+from securevfl.models.fedhssl.family import FedHSSLBottom
+from securevfl.models.fedhssl.model_settings import FedHSSLConfig
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.pairs import ManyLinksSettings, RecordBottom
 
 
 @pytest.mark.parametrize("records", [7, 500], ids=["few records", "many records"])

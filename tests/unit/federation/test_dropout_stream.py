@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from securevfl.federation.dropout_stream import DropoutStream
+from securevfl.federation.rounds.updates import DropoutStream
 
 CPU = torch.device("cpu")
 

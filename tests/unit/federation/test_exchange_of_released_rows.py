@@ -11,12 +11,16 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.cut import Cut
-from securevfl.federation.exchange_of_released_rows import ReleasedRows, release_once
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.rounds import EpochMark, RoundCounter, RoundPlan, active_parties
+from securevfl.federation.exchange import (
+    EpochMark,
+    RoundCounter,
+    RoundPlan,
+    active_parties,
+)
+from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.released_rows import KeptRows, ReleasedRows, release_once
 from securevfl.federation.state_files import StateFolder
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 CUT = Cut(
     ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)

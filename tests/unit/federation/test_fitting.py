@@ -13,13 +13,13 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
-from securevfl.federation import fitting
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import RoundPlan
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds import fitting
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.federation.secondary import Secondary
+from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
 FITTED = {"method": "principal", "share": 0.1}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.federation import fitting
-from securevfl.federation.fitting import pretrain
+from securevfl.federation.rounds import fitting
+from securevfl.federation.rounds.fitting import pretrain
 from securevfl.models.autoencoder import ChannelAutoencoder, small_encoder
-from securevfl.models.initial import initialise
+from securevfl.models.layers import initialise
 
 
 def model_of() -> ChannelAutoencoder:

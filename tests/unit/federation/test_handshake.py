@@ -16,10 +16,10 @@ from securevfl.core.errors import (
     PartyTimeoutError,
     ProtocolError,
 )
-from securevfl.federation import handshake
 from securevfl.federation.messages import Hello, RoundKind
 from securevfl.federation.run_plan import RunFacts
-from securevfl.mpc.pair_keys import SessionKey
+from securevfl.federation.session import handshake
+from securevfl.mpc.masks import SessionKey
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 

@@ -11,11 +11,11 @@ import torch
 from helpers.federations import save
 
 from securevfl.config.reading import read_federation
-from securevfl.data.frame_tables import from_frame
+from securevfl.data.party_tables import from_frame
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.runtime.preflight import table_warnings
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 ROWS = 400
 

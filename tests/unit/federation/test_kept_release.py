@@ -9,13 +9,13 @@ from helpers.federations import FROZEN, write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
-from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import ROUNDS_AHEAD
+from securevfl.federation.exchange import ROUNDS_AHEAD
+from securevfl.federation.rounds.release import KeptRelease
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.state_files import StateFolder
+from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sources import FixedLinks
+from securevfl.linkage.sampling import FixedLinks
 
 RUN = "1" * 32
 FIRST, SECOND = np.arange(32), np.arange(32, 60)

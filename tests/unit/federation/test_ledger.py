@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
-from securevfl.dp.fitting import FittingPlan
+from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.ledger import Ledger
+from securevfl.ledger.ledger import Ledger
 
 
 def plan_of(**privacy) -> ReleasePlan:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger.ledger import ledger_of_table
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.federation.ledger import Ledger
+from securevfl.ledger.ledger import Ledger
 
 BUDGETS = [{"epsilon": 8.0}, {"noise_multiplier": 3.0}, {"mechanism": "none"}]
 

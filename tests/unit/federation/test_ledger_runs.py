@@ -11,13 +11,12 @@ import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.fitting import FittingPlan
+from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.chained_file import ChainedFile
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_book import LedgerBook, Limit
-from securevfl.federation.ledger_summary import lines_of_run, set_limit, summary_of
+from securevfl.ledger.book import LedgerBook, Limit
+from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger.ledger import Ledger, lines_of_run, set_limit, summary_of
 
 DELTA = 1e-5
 

@@ -9,8 +9,8 @@ from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.ledger_book import Session, epsilon_of_sessions
+from securevfl.ledger.book import Session, epsilon_of_sessions
+from securevfl.ledger.ledger import Ledger
 
 DELTA = 1e-5
 

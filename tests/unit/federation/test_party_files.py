@@ -9,10 +9,10 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError
-from securevfl.federation.ledger_book import Limit
-from securevfl.federation.ledger_summary import set_limit, summary_of
-from securevfl.federation.party_files import PartyFiles
 from securevfl.federation.run_plan import RunFacts, RunPlan, new_run, plan_run
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.book import Limit
+from securevfl.ledger.ledger import set_limit, summary_of
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 NOISED = {"epsilon": 4.0, "delta": 1e-4, "encoder": "trained"}

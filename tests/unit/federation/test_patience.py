@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from securevfl.config.sections import TrainingSettings
-from securevfl.federation.epoch_lines import last_gain
-from securevfl.federation.network_primary import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.primary import last_gain
 from securevfl.models.tasks import TaskHead
 
 ERROR = TaskHead(task="regression")

@@ -14,21 +14,21 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.absence import least_secondaries, require_active
-from securevfl.federation.allowance import Allowance, SessionLimits
 from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.handshake import own_epoch, require_own_run
-from securevfl.federation.network_primary import NetworkPrimary
-from securevfl.federation.presence import (
+from securevfl.federation.exchange import EpochMark, RoundPlan
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.handshake import Rejoin, own_epoch, require_own_run
+from securevfl.federation.session.membership import (
     PRESENCE,
     Presence,
     SecondariesBackError,
     absences_in_words,
+    least_secondaries,
+    require_active,
 )
-from securevfl.federation.rejoining import Rejoin
-from securevfl.federation.rounds import EpochMark, RoundPlan
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.federation.secondary import Secondary
 from securevfl.federation.state_files import StateFolder
 from securevfl.models.tasks import TaskHead
 

@@ -15,13 +15,13 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.labels import label_noise_multiplier
-from securevfl.dp.noise_tables import NoiseTables
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.kept_model import load_model
-from securevfl.federation.ledger import Ledger
+from securevfl.dp.ring_noise import NoiseTables
 from securevfl.federation.run_plan import plan_run, run_facts
-from securevfl.runtime.tables import read_tables
+from securevfl.federation.saved_model import load_model
+from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.run_tables import read_tables
 
 
 def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import BudgetExceededError, EncodingRangeError, PrivacyError
-from securevfl.federation.aggregation import MeanOfPooledRecords, MeanOfRows
-from securevfl.federation.cut import Cut
-from securevfl.federation.release import Contribution, Released, require_finite
-from securevfl.federation.rounds import Purpose, RoundPlan
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.federation.exchange import Purpose, RoundPlan
+from securevfl.federation.rounds.cut import Cut, MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.rounds.release import Released, SecondaryRelease, require_finite
+from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0
 
@@ -53,10 +52,10 @@ def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None)
     kind = MeanOfPooledRecords if pooled else MeanOfRows
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
     cut = Cut(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
-    return Contribution(kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book())
+    return SecondaryRelease(kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book())
 
 
-def release(part: Contribution, plan: RoundPlan) -> Released:
+def release(part: SecondaryRelease, plan: RoundPlan) -> Released:
     return part.release(plan, lambda: torch.zeros(len(plan.rows), 1, 4), learns=False)
 
 

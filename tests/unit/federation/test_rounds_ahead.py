@@ -11,16 +11,15 @@ from helpers.lying_primary import PARTIES, RUN, Played, Promise, world
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.cut import Cut
-from securevfl.federation.exchange_of_released_rows import release_once
-from securevfl.federation.exchange_over_star import FederatedExchange
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.exchange import ROUNDS_AHEAD, RoundPlan
 from securevfl.federation.messages import Announcement, Share
-from securevfl.federation.rounds import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.rounds.around import ChargedExchange
+from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.over_star import FederatedExchange
+from securevfl.federation.rounds.released_rows import KeptRows, release_once
 from securevfl.federation.state_files import StateFolder
-from securevfl.mpc.ring_format import RingFormat
-from securevfl.runtime.charged_exchange import ChargedExchange
+from securevfl.ledger.ledger import Ledger
+from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 

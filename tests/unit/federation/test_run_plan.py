@@ -11,12 +11,12 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.cut import Cut
+from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 DP_TRAINED = {"epsilon": 40.0, "delta": 1e-4, "encoder": "dp-trained", "links_per_record": 2}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.allowance import Allowance
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import Purpose, RoundPlan
-from securevfl.federation.secondary import Secondary
-from securevfl.federation.splitavg import split_average
+from securevfl.federation.exchange import Purpose, RoundPlan
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.network_primary import split_average
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.session.allowance import Allowance
 
 
 def plan(

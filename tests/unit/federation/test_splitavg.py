@@ -7,8 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from securevfl.federation.rounds import EpochMark, Purpose, RoundCounter, RoundPlan
-from securevfl.federation.splitavg import split_average
+from securevfl.federation.exchange import (
+    EpochMark,
+    Purpose,
+    RoundCounter,
+    RoundPlan,
+)
+from securevfl.federation.rounds.network_primary import split_average
 from securevfl.transport.message import MessageKind, TypedMessage
 
 ROWS = 5

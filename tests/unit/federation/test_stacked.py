@@ -14,14 +14,13 @@ from helpers.fixed_entropy import fixed_entropy
 from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, make_secondary
 
 from securevfl.config.reading import read_federation
-from securevfl.federation import stacked
-from securevfl.federation.rounds import RoundPlan
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.pair_settings import ManyLinksSettings
-from securevfl.models.pairs import RecordBottom
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds import in_process
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.pairs import ManyLinksSettings, RecordBottom
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 SECONDARIES = 5
 # Plain steps: Adam makes whole steps of the rounding of gradients that are nothing but rounding.
@@ -33,14 +32,14 @@ def counted_stacks(largest: int) -> Iterator[list[int]]:
     """Stack what is not larger, and list how many secondaries each stack had."""
     sizes: list[int] = []
 
-    class Counted(stacked.Stack):
+    class Counted(in_process.Stack):
         def __init__(self, members: Any, plan: Any) -> None:
             super().__init__(members, plan)
             sizes.append(len(members))
 
     with (
-        mock.patch.object(stacked, "LARGEST", largest),
-        mock.patch.object(stacked, "Stack", Counted),
+        mock.patch.object(in_process, "LARGEST", largest),
+        mock.patch.object(in_process, "Stack", Counted),
     ):
         yield sizes
 
@@ -122,7 +121,7 @@ def test_few_records_are_computed_once_each() -> None:
         rank: make_secondary(bottom=RecordBottom(settings, num_features=FEATURES, key_dim=2))
         for rank in range(1, 5)
     }
-    stacks = stacked.Stacks(everyone, links=LINKS)
+    stacks = in_process.Stacks(everyone, links=LINKS)
     found = []
     for rows in (RECORDS // LINKS, RECORDS // LINKS + 1):
         plan = RoundPlan(
@@ -155,6 +154,6 @@ def test_how_many_are_computed_at_once(count: int, at_once: int, expected: list[
     )
     largest = at_once * ROWS * LINKS * 2 * WIDTH
     with counted_stacks(largest) as sizes:
-        shares = stacked.Stacks(everyone, links=LINKS).of_round(plan)
+        shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
     assert sizes == expected
     assert set(shares) == (set(alike) if expected else set())

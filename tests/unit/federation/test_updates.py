@@ -11,13 +11,18 @@ from helpers.secondaries import make_secondary
 from torch import Tensor, nn
 
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation import updates
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.updates import GradientNoise, LinkedRecords, PrivateLesson, RowGradients
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds import updates
+from securevfl.federation.rounds.updates import (
+    DropoutStream,
+    GradientNoise,
+    LinkedRecords,
+    PrivateLesson,
+    RowGradients,
+)
 from securevfl.linkage.links import LinkTable
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.registry import FAMILIES
 
 ROWS, LINKS, FEATURES = 13, 4, 3

@@ -13,8 +13,8 @@ from helpers.removal import world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 MODEL = {"release": "pooled", "hidden": 3, "heads": 1, "top": "tied"}
 VOTES = {"method": "votes", "labels": "shown", "share": 0.1}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.federation import primary as federation_primary
-from securevfl.federation.primary import Primary
+from securevfl.federation.rounds import primary as federation_primary
+from securevfl.federation.rounds.primary import Primary
 from securevfl.models.tasks import TaskHead
 
 TRAIN, VALIDATION = np.arange(60), np.arange(60, 80)

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedhssl.augment import CorruptedFeatures
-from securevfl.models.fedhssl.augment_images import AugmentedImages, turn_hue
-from securevfl.models.fedhssl.columns import CategoricalColumn
+from securevfl.models.fedhssl.augment import (
+    AugmentedImages,
+    CategoricalColumn,
+    CorruptedFeatures,
+    turn_hue,
+)
 
 STILL = {"smallest_crop": 1.0, "flip": 0.0, "jitter": 0.0, "grey": 0.0, "blur": 0.0}
 

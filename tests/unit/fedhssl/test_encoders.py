@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedhssl.columns import CategoricalColumn, one_hot_columns
+from securevfl.models.fedhssl.augment import CategoricalColumn, one_hot_columns
 from securevfl.models.fedhssl.encoders import EncoderConfig, build_encoder
-from securevfl.models.initial import initialise
+from securevfl.models.layers import initialise
 
 SMALL_RESNET = EncoderConfig(kind="resnet18", width=32, image=(3, 9, 7), stem="small")
 

@@ -6,10 +6,9 @@ from aligned.halves import digits_halves
 from aligned.views import scarce_rows
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.fedcvt.estimates import agreed_labels, attend
-from securevfl.models.fedcvt.fedcvt_config import FedCVTConfig
-from securevfl.models.fedcvt.fit import KnownRows, fit_fedcvt
-from securevfl.models.fedhssl.columns import CategoricalColumn
+from securevfl.lab.fedcvt import KnownRows, agreed_labels, attend, fit_fedcvt
+from securevfl.models.baselines.settings import FedCVTConfig
+from securevfl.models.fedhssl.augment import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig
 
 SMALL = EncoderConfig(hidden=32, width=16, norm="layer")

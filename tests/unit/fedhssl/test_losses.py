@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.models.fedhssl.losses import (
+from securevfl.federation.pretraining.pretraining_exchange import projection_cut, projection_words
+from securevfl.models.fedhssl.learner import (
     NegativeQueue,
     Objective,
     byol_loss,
@@ -14,10 +15,6 @@ from securevfl.models.fedhssl.losses import (
     unit,
 )
 from securevfl.mpc.sum_to import InProcessSum
-from securevfl.pretraining.exchange import (
-    projection_cut,
-    projection_words,
-)
 
 
 def vectors(rows: int, width: int, seed: int) -> torch.Tensor:

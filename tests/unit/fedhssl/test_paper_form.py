@@ -8,18 +8,17 @@ import torch
 from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedhssl.fedhssl_config import (
+from securevfl.federation.pretraining.learner_with_records import LearnerWithRecords
+from securevfl.models.fedhssl.family import FedHSSLTop
+from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
+from securevfl.models.fedhssl.model_settings import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
 )
-from securevfl.models.fedhssl.losses import simsiam_loss, unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.fedhssl.split import FedHSSLTop
-from securevfl.models.fedhssl.towers import Tower
-from securevfl.mpc.secure_mean import decode_mean, encode_weighted
-from securevfl.pretraining.learner_with_records import LearnerWithRecords
+from securevfl.mpc.sum_to import decode_mean, encode_weighted
 
 ALGORITHMS = ("simsiam", "byol", "moco")
 IMAGES: dict[str, Any] = {"encoder": "resnet18", "hidden": 16, "image": (1, 8, 8), "stem": "small"}

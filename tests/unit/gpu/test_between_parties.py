@@ -15,10 +15,10 @@ from helpers.labelled_cuda import labelled_cuda, watched
 from helpers.star import together
 
 from securevfl.config.reading import read_federation
-from securevfl.federation.party_files import LOG_FILE
+from securevfl.federation.session.party_files import LOG_FILE
 from securevfl.runtime.party import Outcome, run_party
 from securevfl.runtime.party_job import NewRows, PartyJob
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 
 SMALL = {"epochs": 1, "batch_size": 16}
 SSL = {"batch_size": 32, "projector": [8, 8, 8], "predictor": 8, "iterations": 1}

@@ -15,15 +15,18 @@ from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
-from securevfl.federation.primary import Primary
-from securevfl.models.alone.rule import Decision, decide
-from securevfl.models.fedhssl.augment import Augmentation, CorruptedFeatures
-from securevfl.models.fedhssl.augment_images import AugmentedImages
-from securevfl.models.fedhssl.columns import CategoricalColumn
-from securevfl.runtime.contribution import contribution
+from securevfl.federation.rounds.primary import Primary
+from securevfl.lab.comparison import Comparison, compare_methods
+from securevfl.lab.contribution import contribution
+from securevfl.models.alone.choice import Decision, decide
+from securevfl.models.fedhssl.augment import (
+    Augmentation,
+    AugmentedImages,
+    CategoricalColumn,
+    CorruptedFeatures,
+)
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
-from securevfl.studies.compare.comparison import Comparison, compare_methods
 
 NARROW = {"hidden": 8, "layer_width": 8}
 PAIRS = {"family": "fedsim", **NARROW, "neighbours": 5}
@@ -147,7 +150,7 @@ def test_the_joint_model_answers_and_rows_without_a_key_too(
         return take(self, *args)
 
     monkeypatch.setattr(Primary, "_take_if_best", last)
-    monkeypatch.setattr("securevfl.federation.primary.decide", joint)
+    monkeypatch.setattr("securevfl.federation.rounds.primary.decide", joint)
     monkeypatch.setattr(Primary, "_measures_better", lambda *_: False)
     path = write(tmp_path, RUNS[name])
     new = pd.read_csv(tmp_path / "agency.csv")

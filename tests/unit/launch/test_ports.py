@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from securevfl.launch.ports import reserved_port
+from securevfl.launch.spawn import reserved_port
 
 
 def test_a_reserved_port_can_be_listened_on_and_called():

@@ -7,24 +7,22 @@ import pytest
 from helpers.blocked import by_grams
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.codes import TextCode, encode_keys
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import CodeKeys
+from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
 from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.great_circle import EarthKeys
 from securevfl.linkage.metrics.levenshtein import TextKeys
-from securevfl.linkage.metrics.metric import Field, KeyMetric
+from securevfl.linkage.metrics.metric import Field, KeyMetric, KeyRange
 from securevfl.linkage.metrics.mixed import MixedKeys
-from securevfl.linkage.quantised import KeyRange
-from securevfl.linkage.sampling import RoundLinker
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.shared_distances import (
+from securevfl.linkage.protections.blocks import (
     deal,
     links_from_shares,
     masked_keys,
     primary_share,
     secondary_share,
 )
+from securevfl.linkage.sampling import RoundLinker
+from securevfl.linkage.secret import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)
 NAME = (Field(name="name", kind="text"),)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.codes import NumberCode, TextCode, encode_keys
-from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.bloom import NumberCode, TextCode, encode_keys, nearest_codes
 from securevfl.linkage.secret import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)

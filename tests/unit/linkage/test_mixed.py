@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.key_tables import KeyKind, read_key_table
+from securevfl.data.key_columns import KeyKind, read_key_table
 from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.codes import NumberCode, encode_keys
-from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.bloom import (
+    NumberCode,
+    PointCode,
+    encode_keys,
+    nearest_codes,
+    secret_directions,
+)
 from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.point_codes import PointCode, secret_directions
 from securevfl.linkage.secret import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)

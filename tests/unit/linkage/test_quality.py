@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.quality import link_quality
 
 LINKS = LinkTable(
     indices=np.array([[2, 0], [0, 1], [1, NO_RECORD], [NO_RECORD, NO_RECORD]]),

@@ -7,11 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from securevfl.linkage.codes import TextCode, encode_keys
-from securevfl.linkage.levenshtein import nearest_texts
-from securevfl.linkage.metrics.bloom import nearest_codes
+from securevfl.linkage.metrics.bloom import PointCode, TextCode, encode_keys, nearest_codes
 from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.point_codes import PointCode
+from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.secret import LinkageSecret
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))

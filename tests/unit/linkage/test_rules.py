@@ -8,11 +8,11 @@ import pytest
 from helpers.blocked import by_rules
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.levenshtein import Levenshtein
 from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
 from securevfl.linkage.metrics.mixed import Mixed, nearest_mixed
-from securevfl.linkage.rules import BlockingRules, RuleCandidates
 
 KINDS: dict[str, Any] = {"surname": "text", "given name": "text", "born": "number"}
 

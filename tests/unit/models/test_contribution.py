@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from securevfl.models.contribution import Coalition, Valued, solve
 from securevfl.models.tasks import TaskHead
+from securevfl.runtime.coalitions import Coalition, Valued, solve
 
 HEAD = TaskHead(task="regression", label_deviation=2.0, chosen="r2")
 ROWS = 80

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import binomtest
 from torch.func import vmap
 
-from securevfl.models.dropout import ByteDropout
+from securevfl.models.layers import ByteDropout
 
 LEVELS = 256
 

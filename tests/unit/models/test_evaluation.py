@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.core.task import Task
-from securevfl.models.bootstrap import bootstrap_intervals, resampled_metrics, resamples_for
+from securevfl.core.conventions import Task
 from securevfl.models.evaluation import evaluate
-from securevfl.models.tasks import TaskHead
-from securevfl.models.threshold import as_logit, choose_threshold
+from securevfl.models.task_metrics import bootstrap_intervals, resampled_metrics, resamples_for
+from securevfl.models.tasks import TaskHead, as_logit, choose_threshold
 
 
 def made_up(task: Task, rows: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

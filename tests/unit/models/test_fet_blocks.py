@@ -11,12 +11,11 @@ from torch.func import functional_call, grad, vmap
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.fet.attention import Attention, DecoderBlock, EncoderBlock, FeedForward
-from securevfl.models.fet.bottom import FeTBottom
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.masking import JoinedMask
-from securevfl.models.fet.top import FeTTop
-from securevfl.models.initial import initialise
+from securevfl.models.fet.fet_bottom import FeTBottom, JoinedMask
+from securevfl.models.fet.fet_top import FeTTop
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import initialise
 
 B, Q, K, F, D, H, HEADS = 3, 2, 5, 3, 2, 16, 4
 CONFIG = FeTConfig(neighbours=K, hidden=H, heads=HEADS, dropout=0.0)

@@ -6,15 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from securevfl.models.encodings import PositionsTaken, alignment, distance_correlation, key_grid
-from securevfl.models.fet.additive import AdditiveTop
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.explain import attention_by_rank
-from securevfl.models.fet.fet_config import FeTConfig
-from securevfl.models.fet.masking import attention_bias
-from securevfl.models.fet.positions import FourierPositions
-from securevfl.models.fet.top import FeTTop
-from securevfl.models.initial import initialise
+from securevfl.models.fet.fet_bottom import (
+    FeTBottom,
+    FourierPositions,
+    attention_bias,
+    attention_by_rank,
+)
+from securevfl.models.fet.fet_top import AdditiveTop, FeTTop
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import (
+    PositionsTaken,
+    alignment,
+    distance_correlation,
+    initialise,
+    key_grid,
+)
 
 B, K, F = 6, 5, 3
 

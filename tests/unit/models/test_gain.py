@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.core.seeds import stream
-from securevfl.models.alone.choice import fit_alone
+from securevfl.core.conventions import stream
+from securevfl.models.alone.choice import OwnInputs, fit_alone
 from securevfl.models.alone.gain import AloneMeasured, gain_in_words, measure_alone
-from securevfl.models.alone.margins import OwnInputs
-from securevfl.models.baselines.baseline_config import BaselineConfig
-from securevfl.models.bootstrap import resamples_for
+from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.task_metrics import resamples_for
 from securevfl.models.tasks import TaskHead
 
 ROWS = 160

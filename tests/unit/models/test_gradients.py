@@ -7,14 +7,14 @@ from helpers.gradients import CASES, Network, default_dtype, relative_error
 from helpers.secondaries import AnyRound, NoCharge
 from torch import Tensor, nn
 
-from securevfl.federation.dropout_stream import DropoutStream
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.release import Contribution
-from securevfl.federation.rounds import RoundPlan
-from securevfl.federation.secondary import Secondary, SecondaryData
-from securevfl.federation.splitavg import split_average
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.network_primary import split_average
+from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sources import FixedLinks
+from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
 
 RATE = 1.0
@@ -74,7 +74,7 @@ def _secondary(network: Network, rank: int, bottom: nn.Module) -> Secondary:
                 primary_rows=rows,
             ),
             bottom,
-            Contribution(network.aggregation, noise=None, ledger=NoCharge()),
+            SecondaryRelease(network.aggregation, noise=None, ledger=NoCharge()),
             allowance=AnyRound(),
             dropout=DropoutStream(0, f"bank-{rank}", device=torch.device("cpu")),
             optimizer=PacedOptimizer(torch.optim.SGD(bottom.parameters()), learning_rate=RATE),

@@ -11,8 +11,14 @@ import securevfl as sv
 from securevfl.config.methods import IN_ONE_PLACE, known_methods
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import FamilySettings
-from securevfl.models.installed import GROUP, load_family
-from securevfl.models.registry import FAMILIES, family_named, family_names, family_of
+from securevfl.models.registry import (
+    FAMILIES,
+    GROUP,
+    family_named,
+    family_names,
+    family_of,
+    load_family,
+)
 
 GOOD = """
 from dataclasses import dataclass

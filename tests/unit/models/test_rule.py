@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from securevfl.models.alone.rule import decide
+from securevfl.models.alone.choice import decide
 from securevfl.models.tasks import TaskHead
 
 NUMBER = TaskHead(task="regression")

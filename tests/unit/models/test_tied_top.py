@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from securevfl.models.fitted_top import TiedTop, fit_tied
 from securevfl.models.tasks import TaskHead
-from securevfl.models.tied_top import TiedTop, fit_tied
 
 
 def rows(head: TaskHead, width: int, *, signal: float, count: int = 400, seed: int = 0):

@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from securevfl.models.votes import MOST_NUMBERS, PROJECTED, class_directions, public_projection
+from securevfl.models.frozen import (
+    MOST_NUMBERS,
+    PROJECTED,
+    class_directions,
+    public_projection,
+)
 
 
 def test_a_record_at_a_class_mean_votes_for_that_class() -> None:

@@ -8,10 +8,9 @@ from helpers.queue_star import QueueStar, run_parties
 from helpers.ring_keys import random_pair_keys
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.mpc.codec import decode_sum, encode
+from securevfl.mpc.codec import RingFormat, decode_sum, encode
 from securevfl.mpc.crypten_bridge import CrypTenBridge, StarCommunicator
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import CrypTenSumTo, InProcessSum, RevealToPrimary, SumTo, WordWire
 
 FMT = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=4)

@@ -13,8 +13,7 @@ from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.mask_graph import connectivity, neighbours
-from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.masks import PairwiseMasks, connectivity, neighbours
 
 # With gaps, as the active ones of a round have.
 RANKS = (1, 2, 4, 5, 7, 8, 9, 12, 13)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
-from securevfl.mpc.secure_mean import decode_mean, encode_weighted, words_needed
-from securevfl.mpc.sum_to import InProcessSum
+from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted, words_needed
 
 SHAPES = {"scale": (), "bias": (3,), "matrix": (2, 4)}
 

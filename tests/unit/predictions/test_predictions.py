@@ -16,15 +16,15 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, ProtocolError
 from securevfl.data.rows import split_rows
-from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.kept_model import FOLDER, load_model
-from securevfl.federation.ledger import Ledger
+from securevfl.federation.exchange import RoundPlan
 from securevfl.federation.messages import Welcome
-from securevfl.federation.predict_messages import PredictRequest
-from securevfl.federation.rounds import RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_prediction
+from securevfl.federation.saved_model import FOLDER, load_model
+from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.entry import predict_file
 from securevfl.runtime.in_memory import simulate
-from securevfl.runtime.prediction_entry import predict_file
+from securevfl.runtime.predicting import PredictRequest
 from securevfl.runtime.predictions import Predictions
 
 NONE = {"privacy": {"mechanism": "none"}}

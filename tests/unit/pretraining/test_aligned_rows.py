@@ -11,26 +11,29 @@ import pytest
 import torch
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.network_primary import NetworkPrimary
+from securevfl.federation.pretraining.learner_with_records import pretraining_rows
+from securevfl.federation.pretraining.pretraining_exchange import PretrainingSecondary
+from securevfl.federation.pretraining.pretraining_over_star import (
+    CrossBatch,
+    IterationBegin,
+    PretrainingAllowance,
+    PretrainingServer,
+)
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.run_plan import plan_run, run_facts
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.pretraining.allowance import PretrainingAllowance
-from securevfl.pretraining.federated import PretrainingServer
-from securevfl.pretraining.messages import CrossBatch, IterationBegin
-from securevfl.pretraining.rows import pretraining_rows
-from securevfl.pretraining.secondary import PretrainingSecondary
+from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 

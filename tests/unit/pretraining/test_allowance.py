@@ -8,15 +8,15 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.allowance import Allowance, SessionLimits
-from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.pretraining.allowance import PretrainingAllowance
-from securevfl.pretraining.messages import (
+from securevfl.federation.pretraining.pretraining_over_star import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
     LearnLocally,
+    PretrainingAllowance,
 )
+from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.session.allowance import Allowance, SessionLimits
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
 EVERYWHERE = np.ones(12, dtype=np.bool_)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.exchange_in_process import SimulatedExchange
-from securevfl.federation.rounds import RoundPlan
-from securevfl.models.fedhssl.losses import unit
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.pretraining.pretraining_exchange import SimulatedPretraining
+from securevfl.federation.pretraining.pretraining_run import PretrainingRun
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.models.fedhssl.learner import unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.pretraining.exchange import SimulatedPretraining
-from securevfl.pretraining.run import PretrainingRun
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 SCALE = 0.5
 PLACES = ("projections", "weights", "gradients")

@@ -11,20 +11,22 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.rows import split_rows
+from securevfl.federation.pretraining.learner_with_records import (
+    IterationFigures,
+    even_batches,
+    pretraining_rows,
+)
+from securevfl.federation.pretraining.pretraining_exchange import CollapseWatch
+from securevfl.federation.pretraining.pretraining_run import build_learner, sending
+from securevfl.federation.pretraining.pretraining_stage import load_encoders
 from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.pretraining.build import build_learner
-from securevfl.pretraining.collapse import CollapseWatch
-from securevfl.pretraining.encoders_file import load_encoders
-from securevfl.pretraining.learner_with_records import IterationFigures
-from securevfl.pretraining.rows import even_batches, pretraining_rows
-from securevfl.pretraining.sending import sending
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
 PRETRAINING = {"iterations": 2, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}

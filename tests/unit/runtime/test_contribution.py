@@ -15,11 +15,11 @@ from helpers.federations import FROZEN, save, write_federation
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.runtime import coalitions_of_releases as again
-from securevfl.runtime.coalitions_of_releases import CACHE
-from securevfl.runtime.kept_contribution import FILE
+from securevfl.runtime import coalitions as again
+from securevfl.runtime.coalitions import CACHE
+from securevfl.runtime.run_folder import FILE
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PARTNERS = ("useful", "noise", "twin-1", "twin-2")
 BLOCKS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.kept_model import KeptModel
 from securevfl.federation.run_plan import run_facts
+from securevfl.federation.saved_model import KeptModel
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FET = {"family": "fet", "hidden": 4, "heads": 1, "fourier_features": 4, "fourier_width": 4}
 PAIRS = {"hidden": 4, "layer_width": 6}

@@ -15,12 +15,12 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
-from securevfl.federation.kept_release import KeptRelease
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.federation.rounds import ROUNDS_AHEAD
+from securevfl.federation.exchange import ROUNDS_AHEAD
+from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.released_rows import KeptRows
 from securevfl.federation.state_files import read_state
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 ROWS, BATCH, ROUNDS = 60, 16, 4
 PARTIES = ("agency", "bank-1", "bank-2")

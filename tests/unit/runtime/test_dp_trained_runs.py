@@ -18,9 +18,9 @@ from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.ledger import Ledger
+from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PRIVACY = {
     "epsilon": 40.0,

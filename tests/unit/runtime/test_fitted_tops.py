@@ -22,14 +22,14 @@ from sklearn.svm import LinearSVC
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.fitted_primary import FittedPrimary
-from securevfl.federation.kept_rows import KeptRows
-from securevfl.models.alone.margins import OwnInputs, cross_fit
+from securevfl.federation.rounds.fitted_primary import FittedPrimary
+from securevfl.federation.rounds.released_rows import KeptRows
+from securevfl.models.alone.choice import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 ROWS = 90
 PLAIN = {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}

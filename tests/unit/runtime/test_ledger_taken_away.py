@@ -15,8 +15,8 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import EpochDone, RowsReleased, unheard
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 from securevfl.serving.opening import Opened, opened
 
 SECONDARY = Path("parties", "bank-1", "ledger.jsonl")

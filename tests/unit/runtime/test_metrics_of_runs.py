@@ -15,8 +15,8 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.federation.run_plan import run_facts
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 Capture = pytest.CaptureFixture[str]
 BINARY = ("auc", "accuracy", "f1", "log_loss", "balanced_accuracy", "brier", "ece")

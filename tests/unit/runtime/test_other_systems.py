@@ -28,7 +28,7 @@ import securevfl as sv
 from securevfl.cli.main import main
 from securevfl.core.errors import ConfigError
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.federation.chained_file import ChainedFile
+from securevfl.ledger.chain import ChainedFile
 
 folder = Path(sys.argv[1])
 budget = sv.dp.Budget(steps=10, sampling_rate=0.1, delta=1e-5, links_per_record=1)

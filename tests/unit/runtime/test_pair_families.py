@@ -14,13 +14,13 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.models.baselines.baseline_config import BaselineConfig
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.report.page import write_report
 from securevfl.runtime.baselines import train_combined
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
 

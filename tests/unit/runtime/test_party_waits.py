@@ -18,7 +18,7 @@ from securevfl.core.errors import (
 from securevfl.core.progress import ProgressEvent, SessionLost
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import party
-from securevfl.runtime.party_job import PartyJob, PartyLife, Rejoin
+from securevfl.runtime.party_job import PartyJob, PartyLife, RejoinDue
 
 LOST = PartyLostError("bank-2: its connection broke")
 WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
@@ -27,12 +27,12 @@ WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses
 class Sessions:
     """Sessions of a secondary that end as they are told; its run begins in the second one."""
 
-    def __init__(self, *ends: SecureVflError | Rejoin | None) -> None:
+    def __init__(self, *ends: SecureVflError | RejoinDue | None) -> None:
         self.ends = list(ends)
         self.jobs: list[PartyJob] = []
         self.told: list[ProgressEvent] = []
 
-    def __call__(self, life: PartyLife) -> Rejoin | None:
+    def __call__(self, life: PartyLife) -> RejoinDue | None:
         self.jobs.append(life.job)
         if len(self.jobs) == 2:
             Checkpoints(life.job.folder, settings_digest="any").begin("1" * 32)
@@ -77,7 +77,7 @@ def test_a_session_that_ends_for_one_who_is_back_is_followed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no loss, however often; a loss after it forgets who was awaited."""
-    back = [Rejoin(parties=("bank-2",))] * 5
+    back = [RejoinDue(parties=("bank-2",))] * 5
     no_primary = PartyLostError("agency: its connection broke")
     no_primary.party = "agency"
     sessions = Sessions(*back, LOST, no_primary, None)

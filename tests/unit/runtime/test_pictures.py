@@ -10,13 +10,13 @@ import torch
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
-from securevfl.models.fet.bottom import FeTBottom
-from securevfl.models.fet.fet_config import FeTConfig
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.settings import FeTConfig
 from securevfl.report.learned import section_of
 from securevfl.report.page import write_report
 from securevfl.runtime.run_folder import write_explanation
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 AVERAGED = {"average_positions_every": 1, "positions_start": "separate"}
 MASK = "The FeT paper&#39;s Figure 3"

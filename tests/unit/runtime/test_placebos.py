@@ -11,9 +11,9 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.core.seeds import stream
+from securevfl.core.conventions import stream
 from securevfl.data.tables import PartyTable
-from securevfl.federation.primary import Primary
+from securevfl.federation.rounds.primary import Primary
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "null_partners.py"

@@ -9,11 +9,11 @@ from helpers.federations import write_federation
 from torch import Tensor
 
 from securevfl.config.reading import read_federation
-from securevfl.core.seeds import derive_seed
-from securevfl.models.fet.positions import FourierPositions
-from securevfl.models.initial import initialise
+from securevfl.core.conventions import derive_seed
+from securevfl.models.fet.fet_bottom import FourierPositions
+from securevfl.models.layers import initialise
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SEED = 3

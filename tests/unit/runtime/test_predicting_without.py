@@ -17,9 +17,9 @@ from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.run_plan import run_facts
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 
 POOLED = {"release": "pooled", "top": "additive", "hidden": 6, "neighbours": 1}
 FROZEN = {"encoder": "frozen", "links_per_record": 1}

@@ -7,7 +7,7 @@ import pytest
 from helpers.federations import write_federation
 
 import securevfl as sv
-from securevfl.core.column_meanings import keys_in_clear
+from securevfl.core.column_names import keys_in_clear
 from securevfl.report.page import write_report
 from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot, search_plot
 

@@ -13,9 +13,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.rounds import EpochMark
+from securevfl.federation.exchange import EpochMark
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 EPOCHS = 5
 MODEL = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}

@@ -16,18 +16,18 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.exchange_of_released_rows import ReleasedRows
-from securevfl.federation.kept_test import KeptTestRounds
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import RoundCounter, RoundPlan
+from securevfl.federation.exchange import RoundCounter, RoundPlan
+from securevfl.federation.rounds.released_rows import ReleasedRows
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.state_files import StateFolder
+from securevfl.lab.contribution import contribution
+from securevfl.ledger.ledger import Ledger
 from securevfl.report.page import write_report
-from securevfl.runtime import room
-from securevfl.runtime.contribution import contribution
+from securevfl.runtime import primary_run
 from securevfl.runtime.figures import UNTESTED
+from securevfl.runtime.primary_run import KeptTestRounds
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.tables import read_tables
 
 EPOCHS = 3
 TRAINED = {"epsilon": 20.0, "delta": 1e-4, "encoder": "trained"}
@@ -130,18 +130,18 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
                 ledger.charge(round_number=next(rounds), rows=rows, purpose=part)
 
     def tests_fit(ledger: Ledger) -> bool:
-        return room.for_test_rounds(ledger, [5, 5, 2])
+        return primary_run.for_test_rounds(ledger, [5, 5, 2])
 
     ledger = opened()
     for _ in range(EPOCHS):
-        assert room.for_an_epoch(plan, split, ledger)
+        assert primary_run.for_an_epoch(plan, split, ledger)
         charge(ledger, "train", "validation")
     assert tests_fit(ledger)
     ledger.close()
 
     # Lost before the last epoch was saved: it is not trained again, and testing fits.
     ledger = opened()
-    assert not room.for_an_epoch(plan, split, ledger)
+    assert not primary_run.for_an_epoch(plan, split, ledger)
     assert tests_fit(ledger)
     charge(ledger, "test")
     ledger.close()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.channels import channels
+from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.rounds import RoundCounter, RoundPlan
+from securevfl.federation.exchange import RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.figures import privacy_figures
 from securevfl.runtime.run_folder import (
     HISTORY_FIELDS,

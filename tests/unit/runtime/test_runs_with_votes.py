@@ -18,10 +18,10 @@ from helpers.voting import write_voting
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
-from securevfl.federation.kept_model import FOLDER, load_model
-from securevfl.models.tied_top import TiedTop
+from securevfl.federation.saved_model import FOLDER, load_model
+from securevfl.models.fitted_top import TiedTop
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 Capture = pytest.CaptureFixture[str]
 SHARED = ("votes_0", "votes_1", "votes_2")

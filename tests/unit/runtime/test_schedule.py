@@ -8,9 +8,9 @@ from helpers.federations import write_federation
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from securevfl.config.reading import read_federation
-from securevfl.models.schedule import learning_rate_in
+from securevfl.models.optimisers import learning_rate_in
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 EPOCHS, FIRST, SECONDARIES = 4, 0.2, 3
 

@@ -19,14 +19,14 @@ from helpers.star import together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone, SessionLost
-from securevfl.federation.ledger import Ledger
-from securevfl.federation.network_primary import NetworkPrimary
-from securevfl.federation.party_files import PartyFiles
-from securevfl.federation.secondary import Secondary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party import run_party
 from securevfl.runtime.party_job import PartyJob
-from securevfl.transport.provision import provision
+from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 pytestmark = pytest.mark.skipif(

@@ -15,13 +15,13 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.split_columns import split_places
+from securevfl.data.party_tables import split_places
 from securevfl.federation.run_plan import run_facts
-from securevfl.linking.in_process import Linker
-from securevfl.linking.keys import keys_of
-from securevfl.linking.similar_links import scaling_rows
+from securevfl.linkage.stage.kept_links import scaling_rows
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.runtime.tables import read_tables
 
 
 def write(folder: Path, *, ones: int | None = None, **training: Any) -> Path:

@@ -7,9 +7,8 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import Listening, SpendingPlanned, Warned
-from securevfl.launch.outcome import PartyFailure
-from securevfl.launch.process import PartyCommand
-from securevfl.runtime.starting_again import StartAgain, going_on
+from securevfl.launch.process import PartyCommand, PartyFailure
+from securevfl.runtime.launching import StartAgain, going_on
 
 
 def command(name: str) -> PartyCommand:

@@ -13,10 +13,10 @@ from helpers.kept import kept
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, Warned
-from securevfl.federation.party_files import PartyFiles
+from securevfl.federation.session.party_files import PartyFiles
 from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.predicting_primary import PredictingPrimary
-from securevfl.serving import absence
+from securevfl.serving import opening
 from securevfl.transport.identity import Identity
 
 
@@ -59,8 +59,8 @@ def test_each_session_leaves_out_whom_the_last_one_lost(
             error.party = lost
             raise error
 
-    monkeypatch.setattr(absence, "predicting", predicting)
-    sessions = absence.WithoutLost(
+    monkeypatch.setattr(opening, "predicting", predicting)
+    sessions = opening.WithoutLost(
         primary,
         kept(primary.config, "agency"),
         opened=lambda _transport: None,

@@ -14,19 +14,17 @@ import torch
 from helpers.patience import PATIENCE_S
 
 from securevfl.data.tables import PartyTable
-from securevfl.runtime.finite_outputs import NotFiniteError, require_finite_outputs
-from securevfl.serving.connection import ConnectionLimits
-from securevfl.serving.figures import Figures
-from securevfl.serving.guard import Guard
-from securevfl.serving.rate import Rate
-from securevfl.serving.rows import (
+from securevfl.runtime.predicting import NotFiniteError, require_finite_outputs
+from securevfl.serving.guard import Guard, Rate
+from securevfl.serving.json_rows import (
     MOST_LINES,
     BadRowsError,
     RowColumn,
     RowFormat,
     TooManyRowsError,
 )
-from securevfl.serving.server import server_of
+from securevfl.serving.prometheus import ServiceMetrics
+from securevfl.serving.server import ConnectionLimits, server_of
 
 FORMAT = RowFormat([RowColumn(name="x", kind="number", required=True, nullable=False, note="")])
 
@@ -57,7 +55,7 @@ def asked(
         app,
         token=None,
         max_bytes=100,
-        figures=Figures(),
+        figures=ServiceMetrics(),
         log=lambda _line: None,
         clock=lambda: 0.0,
     )
@@ -200,7 +198,9 @@ def test_connections_that_say_nothing_are_closed_and_too_many_make_room() -> Non
 def test_objects_and_lists_are_counted_before_json_makes_them(
     rows: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("securevfl.serving.rows.from_json", lambda *_, **__: pytest.fail("made"))
+    monkeypatch.setattr(
+        "securevfl.serving.json_rows.from_json", lambda *_, **__: pytest.fail("made")
+    )
     with pytest.raises(TooManyRowsError):
         FORMAT.read(b'{"rows":[' + rows + b"]}", most_rows=1000)
 

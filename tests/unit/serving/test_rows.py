@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
-from securevfl.serving.rows import BadRowsError, RowFormat
+from securevfl.serving.json_rows import BadRowsError, RowFormat
 
 FRAME = pd.DataFrame(
     {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.serving.token import FILE, token_of
+from securevfl.serving.guard import FILE, token_of
 
 GOOD = "0123456789abcdef"
 

@@ -7,8 +7,15 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 
 from securevfl.core.errors import AuthenticationError, ConfigError
-from securevfl.transport.identity import Identity, parse_public_text, public_text, verify
-from securevfl.transport.provision import provision, provision_one, trust
+from securevfl.transport.identity import (
+    Identity,
+    parse_public_text,
+    provision,
+    provision_one,
+    public_text,
+    trust,
+    verify,
+)
 from securevfl.transport.tls import check_pins, check_validity, tls_context
 
 

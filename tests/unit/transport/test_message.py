@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assist_messages import AssistKind
-from securevfl.federation.countersign_messages import LedgerKind
+from securevfl.federation.assist.assist_secondary import AssistKind
+from securevfl.federation.class_means.class_means_stage import VotingKind
 from securevfl.federation.messages import RoundKind
-from securevfl.linking.messages import LinkingKind
-from securevfl.pretraining.messages import PretrainingKind
+from securevfl.federation.pretraining.pretraining_over_star import PretrainingKind
+from securevfl.ledger.countersigning import LedgerKind
+from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
-from securevfl.voting.messages import VotingKind
 
 SHARE = Message(
     kind=RoundKind.SHARE,

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
-from securevfl.transport.message import Message
-from securevfl.voting.messages import (
+from securevfl.federation.class_means.class_means_stage import (
     VotesDealing,
     VotesLabels,
     VotesMasked,
@@ -19,6 +17,8 @@ from securevfl.voting.messages import (
     VotesSums,
     VotesTurn,
 )
+from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
+from securevfl.transport.message import Message
 
 ROWS, BINS, NUMBERS = 5, 3, 2
 EACH_ROW = np.array([0, 1, 2, 2, 0])

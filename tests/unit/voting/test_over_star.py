@@ -10,11 +10,16 @@ from helpers.star import make_star, together
 from helpers.voting import ballot, write_voting
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.handshake import Joined
-from securevfl.transport.sealed import SealedLine
+from securevfl.federation.class_means.class_means_stage import (
+    PrimaryVoting,
+    SecondaryVoting,
+    VotesState,
+    VotingKind,
+    deal_over,
+)
+from securevfl.federation.session.handshake import Joined
+from securevfl.transport.channels import SealedLine
 from securevfl.transport.star import SecondaryTransport
-from securevfl.voting.messages import VotesState, VotingKind
-from securevfl.voting.processes import PrimaryVoting, SecondaryVoting, deal_over
 
 
 def place(one: Built, name: str, transport: SecondaryTransport) -> Joined:

@@ -10,11 +10,8 @@ from helpers.voting import BINS, ballot, vote_as_threads, write_voting
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
-from securevfl.federation.voter import Voter
-from securevfl.linking.lines import Lines
-from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
-from securevfl.transport.message import Done, StarKind
-from securevfl.voting.messages import (
+from securevfl.federation.class_means.class_means_stage import (
+    SecondaryVoting,
     VotesCall,
     VotesDealing,
     VotesMasked,
@@ -25,7 +22,10 @@ from securevfl.voting.messages import (
     VotesTurn,
     VotingKind,
 )
-from securevfl.voting.processes import SecondaryVoting
+from securevfl.federation.class_means.voter import Voter
+from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
+from securevfl.transport.channels import Lines
+from securevfl.transport.message import Done, StarKind
 
 ROWS, NUMBERS = 120, 4
 

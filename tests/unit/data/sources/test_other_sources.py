@@ -15,11 +15,9 @@ import pytest
 import sqlalchemy
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.columns import Wanted
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import AS_IT_IS, Reading
-from securevfl.data.sources.source_files import file_behind
-from securevfl.federation.ledger_place import ledger_of_table
+from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, file_behind
+from securevfl.ledger.ledger import ledger_of_table
 
 LONG = 2**53 + 1
 TABLE = pa.table(

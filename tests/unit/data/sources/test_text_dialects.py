@@ -14,10 +14,9 @@ import pytest
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.reading import read_table
-from securevfl.data.sources.columns import Wanted
+from securevfl.data.party_tables import read_table
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Reading
+from securevfl.data.sources.settings import Reading, Wanted
 
 ROWS = [("1.5", "70", "Müller"), ("1.25", "80", "Łoś")]
 NAMES = ("lon", "area", "who")
@@ -330,7 +329,7 @@ def test_a_header_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not called one with too few names."""
-    monkeypatch.setattr("securevfl.data.sources.dialect._LONGEST_HEAD", 1 << 18)
+    monkeypatch.setattr("securevfl.data.sources.text_files._LONGEST_HEAD", 1 << 18)
     (tmp_path / "t.csv").write_text("a," * (1 << 18))
     assert "its first 3 lines are longer than 0 MiB" in refusal(tmp_path / "t.csv")
 

@@ -1,1 +1,0 @@
-"""What securevfl's building blocks cost, measured between real processes."""

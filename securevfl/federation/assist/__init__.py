@@ -1,0 +1,1 @@
+"""Assisted boosting: secondaries fit their own models to the primary's residuals."""

@@ -1,0 +1,216 @@
+"""The primary's labels in the class-means stage: bins of rows, and labels drawn once."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, Shaped
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.data.tables import Labels
+from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.label_release import LabelMechanism, LabelRelease, label_noise_multiplier
+from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
+from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.state_files import StateFolder
+from securevfl.ledger.book import LABELS
+from securevfl.ledger.ledger import Ledger
+
+# What secondaries were told of the primary's labels: charged before it is told, and added up.
+
+_FILE: Final = "labels.pt"
+
+
+def label_release(config: FederationConfig) -> LabelRelease | None:
+    """Return what a federation tells secondaries of labels by themselves; None for nothing.
+
+    Assisted boosting tells what its residuals are made of, and votes what they are fitted to.
+    """
+    parties, encoder = len(config.secondaries), config.encoder
+    mechanism: LabelMechanism
+    if encoder is not None and encoder.labels is not None:
+        epsilon = encoder.label_epsilon if encoder.labels != "shown" else None
+        gaussian = encoder.labels == "shares"
+        mechanism = encoder.labels
+    elif config.family.assisted:
+        epsilon = config.label_epsilon
+        gaussian = epsilon is not None and config.federation.task == "regression"
+        mechanism = "shown" if epsilon is None else "noised" if gaussian else "randomised"
+    else:
+        return None
+    delta = config.privacy.delta if gaussian else 0.0
+    return LabelRelease(mechanism=mechanism, epsilon=epsilon, delta=delta, parties=parties)
+
+
+def drawn_once(
+    files: StateFolder,
+    rows: Int64[np.ndarray, " train"],
+    draw: Callable[[], Shaped[np.ndarray, " train"]],
+) -> Shaped[np.ndarray, " train"]:
+    """Return labels of rows as they were drawn, in this session of the run or an earlier one.
+
+    Args:
+        files: The primary's own.
+        rows: Whose labels they are.
+        draw: Draws them, if no session has.
+
+    Raises:
+        PrivacyError: If labels were drawn for other rows.
+        StorageError: If the disk takes no more.
+    """
+    if files.holds(_FILE):
+        kept = files.read(_FILE)
+        if not np.array_equal(kept["rows"].numpy(), rows):
+            raise PrivacyError(
+                f"{files.path / _FILE}: holds labels that were drawn for other rows than now "
+                f"train; restore the table, or begin another run"
+            )
+        return np.asarray(kept["labels"].numpy())
+    drawn = draw()
+    files.write(_FILE, {"rows": torch.from_numpy(rows), "labels": torch.from_numpy(drawn)})
+    return drawn
+
+
+def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
+    """Book what secondaries will be told of labels, durably; call it before anything is sent.
+
+    Labels that were drawn once, or shown, may be told again, as when a run is resumed: that says
+    nothing new, and costs nothing.
+
+    Args:
+        ledger: The primary's.
+        release: What will be told.
+
+    Returns:
+        Whether it was booked; False where this run has booked the same labels before.
+
+    Raises:
+        PrivacyError: If the ledger is closed.
+        StorageError: If the disk takes no more.
+    """
+    sessions = ledger.budgeted
+    before = [one for session in sessions for one in session.labels]
+    once = release.digest or release.mechanism == "shown"
+    if once and release in before:
+        return False
+    ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
+    sessions[-1].labels.append(release)
+    return True
+
+
+# What the primary brings to the fitting of votes: which row is of which class.
+
+LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
+"""Returns the noise that hides labels in a secondary's class sums, fresh each time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ballot:
+    """The primary's rows by class, and how much of that secondaries may learn."""
+
+    bins_of_rows: Int64[np.ndarray, " rows"] = field(repr=False)
+    """Class of every row, and the number of classes for rows that are not for learning."""
+    bins: int
+    """Classes, and one more."""
+    keep: float | None = None
+    """Where labels go out behind randomised response: with which probability one was kept."""
+    label_noise: LabelNoise | None = None
+    """Where labels stay at home: what is added to class sums before they go back. None: the bins
+    go out as they are here."""
+
+
+def keep_of(config: FederationConfig) -> float:
+    """Return with which probability randomised response keeps a row's class.
+
+    Raises:
+        ConfigError: If what a label may cost leaves too little for a row.
+    """
+    encoder = config.encoder
+    assert encoder is not None, "encoders vote"
+    _, classes = config.family.cut_shape(config.model)
+    return keep_probability(encoder.label_epsilon / config.voters_moved, classes)
+
+
+def ballot_of(
+    plan: RunPlan, data: PrimaryData, labels: Labels, ledger: Ledger, files: StateFolder
+) -> Ballot:
+    """Charge for what secondaries will learn of labels, and return it.
+
+    Args:
+        plan: The run, whose encoders vote.
+        data: The primary's table.
+        labels: Of its rows as they were read: standardised labels depend on all others'.
+        ledger: Its own.
+        files: Its own: labels by randomised response are drawn once a run.
+
+    Raises:
+        ConfigError: If votes have not one number for each class.
+        PrivacyError: If labels were drawn for other rows than the table has now.
+        StorageError: If the disk takes no more.
+    """
+    release = label_release(plan.config)
+    assert release is not None, "encoders vote"
+    bins = _classes_of(plan.config, data, labels)
+    classes = plan.cut.shape[1]
+    moved = plan.config.voters_moved
+    if release.epsilon is None:
+        charge_labels(ledger, release)
+        return Ballot(bins_of_rows=bins, bins=classes + 1)
+    if release.mechanism == "randomised":
+        rows, epsilon = np.flatnonzero(bins < classes), release.epsilon / moved
+        bins[rows] = drawn_once(
+            files, rows, lambda: randomised_labels(bins[rows], classes, epsilon)
+        )
+        charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
+        return Ballot(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
+    charge_labels(ledger, release)
+    multiplier = moved * label_noise_multiplier(release.epsilon, release.delta)
+
+    def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
+        return sums.noise(multiplier * sums.change_of_label)
+
+    return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
+
+
+def _classes_of(
+    config: FederationConfig, data: PrimaryData, labels: Labels
+) -> Int64[np.ndarray, " rows"]:
+    """Return the class of every row, and the number of classes for rows that are not for learning.
+
+    Labels of a regression fall into as many classes as votes have numbers, by rank.
+    """
+    _, classes = config.family.cut_shape(config.model)
+    train = data.split.train
+    if data.head.task == "regression":
+        known = classes_by_rank(labels[train], classes)
+    else:
+        there = max(2, data.head.outputs)
+        if classes != there:
+            raise ConfigError(
+                f"model.hidden: votes have one number for each class, and the label has {there}; "
+                f"write hidden = {there}, got {classes}"
+            )
+        known = labels[train].astype(np.int64)
+    bins = np.full(len(labels), classes, dtype=np.int64)
+    bins[train] = known
+    return bins
+
+
+def classes_by_rank(values: Float[np.ndarray, " rows"], classes: int) -> Int64[np.ndarray, " rows"]:
+    """Return classes of equally many rows, the lowest values first.
+
+    Equal values are ordered by their rows' places, so no two rows are level, and a value that is
+    exchanged for another moves its own row, and at most one more over each border between classes.
+
+    Args:
+        values: Of the rows; each must be a function of its own row alone.
+        classes: >= 1.
+    """
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    found: Int64[np.ndarray, " rows"] = ranks * classes // max(1, len(values))
+    return found

@@ -1,0 +1,200 @@
+"""A secondary whose encoder votes: it adds up its records by class, and fits its directions."""
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from securevfl.config.parties import PartySettings
+from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.class_sums import SumFormat, noised_moments
+from securevfl.federation.rounds.fitting import Fitting
+from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.run_plan import RunPlan
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.sampling import LinkSource
+from securevfl.models.frozen import DirectionBottom, Projection, class_directions, public_projection
+
+
+def sums_of(plan: RunPlan, numbers: int) -> SumFormat:
+    """Return the format of class sums, which primary and secondaries reckon alike.
+
+    Args:
+        plan: The run, whose encoders vote.
+        numbers: Of a record, projected or not.
+
+    Raises:
+        PrivacyError: If the noise leaves nothing to fit to.
+    """
+    _, classes = plan.cut.shape
+    # Where nothing is promised there may be no cap: a record is in a row once.
+    cap = plan.config.privacy.links_per_record or plan.facts.rows
+    return SumFormat.choose(
+        features=numbers,
+        bins=classes + 1,
+        links_per_record=cap,
+        noise_multiplier=plan.releases.fitting_multiplier(),
+    )
+
+
+def fitting_of(
+    plan: RunPlan,
+    party: PartySettings,
+    bottom: DirectionBottom,
+    features: Float32[np.ndarray, "records features"],
+    links: LinkSource,
+    ledger: Ledger,
+) -> "Voter | Fitting":
+    """Return what fits one secondary's encoder; see :class:`Voter` and :class:`Fitting`."""
+    if plan.votes:
+        return Voter(plan, party, bottom, features, links, ledger)
+    return Fitting(plan, bottom, features, ledger, name=party.name)
+
+
+class Voter:
+    """One secondary's part in the fitting of votes, and the fit.
+
+    Its steps are :meth:`begin`, :meth:`vectors` and :meth:`noise`, of which the class sums are
+    made by somebody, and :meth:`finish`.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        party: PartySettings,
+        bottom: DirectionBottom,
+        features: Float32[np.ndarray, "records features"],
+        links: LinkSource,
+        ledger: Ledger,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            plan: The run.
+            party: Who it is.
+            bottom: Its encoder, still random.
+            features: This party's records, scaled.
+            links: Its links.
+            ledger: This party's own.
+
+        Raises:
+            PrivacyError: If the noise leaves nothing to fit to.
+        """
+        assert isinstance(bottom.encode, Projection), "what votes are"
+        self.name = party.name
+        """Whose part it is."""
+        self._plan = plan
+        self._bottom = bottom
+        self._encode = bottom.encode
+        self._links = links
+        self._ledger = ledger
+        self._projection = public_projection(
+            features.shape[1],
+            seed=derive_seed(plan.config.federation.seed, "votes", party.name),
+        )
+        self._records = features @ self._projection
+        self.format = sums_of(plan, self._records.shape[1])
+        """Of its class sums."""
+        self._sums: Float64[np.ndarray, "bins numbers"] | None = None
+        self._kept: KeptRelease | None = None
+
+    def keeps(self, kept: KeptRelease) -> None:
+        """Say where the encoder is kept once it is fitted; it calls back for the fit."""
+        self._kept = kept
+
+    @property
+    def settled(self) -> bool:
+        """Whether the encoder was fitted and kept before: then no class sums are needed."""
+        return self._kept is not None and self._kept.settled
+
+    def begin(self, *, leaves: bool) -> None:
+        """Charge the fitting, before anything of it is computed.
+
+        Args:
+            leaves: Whether noised class sums leave this party, to be answered by the primary.
+
+        Raises:
+            BudgetExceededError: If the budget forbids it.
+            PrivacyError: If class sums of this run left before and what came of them was lost.
+        """
+        if not self._ledger.fitted:
+            self._ledger.charge_fitting()
+        elif leaves:
+            raise PrivacyError(
+                "class sums of this run were charged, may have left, and what came back is lost; "
+                "they are not made again with other noise: start another run with another --out, "
+                "which is charged to the table's total"
+            )
+
+    def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
+        """Return the vector of each of the primary's rows, in units of the format."""
+        rows = np.arange(self._plan.facts.rows, dtype=np.int64)
+        return self.format.row_vectors(self._records, self._links.link(rows).indices)
+
+    def noise(self) -> Int64[np.ndarray, "bins numbers"]:
+        """Return fresh noise that protects the records; zeros where nothing is promised."""
+        multiplier = self._plan.releases.fitting_multiplier()
+        return self.format.noise((multiplier or 0.0) * self.format.change_of_record)
+
+    def by_labels(
+        self, bins: Int64[np.ndarray, " rows"], *, keep: float | None
+    ) -> Float64[np.ndarray, "bins numbers"]:
+        """Return noised class sums by bins that the primary has sent.
+
+        Args:
+            bins: Of every row.
+            keep: Probability with which labels were kept by randomised response; sums are
+                corrected for it, so that they are right in the mean. None: labels are true.
+
+        References:
+            [KBR16] Kairouz, Bonawitz and Ramage, section 4: the unbiased estimate of frequencies.
+        """
+        sums = (self.format.by_bins(self.vectors(), bins) + self.noise()).astype(np.float64)
+        if keep is None:
+            return sums
+        classes = len(sums) - 1
+        other = (1 - keep) / (classes - 1)
+        known = sums[:-1]
+        sums[:-1] = (known - other * known.sum(axis=0)) / (keep - other)
+        return sums
+
+    def finish(self, sums: Float64[np.ndarray, "bins numbers"]) -> None:
+        """Take the class sums, fit the encoder to them, and keep it.
+
+        Args:
+            sums: In units, with all noise that there is.
+
+        Raises:
+            PrivacyError: If records' covariance is asked for and its noise leaves nothing of it.
+        """
+        self._sums = sums
+        assert self._kept is not None, "said when the secondary was made"
+        self._kept.settle()
+
+    def __call__(self) -> None:
+        """Fit the encoder to the class sums that came.
+
+        Raises:
+            PrivacyError: If none have come: the primary asks for rows before it asked for votes.
+        """
+        if self._sums is None:
+            raise PrivacyError(
+                "the primary asks for rows before it has let votes be fitted to class sums"
+            )
+        counts, means = self.format.means(self._sums)
+        moments = None
+        encoder = self._plan.config.encoder
+        if encoder is not None and encoder.whiten:
+            moments = noised_moments(
+                self._records,
+                radius=self.format.radius,
+                noise_multiplier=self._plan.releases.fitting_multiplier(),
+            )
+        found = class_directions(
+            counts,
+            means,
+            covariance=None if moments is None else moments.covariance,
+            spread=0.0 if moments is None else moments.spread,
+        )
+        self._encode.fit(
+            centre=self._projection @ found.centre, projection=self._projection @ found.weights
+        )

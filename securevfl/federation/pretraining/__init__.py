@@ -1,0 +1,1 @@
+"""Self-supervised pretraining of encoders (FedHSSL): the stage before supervised rounds."""

@@ -1,0 +1,475 @@
+"""The primary's loop of pretraining, and the mechanism of the projections that it sends."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core.conventions import stream
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.progress import Observer, PretrainingIteration, PretrainingRound, Warned
+from securevfl.data.tables import PartyTable
+from securevfl.dp.clipping import clip_rows
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.exchange import RoundCounter
+from securevfl.federation.pretraining.learner_with_records import (
+    IterationFigures,
+    LearnerWithRecords,
+    PretrainingRows,
+    even_batches,
+    pretraining_rows,
+)
+from securevfl.federation.pretraining.pretraining_exchange import (
+    CollapseWatch,
+    PretrainingExchange,
+    PretrainingSecondary,
+)
+from securevfl.federation.rounds.cut import with_iso_noise
+from securevfl.federation.rounds.primary import Primary
+from securevfl.federation.rounds.secondary import SecondaryData
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.links import Alignment
+from securevfl.models.fedhssl.learner import unit
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.mpc.codec import RingFormat, quantise, to_float
+
+# What the primary sends in pretraining: as it is, with ISO noise, or accounted for.
+
+# What torch's batch norms call their running statistics.
+_STATISTICS: Final = ("running_mean", "running_var")
+
+
+@runtime_checkable
+class Sending(Protocol):
+    """Protects the primary's projections before they leave."""
+
+    def __call__(
+        self, projections: Float[Tensor, "batch width"], *, round_number: int
+    ) -> Float[Tensor, "batch width"]:
+        """Return what is sent in place of the projections, which are of any length.
+
+        Reveals:
+            To every secondary: what is returned.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the files that are held open."""
+        ...
+
+
+class SentPlain:
+    """Their directions as they are, which is all that anybody learns from."""
+
+    def __call__(
+        self,
+        projections: Float[Tensor, "batch width"],
+        *,
+        round_number: int,  # noqa: ARG002 - a Sending
+    ) -> Float[Tensor, "batch width"]:
+        """Return unit vectors.
+
+        Reveals:
+            To every secondary: a representation of each of the primary's aligned rows.
+        """
+        return unit(projections)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SentWithIso:
+    """The projections as they are, with ISO noise: a heuristic that promises nothing.
+
+    References:
+        [FedHSSL] section VI-B ("applies ISO to the output of its cross-party encoder"), Equation 7.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(
+        self,
+        projections: Float[Tensor, "batch width"],
+        *,
+        round_number: int,  # noqa: ARG002 - a Sending
+    ) -> Float[Tensor, "batch width"]:
+        """Return the projections with noise.
+
+        Reveals:
+            To every secondary: the noisy projections, and from the size of their noise how long the
+            longest of the batch is. No guarantee goes with them.
+        """
+        return with_iso_noise(projections, self.scale)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SentWithGaussianNoise:
+    """Clipped vectors with discrete Gaussian noise, each batch booked before it is sent.
+
+    The encoder was trained on the rows, so one row may change all B vectors of a batch, by up to
+    2C each: this is the unit ``secondary-record`` of a trained encoder (docs/privacy.md, section
+    3), with the primary as the only party that contributes.
+    """
+
+    def __init__(self, plan: ReleasePlan, ledger: Ledger, *, noise_share_std: float) -> None:
+        """Make it.
+
+        Args:
+            plan: What pretraining sends in all.
+            ledger: Books every batch.
+            noise_share_std: ``tau`` at which the plan keeps its promise.
+        """
+        tau = noise_share_std
+        self.ledger = ledger
+        self.ring = RingFormat.choose(
+            clip_norm=plan.privacy.clip_norm, noise_share_std=tau, parties=1
+        )
+        self.clip_norm = plan.privacy.clip_norm
+        self.noise = ExactDiscreteGaussian(tau / self.ring.granularity)
+
+    def __call__(
+        self, projections: Float[Tensor, "batch width"], *, round_number: int
+    ) -> Float[Tensor, "batch width"]:
+        """Book the batch and return its unit vectors with noise.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing was sent.
+
+        Reveals:
+            To every secondary: the noised vectors, covered by the ledger's epsilon.
+        """
+        # Which rows they are does not matter to the price of a trained encoder.
+        rows = np.arange(len(projections))
+        self.ledger.charge(round_number=round_number, rows=rows, purpose="pretraining")
+        clipped = clip_rows(unit(projections).unsqueeze(1), self.clip_norm).squeeze(1)
+        units = quantise(clipped, self.ring)
+        units += self.noise.sample(units.shape, device=units.device)
+        return to_float(units, self.ring, divisor=1)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
+
+
+def sending(
+    settings: PretrainingSettings, *, batches: int, rows: int, ledger: Path, run: str, party: str
+) -> Sending:
+    """Return what the federation file chooses.
+
+    Args:
+        settings: How to pretrain.
+        batches: Batches of aligned rows in one pass.
+        rows: Aligned rows.
+        ledger: The path of the primary's ledger of pretraining.
+        run: The run's id.
+        party: The primary's name.
+
+    Raises:
+        ConfigError: If the ledger is in use, or the noise does not fit the ring.
+        PrivacyError: If the ledger was altered.
+    """
+    if settings.primary_sends == "plain":
+        scale = settings.iso_projections
+        return SentWithIso(scale) if scale else SentPlain()
+    if settings.epsilon is None:
+        raise ConfigError('pretraining.epsilon: primary_sends = "gaussian" needs it')
+    passes = settings.iterations * settings.cross_epochs
+    plan = ReleasePlan(
+        privacy=Privacy(
+            mechanism="gaussian",
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            clip_norm=1.0,
+            unit="secondary-record",
+            encoder="trained",
+        ),
+        parties=1,
+        min_active=1,
+        rounds=passes * batches,
+        rows_per_round=-(-rows // batches),
+        row_releases=passes * rows,
+        # Batches are booked by their sizes, not by their rows.
+        releases_per_row=passes * batches,
+        links=1,
+    )
+    tau = plan.noise_share_std()
+    book = Ledger(ledger, party=party, plan=plan, noise_share_std=tau, run=run)
+    return SentWithGaussianNoise(plan, book, noise_share_std=tau)
+
+
+def sent_weights(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the primary's weights as they enter the mean of all parties': with ISO noise.
+
+    Each parameter gets noise of its own size. A batch norm's running statistics are no parameters,
+    and stay as they are: a noised variance may be negative.
+
+    Args:
+        weights: The primary's local top encoder and heads, by name.
+        scale: lambda of ``pretraining.iso_weights``; 0 adds no noise.
+
+    Reveals:
+        Nothing by itself. From the mean, of two parties the other one takes the noisy weights, the
+        statistics as they are, and from the noise each parameter's longest row. No guarantee goes
+        with them.
+
+    References:
+        [FedHSSL] section VI-B ("and parameters of its local top encoder"), Equation 7.
+    """
+    return {
+        name: value if name.endswith(_STATISTICS) else with_iso_noise(value, scale)
+        for name, value in weights.items()
+    }
+
+
+# The primary's run of pretraining, over any exchange.
+
+
+class PretrainingRun:
+    """Iterate cross-party learning, local learning and aggregation.
+
+    References:
+        [FedHSSL] Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        learning: LearnerWithRecords,
+        exchange: PretrainingExchange,
+        rows: PretrainingRows,
+        *,
+        steps: tuple[str, ...],
+        sending: Sending,
+        rounds: RoundCounter,
+        seed: int,
+        save: Callable[[int, dict[str, Any]], None],
+        observe: Observer,
+    ) -> None:
+        self.learning = learning
+        self.exchange = exchange
+        self.rows = rows
+        self.steps = steps
+        self.sending = sending
+        self.rounds = rounds
+        self.seed = seed
+        self.save = save
+        self.observe = observe
+        self.history: list[dict[str, Any]] = []
+        self._watch = CollapseWatch(learning.name, observe)
+
+    def run(self, *, start: int = 0) -> None:
+        """Do the iterations from ``start``, counted from 0, to the last.
+
+        Reveals:
+            What :class:`PretrainingExchange` says of each of its methods.
+        """
+        total = self.learning.learner.settings.iterations
+        if start >= total:
+            # All is learned already; secondaries still have to load what they saved.
+            self.exchange.begin_iteration(total - 1, self.rows.held_out)
+            self.exchange.end_iteration(total, last=True)
+        for iteration in range(start, total):
+            began = time.monotonic()
+            self.learning.begin_iteration(iteration)
+            self.exchange.begin_iteration(iteration, self.rows.held_out)
+            if "cross" in self.steps:
+                self._cross(iteration)
+            if "local" in self.steps:
+                self.exchange.local(iteration)
+                self.learning.learn_local(iteration)
+            if "aggregate" in self.steps:
+                self._aggregate()
+            done, last = iteration + 1, iteration + 1 == total
+            others = self.exchange.end_iteration(done, last=last)
+            figures = self.learning.figures()
+            line = self._record(done, [figures, *others], seconds=time.monotonic() - began)
+            self.save(done, {"member": self.learning.state(), "history": self.history})
+            self._watch(figures, last=last)
+            self.observe(PretrainingIteration(iterations=total, **line))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what was saved after an iteration."""
+        self.learning.learner.load_state(state["member"])
+        self.history = list(state["history"])
+
+    def _cross(self, iteration: int) -> None:
+        settings = self.learning.learner.settings
+        for epoch in range(settings.cross_epochs):
+            order = stream(self.seed, "pretraining", "aligned", iteration, epoch)
+            shuffled = order.permutation(self.rows.aligned)
+            parts = even_batches(shuffled, batch_size=settings.batch_size)
+            for done, rows in enumerate(parts, 1):
+                number = self.rounds.next()
+                own = self.learning.project(rows, round_number=number)
+                sent = self.sending(own, round_number=number)
+                targets = self.exchange.cross(rows, sent, round_number=number)
+                self.learning.learn_cross(targets)
+                self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))
+
+    def _aggregate(self) -> None:
+        scale = self.learning.learner.settings.iso_weights
+        mean = self.exchange.aggregate(
+            sent_weights(self.learning.shared_weights(), scale),
+            weight=self.learning.weight,
+            round_number=self.rounds.next(),
+        )
+        self.learning.load_shared(mean)
+
+    def _record(
+        self, done: int, parties: list[IterationFigures], *, seconds: float
+    ) -> dict[str, Any]:
+        line: dict[str, Any] = {"iteration": done, "seconds": round(seconds, 3)}
+        for name in ("cross_loss", "cross_spread", "local_loss", "local_spread"):
+            values = [value for one in parties if (value := getattr(one, name)) is not None]
+            if values:
+                line[name] = sum(values) / len(values)
+        self.history.append(line)
+        return line
+
+
+# Build each party's part of pretraining from the federation file.
+
+
+def build_learner(
+    config: FederationConfig,
+    features: Tensor,
+    own: npt.NDArray[np.int64],
+    *,
+    table: PartyTable,
+) -> LearnerWithRecords:
+    """Return a party's learner with its records.
+
+    Args:
+        config: The federation file.
+        features: The party's features, scaled, on its device.
+        own: Its records that it may learn from.
+        table: The party's table, for its name and its columns.
+
+    Raises:
+        DataError: If there are too few records.
+        ConfigError: If the encoder does not fit the features.
+    """
+    name = table.name
+    if "local" in config.family.pretraining and len(own) < 2:
+        raise DataError(
+            f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
+        )
+    learner = config.family.build_learner(
+        config.model,
+        config.pretraining,
+        features=features[torch.as_tensor(own, device=features.device)],
+        feature_names=table.feature_names,
+        party=name,
+        seed=config.federation.seed,
+    )
+    return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
+
+
+def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
+    text = config.family.pretraining_warning(config.model, table.feature_names)
+    if text is not None:
+        observe(Warned(text=f"{table.name}: {text}"))
+
+
+def build_pretraining_secondary(
+    config: FederationConfig,
+    table: PartyTable,
+    data: SecondaryData,
+    checkpoints: Checkpoints,
+    *,
+    start: int,
+    observe: Observer,
+) -> PretrainingSecondary:
+    """Return a secondary as it takes part in pretraining.
+
+    Args:
+        config: The federation file.
+        table: The party's table.
+        data: The same as tensors, with its links.
+        checkpoints: Where its iterations are saved.
+        start: Iterations that are done already.
+        observe: Hears of warnings.
+    """
+    _warn(config, table, observe)
+
+    def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
+        return build_learner(config, data.features, own, table=table)
+
+    return PretrainingSecondary(
+        data,
+        build=build,
+        save=checkpoints.save_pretraining,
+        observe=observe,
+        restore=partial(checkpoints.load_pretraining, start) if start else None,
+    )
+
+
+def build_run(
+    config: FederationConfig,
+    table: PartyTable,
+    primary: Primary,
+    exchange: PretrainingExchange,
+    files: PartyFiles,
+    *,
+    alignment: Alignment | None,
+    start: int,
+    observe: Observer,
+) -> PretrainingRun:
+    """Return the primary's run of pretraining.
+
+    Args:
+        config: The federation file.
+        table: The primary's table.
+        primary: The primary with its data and its exchange.
+        exchange: How pretraining reaches the secondaries.
+        files: The primary's own.
+        alignment: Which rows are linked where; None where nothing is learned across parties.
+        start: Iterations that are done already.
+        observe: Hears of progress.
+
+    Raises:
+        DataError: If there are too few rows.
+    """
+    settings, data = config.pretraining, primary.data
+    _warn(config, table, observe)
+    rows = pretraining_rows(
+        data.split,
+        linked=None if alignment is None else alignment.everywhere,
+        aligned=settings.aligned,
+        seed=config.federation.seed,
+    )
+    run = PretrainingRun(
+        build_learner(config, data.features, rows.own, table=table),
+        exchange,
+        rows,
+        steps=config.family.pretraining,
+        sending=sending(
+            settings,
+            batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
+            rows=len(rows.aligned),
+            ledger=files.ledger_path("pretraining-ledger"),
+            run=files.ledger.run,
+            party=config.primary.name,
+        ),
+        rounds=primary.exchange.rounds,
+        seed=config.federation.seed,
+        save=files.checkpoints.save_pretraining,
+        observe=observe,
+    )
+    if start:
+        files.checkpoints.load_pretraining(start, run.load_state)
+    return run

@@ -1,0 +1,1 @@
+"""Rounds: representations are released, averaged and trained on."""

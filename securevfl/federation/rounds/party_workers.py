@@ -1,0 +1,654 @@
+"""One party's model on several of its own processes.
+
+Rank 0 is the party, and its weights are the weights. Before a batch it gives its helpers weights
+and rows; it puts together what they return, and adds their gradients to its own. What leaves the
+party, what is charged for it and all noise are rank 0's affair alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor, nn
+
+from securevfl.core.errors import ConfigError
+from securevfl.federation.rounds.updates import (
+    DropoutStream,
+    GradientNoise,
+    GradientUnits,
+    LinkedRecords,
+    RowGradients,
+)
+from securevfl.federation.rounds.worker_group import WorkerGroup
+from securevfl.models.building import Forward
+from securevfl.models.building import row_by_row as each_row
+from securevfl.models.split import DistinctBottom
+
+# Each record of a batch once: what a bottom model computes of it serves every link to it.
+
+
+def represent_distinct(
+    bottom: Forward,
+    features: Float[Tensor, "records features"],
+    keys: Float[Tensor, "records dimension"],
+    index: Int64[Tensor, "batch links"],
+    present: Bool[Tensor, "batch links"],
+) -> Float[Tensor, "batch links width"]:
+    """Apply a recordwise bottom model to each linked record once, and gather by link.
+
+    A batch links to a record many times (K links a row, and near rows share records); the model's
+    work and its gradient's shrink by as much. Dropout, if the model has any, is then the same for
+    all links to a record.
+
+    Args:
+        bottom: A recordwise model, see :class:`securevfl.models.split.Bottom`.
+        features: All of the secondary's records.
+        keys: Their keys.
+        index: Record of each link; anything valid where there is none.
+        present: Which links there are.
+    """
+    if bool(present.any()):
+        # A record that nobody linked must not stand in for none: batch norm would look at it.
+        index = torch.where(present, index, index[present][0])
+    records, place = _distinct(index, len(features))
+    alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
+    vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
+    gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
+    return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
+
+
+def represent_linked(
+    bottom: DistinctBottom,
+    features: Float[Tensor, "records features"],
+    keys: Float[Tensor, "records dimension"],
+    index: Int64[Tensor, "batch links"],
+    present: Bool[Tensor, "batch links"],
+) -> Float[Tensor, "batch positions width"]:
+    """Apply a bottom model whose links see one another, with each linked record given once.
+
+    An absent link has a record of zeros, as it has where each link is given by itself: whatever a
+    model makes of an empty slot, no record of the table stands in it.
+
+    Args:
+        bottom: The model.
+        features: All of the secondary's records.
+        keys: Their keys.
+        index: Record of each link; anything valid where there is none.
+        present: Which links there are.
+    """
+    records, found = _distinct(index[present], len(features))
+    features, keys = features[records], keys[records]
+    if len(found) == index.numel():
+        return bottom.of_distinct(features, keys, found.view_as(index), present)
+    place = torch.full_like(index, len(records)).masked_scatter_(present, found)
+    features, keys = (torch.cat([one, one.new_zeros(1, one.shape[1])]) for one in (features, keys))
+    return bottom.of_distinct(features, keys, place, present)
+
+
+def _distinct(
+    index: Int64[Tensor, "*links"], num_records: int
+) -> tuple[Int64[Tensor, " records"], Int64[Tensor, "*links"]]:
+    """Return the records in rising order, and the place of each link's record among them."""
+    if num_records > 4 * index.numel():
+        return index.unique(return_inverse=True)
+    # Marking the records of a table that is not much larger is cheaper than sorting the links.
+    seen = torch.zeros(num_records, dtype=torch.bool, device=index.device)
+    seen[index.flatten()] = True
+    place = seen.cumsum(0).sub_(1)
+    return seen.nonzero().squeeze(1), place[index]
+
+
+# A secondary's records at work: what its bottom model makes of the links to them.
+
+
+@dataclass(kw_only=True, eq=False)
+class OwnRecords:
+    """A bottom model and the records that it sees, as tensors on one device."""
+
+    bottom: nn.Module
+    """The model; an audit puts another one in its place."""
+
+    features: Float[Tensor, "records features"]
+    keys: Float[Tensor, "records dimension"]
+
+    row_by_row: bool
+    """Whether the model sees one row alone, whoever wrote it."""
+
+    apart: bool
+    """Whether each link is computed in a place of its own: wherever anything is promised.
+
+    How many records a batch links to is the size of a matrix product, which may decide the last
+    bits of every row of it; and one record more or less must leave other rows as they are.
+    """
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, as :class:`securevfl.federation.rounds.party_workers.Work` calls it."""
+        return self.bottom
+
+    @property
+    def forward(self) -> Forward:
+        """The model as it is evaluated."""
+        return each_row(self.bottom) if self.row_by_row else self.bottom
+
+    def linked(
+        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
+    ) -> LinkedRecords:
+        """Return the records of links, each link by itself.
+
+        Args:
+            index: Record of each link; anything valid where there is none.
+            present: Which links there are.
+        """
+        features, keys = self.features[index], self.keys[index]
+        if not bool(present.all()):
+            # Whatever a model makes of an empty slot, no record must stand in it.
+            empty = ~present.unsqueeze(-1)
+            features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
+        return LinkedRecords(features=features, keys=keys, present=present)
+
+    def on(self, device: torch.device) -> "OwnRecords":
+        """Return a copy on a device."""
+        return replace(
+            self,
+            bottom=copy.deepcopy(self.bottom).to(device),
+            features=self.features.to(device),
+            keys=self.keys.to(device),
+        )
+
+    def taught(
+        self,
+        index: Int64[Tensor, "batch links"],
+        present: Bool[Tensor, "batch links"],
+        *,
+        clip_norm: float,
+        units: GradientUnits,
+        stream: DropoutStream,
+    ) -> RowGradients:
+        """Return a batch of rows whose gradients are clipped one by one.
+
+        Args:
+            index: Record of each link; anything valid where there is none.
+            present: Which links there are.
+            clip_norm: ``C`` of releases.
+            units: Adds the gradients up.
+            stream: Of dropped units.
+        """
+        return RowGradients(
+            self.bottom,
+            self.linked(index, present),
+            forward=self.forward,
+            clip_norm=clip_norm,
+            units=units,
+            stream=stream,
+        )
+
+    def __call__(
+        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return the representation of a batch of rows.
+
+        Args:
+            index: Record of each link; anything valid where there is none.
+            present: Which links there are.
+        """
+        features, keys = self.features, self.keys
+        if not self.apart and self.bottom.recordwise:
+            return represent_distinct(self.forward, features, keys, index, present)
+        if not self.apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
+            return represent_linked(self.bottom, features, keys, index, present)
+        linked = self.linked(index, present)
+        return self.forward(linked.features, linked.keys, linked.present)
+
+
+# What the processes of one party share of a batch: each computes the rows that are its own.
+
+
+@runtime_checkable
+class Work(Protocol):
+    """What is computed of rows, each by itself."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that computes it."""
+        ...
+
+    def on(self, device: torch.device) -> "Work":
+        """Return a copy on a device."""
+        ...
+
+    def __call__(self, *rows: Any) -> Tensor:
+        """Return one output for each row of the inputs, whose first dimension is the rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """The primary's half of the network as work: its own rows and the average in, outputs out."""
+
+    module: nn.Module
+
+    def on(self, device: torch.device) -> "TopRows":
+        """Return a copy on a device."""
+        return TopRows(copy.deepcopy(self.module).to(device))
+
+    def __call__(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None = None
+    ) -> Tensor:
+        """Return the outputs; see :class:`models.split.Top`."""
+        output: Tensor = self.module(features, keys, aggregate, similarities)
+        return output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivateRows:
+    """How gradients of rows are clipped, where each update is a release."""
+
+    clip_norm: float
+    """``C`` of releases."""
+
+    units: GradientUnits
+    """Adds up what is clipped."""
+
+
+class Order(IntEnum):
+    """What rank 0 wants next."""
+
+    END = 0
+    TAKE = 1
+    WEIGHTS = 2
+    COMPUTE = 3
+    COMPUTE_TO_LEARN = 4
+    COMPUTE_PRIVATELY = 5
+    GRADIENTS = 6
+    PRIVATE_GRADIENTS = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What helpers are told of a batch."""
+
+    training: bool
+    seed: int
+    """Of what they drop; of no use where nothing is trained."""
+    sizes: list[int]
+    """Rows of each rank."""
+    wanted: list[bool]
+    """Which inputs want a gradient."""
+
+    def numbers(self) -> list[int]:
+        """Return it as whole numbers."""
+        return [int(self.training), self.seed, len(self.wanted), *self.wanted, *self.sizes]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "Batch":
+        """Return what :meth:`numbers` was made of."""
+        training, seed, inputs, *rest = numbers
+        return cls(
+            training=bool(training),
+            seed=seed,
+            wanted=[bool(one) for one in rest[:inputs]],
+            sizes=list(rest[inputs:]),
+        )
+
+
+class ModelPart:
+    """One process's rows: the model at work on them, and what waits for a gradient."""
+
+    def __init__(self, work: Work, private: PrivateRows | None, *, stream: DropoutStream) -> None:
+        """Make it.
+
+        Args:
+            work: What is computed.
+            private: How gradients are clipped, where each update is a release.
+            stream: Of dropped units, where updates are releases; elsewhere one is active.
+        """
+        self.work = work
+        self.private = private
+        self.stream = stream
+        self._graph: tuple[list[Tensor], Tensor] | None = None
+        self._rows: RowGradients | None = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's weights."""
+        return list(self.work.module.parameters())
+
+    def compute(self, order: Order, rows: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+        """Return the output of rows, and keep what its gradient will need.
+
+        Args:
+            order: One of the three that compute.
+            rows: What the work takes.
+            wanted: Which of it wants a gradient.
+        """
+        if order is Order.COMPUTE_PRIVATELY:
+            assert self.private is not None, "asked for where updates are releases"
+            assert isinstance(self.work, OwnRecords), "asked for by a secondary"
+            self._rows = self.work.taught(
+                *rows,
+                clip_norm=self.private.clip_norm,
+                units=self.private.units,
+                stream=self.stream,
+            )
+            return self._rows.represent()
+        if order is Order.COMPUTE:
+            return self.work(*rows)
+        with torch.enable_grad():
+            inputs = [
+                row.detach().requires_grad_() if want else row
+                for row, want in zip(rows, wanted, strict=True)
+            ]
+            out = self.work(*inputs)
+        self._graph = [row for row, want in zip(inputs, wanted, strict=True) if want], out
+        return out.detach()
+
+    def gradients(self, gradient: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return the gradients of the inputs that want one, and of the parameters that have one."""
+        assert self._graph is not None, "computed to learn"
+        (leaves, out), self._graph = self._graph, None
+        found = torch.autograd.grad(out, [*leaves, *self.parameters], gradient, allow_unused=True)
+        inputs = [
+            torch.zeros_like(leaf) if one is None else one
+            for leaf, one in zip(leaves, found, strict=False)
+        ]
+        return inputs, list(found[len(leaves) :])
+
+    def private_gradients(self, gradient: Tensor) -> Tensor:
+        """Return the rows' clipped gradients, added up in whole units, and how many were lost."""
+        assert self._rows is not None, "computed privately"
+        assert self.private is not None, "computed privately"
+        rows, self._rows = self._rows, None
+        before = self.private.units.not_finite
+        total = rows.total(gradient).to(torch.int64)
+        return torch.cat([total, total.new_tensor([self.private.units.not_finite - before])]).cpu()
+
+
+def values_of(module: nn.Module) -> list[Tensor]:
+    """Return what of a model is numbers, weights first."""
+    return [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
+
+
+def flat(values: Sequence[Tensor | None], shapes: Sequence[Tensor]) -> Tensor:
+    """Return values in one vector on the CPU, zeros where there are none."""
+    return torch.cat(
+        [
+            (torch.zeros_like(shape) if value is None else value).detach().flatten().cpu()
+            for value, shape in zip(values, shapes, strict=True)
+        ]
+    )
+
+
+def split(vector: Tensor, shapes: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of a vector in the shapes of what it was made of."""
+    parts = vector.split([one.numel() for one in shapes])
+    return [part.view_as(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+# One party's model on several of its own processes: each has the rows of a batch that are its.
+
+_SEEDS: Final = 2**62
+
+
+class PartyWorkers:
+    """Rank 0's end: computes over all processes what it would compute by itself."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        work: Work,
+        *,
+        stream: DropoutStream,
+        device: torch.device,
+        noise: GradientNoise | None = None,
+        clip_norm: float = 0.0,
+    ) -> None:
+        """Make it; the others get a copy of the work with its first batch.
+
+        Args:
+            group: The processes; this is rank 0 of them.
+            work: What is computed.
+            stream: The party's dropout stream, from which the others' draws are seeded.
+            device: Where this process computes.
+            noise: What protects each update, if updates are releases.
+            clip_norm: ``C`` of releases, then.
+
+        Raises:
+            ConfigError: If the model looks at all rows of a batch.
+        """
+        for name, module in work.module.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                raise ConfigError(
+                    f"torchrun: the model's layer {name!r} is a {type(module).__name__}, which "
+                    f"looks at all rows of a batch; run this party as one process"
+                )
+        self._group = group
+        self._device = device
+        private = None if noise is None else PrivateRows(clip_norm=clip_norm, units=noise)
+        self._own = ModelPart(work, private, stream=stream)
+        self._known: list[int] = []
+        self._sizes: list[int] = []
+
+    def __call__(self, *rows: Tensor) -> Tensor:
+        """Return what the work makes of rows, on the autograd graph where one is asked for.
+
+        Args:
+            rows: What the work takes, the same number of rows each.
+        """
+        if not torch.is_grad_enabled():
+            return self._compute(Order.COMPUTE, rows, [False] * len(rows), seed=self._seed())
+        out: Tensor = _Spread.apply(self, len(rows), *rows, *self._own.parameters)  # type: ignore[no-untyped-call]
+        return out
+
+    def represent_privately(
+        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return the representation of rows whose gradients are to be clipped one by one.
+
+        Args:
+            index: Record of each link; anything valid where there is none.
+            present: Which links there are.
+        """
+        links = index, present
+        with self._own.stream.active():
+            seed = self._seed()
+        return self._compute(Order.COMPUTE_PRIVATELY, links, [False, False], seed=seed)
+
+    def private_gradients(
+        self, gradient: Float[Tensor, "batch positions width"]
+    ) -> Float64[Tensor, " parameters"]:
+        """Return the sum of these rows' clipped gradients in whole units, without noise.
+
+        Args:
+            gradient: Of each row's loss, with respect to its representation.
+        """
+        assert self._own.private is not None, "made with what protects updates"
+        part = self._hand_out(Order.PRIVATE_GRADIENTS, gradient)
+        total = self._own.private_gradients(part)
+        here = int(total[-1])
+        self._group.add_up(total)
+        self._own.private.units.not_finite += int(total[-1]) - here
+        return total[:-1].double().to(self._device)
+
+    def _compute(
+        self, order: Order, rows: Sequence[Tensor], wanted: Sequence[bool], *, seed: int
+    ) -> Tensor:
+        self._catch_up()
+        training = self._own.work.module.training
+        parts = [row.tensor_split(self._group.size) for row in rows]
+        self._sizes = [len(part) for part in parts[0]]
+        batch = Batch(training=training, seed=seed, sizes=self._sizes, wanted=list(wanted))
+        self._group.tell([order, *batch.numbers()])
+        for rank in self._others():
+            for part in parts:
+                self._group.send(part[rank], to=rank)
+        out = [self._own.compute(order, [part[0] for part in parts], wanted)]
+        out += [self._group.receive(source=rank).to(self._device) for rank in self._others()]
+        return torch.cat(out)
+
+    def _seed(self) -> int:
+        """Return a seed of what the others drop in a batch.
+
+        It is drawn as the party's own units are, so that a resumed run drops what it would have.
+        """
+        if not self._own.work.module.training:
+            return 0
+        drawn = torch.empty((), dtype=torch.int64, device=self._device)
+        return int(drawn.random_(_SEEDS))
+
+    def _gradients(self, gradient: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return the gradients of the inputs that want one, and of the parameters."""
+        part = self._hand_out(Order.GRADIENTS, gradient)
+        inputs, own = self._own.gradients(part)
+        for rank in self._others():
+            for number, one in enumerate(inputs):
+                other = self._group.receive(source=rank).to(self._device)
+                inputs[number] = torch.cat([one, other])
+        total = flat(own, self._own.parameters)
+        self._group.add_up(total)
+        # What has no gradient here has none anywhere: an optimizer leaves it as it is.
+        return inputs, [
+            None if mine is None else one.to(self._device)
+            for mine, one in zip(own, split(total, self._own.parameters), strict=True)
+        ]
+
+    def _hand_out(self, order: Order, gradient: Tensor) -> Tensor:
+        """Give the others their rows of a gradient, and return one's own."""
+        self._group.tell([order])
+        parts = gradient.split(self._sizes)
+        for rank in self._others():
+            self._group.send(parts[rank], to=rank)
+        return parts[0]
+
+    def _others(self) -> list[int]:
+        """Return the ranks that have rows of this batch, but for this one."""
+        return [rank for rank in range(1, self._group.size) if self._sizes[rank]]
+
+    def _catch_up(self) -> None:
+        """Give the others the weights: whether an optimizer has changed them, nobody can see.
+
+        Fused optimizers leave no trace of it in a tensor's version.
+        """
+        work, private = self._own.work, self._own.private
+        values = values_of(work.module)
+        known = [id(value) for value in values]
+        if known != self._known:
+            # A new model, or one that parts have been put into.
+            if private is not None:
+                units = GradientUnits(
+                    clip_norm=private.units.clip_norm, granularity=private.units.granularity
+                )
+                private = PrivateRows(clip_norm=private.clip_norm, units=units)
+            self._group.tell([Order.TAKE])
+            self._group.hand_over((work.on(torch.device("cpu")), private))
+        else:
+            self._group.tell([Order.WEIGHTS])
+            self._group.spread(flat(values, values))
+        self._known = known
+
+
+class _Spread(torch.autograd.Function):
+    """A batch over all processes, as one node of this one's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, workers: PartyWorkers, inputs: int, *values: Tensor) -> Tensor:
+        ctx.workers = workers
+        ctx.wanted = ctx.needs_input_grad[2 : 2 + inputs]
+        return workers._compute(
+            Order.COMPUTE_TO_LEARN, values[:inputs], ctx.wanted, seed=workers._seed()
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        found, parameters = ctx.workers._gradients(gradients[0])
+        left = iter(found)
+        inputs = (next(left) if want else None for want in ctx.wanted)
+        return None, None, *inputs, *parameters
+
+
+def end(group: WorkerGroup) -> None:
+    """Send the helpers home; called by rank 0."""
+    group.tell([Order.END])
+
+
+# A process that computes for another one of the same party.
+
+
+class WorkerProcess:
+    """A process that computes for rank 0 until that ends."""
+
+    def __init__(self, group: WorkerGroup, *, device: torch.device) -> None:
+        """Make it.
+
+        Args:
+            group: The processes; this is not rank 0.
+            device: Where this process computes.
+        """
+        self._group = group
+        self._device = device
+        self._part: ModelPart | None = None
+        self._rows = 0
+
+    def work(self) -> None:
+        """Do what rank 0 wants."""
+        while True:
+            order, *about = self._group.tell()
+            if order == Order.END:
+                return
+            if order == Order.TAKE:
+                self._take(*self._group.hand_over())
+                continue
+            assert self._part is not None, "there is work to do"
+            if order == Order.WEIGHTS:
+                self._take_weights(self._part.work.module)
+            elif order == Order.GRADIENTS:
+                self._give_gradients(self._part)
+            elif order == Order.PRIVATE_GRADIENTS:
+                self._give_private_gradients(self._part)
+            else:
+                self._compute(self._part, Order(order), Batch.of(about))
+
+    def _take(self, work: Work, private: PrivateRows | None) -> None:
+        stream = DropoutStream(0, f"rank {self._group.rank}", device=self._device)
+        self._part = ModelPart(work.on(self._device), private, stream=stream)
+
+    def _take_weights(self, module: nn.Module) -> None:
+        values = values_of(module)
+        told = flat(values, values)
+        self._group.spread(told)
+        with torch.no_grad():
+            for value, new in zip(values, split(told, values), strict=True):
+                value.copy_(new)
+
+    def _compute(self, part: ModelPart, order: Order, batch: Batch) -> None:
+        self._rows = batch.sizes[self._group.rank]
+        if not self._rows:
+            return
+        rows = [self._received() for _ in batch.wanted]
+        part.work.module.train(batch.training)
+        part.stream = DropoutStream(batch.seed, f"rank {self._group.rank}", device=self._device)
+        with part.stream.active(), torch.no_grad():
+            out = part.compute(order, rows, batch.wanted)
+        self._group.send(out, to=0)
+
+    def _give_gradients(self, part: ModelPart) -> None:
+        own: list[Tensor | None] = [None for _ in part.parameters]
+        if self._rows:
+            inputs, own = part.gradients(self._received())
+            for one in inputs:
+                self._group.send(one, to=0)
+        self._group.add_up(flat(own, part.parameters))
+
+    def _give_private_gradients(self, part: ModelPart) -> None:
+        if self._rows:
+            total = part.private_gradients(self._received())
+        else:
+            total = torch.zeros(sum(one.numel() for one in part.parameters) + 1, dtype=torch.int64)
+        self._group.add_up(total)
+
+    def _received(self) -> Tensor:
+        return self._group.receive(source=0).to(self._device)

@@ -1,0 +1,595 @@
+"""The primary in rounds: it plans them, trains the top model and keeps the best epoch."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from securevfl.core.progress import EpochDone, Observer
+from securevfl.data.rows import RowSplit, consecutive_batches
+from securevfl.federation.exchange import (
+    EpochMark,
+    Exchange,
+    Purpose,
+    RoundPlan,
+    noting,
+)
+from securevfl.federation.run_plan import RunPlan
+from securevfl.models.alone.choice import (
+    Decision,
+    choose_scale,
+    decide,
+    scaled,
+)
+from securevfl.models.layers import PositionsTaken
+from securevfl.models.split import Explained
+from securevfl.models.tasks import HALF, Metrics, TaskHead
+
+# The primary's half of the network at work on rows, over any exchange.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryInputs:
+    """What the top model reads of the primary's rows, as tensors."""
+
+    features: Float[Tensor, "rows features"]
+    keys: Float[Tensor, "rows dimension"]
+    similarities: Float[Tensor, "rows secondaries links"] | None = None
+    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
+    families that read them."""
+    base: Float[Tensor, "rows outputs"] | None = None
+    """Margins of the primary alone, which outputs are added to: out of fold where the model that
+    gave them was fitted to the row; None where there is no base."""
+    first_row: int = 0
+    """Id of the first row."""
+
+
+class TopModel:
+    """The primary's half of the network at work on rows, over any exchange."""
+
+    def __init__(
+        self,
+        top: nn.Module,
+        inputs: PrimaryInputs,
+        exchange: Exchange,
+        *,
+        batch_size: int,
+        scale: float = 1.0,
+    ) -> None:
+        """Make it.
+
+        Args:
+            top: The module.
+            inputs: What it reads of the primary's rows.
+            exchange: Where the secondaries are.
+            batch_size: Most rows of a round.
+            scale: See :attr:`scale`.
+        """
+        self.top = top
+        self.inputs = inputs
+        self.exchange = exchange
+        self.batch_size = batch_size
+        self.scale = scale
+        """lambda: the joint model's weight beside a base's, in [0, 1]."""
+        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
+
+    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
+        """Return the outputs for ``rows``, the base among them; shape (rows, outputs).
+
+        Reveals:
+            To the primary: one average a row. To the secondaries: the rows' ids.
+        """
+        self.top.eval()
+        under_way: deque[RoundPlan] = deque()
+        plans = (
+            self._plan(batch, purpose, self.exchange.ranks)
+            for batch in consecutive_batches(rows, batch_size=self.batch_size)
+        )
+        with torch.no_grad():
+            aggregates = self.exchange.release_each(noting(plans, under_way))
+            return torch.cat([self._forward(under_way.popleft(), one) for one in aggregates])
+
+    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
+        inputs, base = self._read(plan, aggregate)
+        if plan.purpose == "test":
+            self._last_test = inputs
+        output = self._compute(*inputs)
+        return output if base is None else scaled(base, self._joint(base, output), self.scale)
+
+    def _compute(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
+    ) -> Tensor:
+        output: Tensor = self.top(features, keys, aggregate, similarities)
+        return output
+
+    def _read(
+        self, plan: RoundPlan, aggregate: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]:
+        """Return what the top model reads of a round's rows, and their base."""
+        data = self.inputs
+        index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
+        similarities = None
+        if data.similarities is not None:
+            # Ranks count from 1; a party that is left out of the round is left out here too.
+            active = torch.as_tensor(plan.active, device=index.device) - 1
+            similarities = data.similarities[index[:, None], active]
+        inputs = (data.features[index], data.keys[index], aggregate, similarities)
+        return inputs, None if data.base is None else data.base[index]
+
+    def _joint(self, base: Tensor, output: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the joint model's margins, of the base's and what the top model says."""
+        return output
+
+    def _plan(
+        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
+    ) -> RoundPlan:
+        return RoundPlan(
+            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
+        )
+
+
+class CorrectingTopModel(TopModel):
+    """A top model at work whose outputs are what the base lacks, and are added to it."""
+
+    def _joint(self, base: Tensor, output: Tensor) -> Tensor:
+        """Return the sum of both."""
+        return base + output
+
+
+# An epoch's line of the history: what was measured, and what patience reads of it.
+
+VALIDATION: Final = "validation_"
+"""Stands before the name of each metric of the validation rows."""
+
+BY_ITSELF: Final = "by_itself"
+"""The headline metric of the validation rows by the joint model without its base."""
+
+
+def epoch_line(
+    head: TaskHead,
+    epoch: int,
+    loss: float,
+    trained: tuple[Tensor, Tensor],
+    validated: tuple[Tensor, Tensor],
+    *,
+    threshold: float,
+    start: float,
+) -> dict[str, Any]:
+    """Return an epoch's line.
+
+    Args:
+        head: The task.
+        epoch: Its number; 0 is the base.
+        loss: Of the training rows.
+        trained: Outputs for the training rows, shape (rows, outputs), and their labels.
+        validated: The same of the validation rows.
+        threshold: Of a binary task.
+        start: When it began, by ``time.monotonic``.
+    """
+    metrics = head.metrics(*validated, threshold=threshold)
+    return {
+        "epoch": epoch,
+        "loss": loss,
+        "train": head.metric(*trained, threshold=threshold),
+        "validation": head.headline(metrics),
+        **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
+        "seconds": round(time.monotonic() - start, 3),
+    }
+
+
+def metrics_of(line: Mapping[str, Any]) -> Metrics:
+    """Return every metric of the validation rows, by name."""
+    return {
+        name.removeprefix(VALIDATION): value
+        for name, value in line.items()
+        if name.startswith(VALIDATION)
+    }
+
+
+def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: int) -> int:
+    """Return the last epoch that validated better than all before it, weighed or by itself.
+
+    Epoch 0 is none of them: a network that is worse than the base may still be learning, and as
+    long as it is, the best weight beside the base may be 0.
+
+    Args:
+        head: The task.
+        history: Lines in the order of epochs.
+        since: Epochs that don't count.
+    """
+    gained, best = since, dict.fromkeys(("validation", BY_ITSELF), float("nan"))
+    for line in history:
+        for name in best.keys() & line.keys() if line["epoch"] > since else ():
+            if head.is_better(line[name], best[name]):
+                best[name], gained = line[name], line["epoch"]
+    return gained
+
+
+# The primary at work: it plans rounds, trains the top model and keeps the best epoch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimaryData(PrimaryInputs):
+    """The primary's table as tensors, and which row is for what."""
+
+    targets: Tensor
+    """Shape (rows,): float32 for regression and binary, int64 class numbers for multiclass."""
+    head: TaskHead
+    """The task: its loss, its metric, and how many numbers it asks of the top model."""
+    split: RowSplit
+    aligned: Bool[np.ndarray, " rows"] | None = None
+    """Which rows training rounds may have, where ``training.rows = "aligned"`` leaves others out;
+    None for all."""
+
+    @property
+    def training_rows(self) -> Int64[np.ndarray, " train"]:
+        """Rows of training rounds, labelled all of them."""
+        rows = self.split.train
+        return rows if self.aligned is None else rows[self.aligned[rows]]
+
+
+class Primary(TopModel, ABC):
+    """The primary's top model on its way to the best epoch, over any exchange."""
+
+    always_asks = False
+    """Whether secondaries are asked for test rows even where their answer counts for nothing."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        data: PrimaryData,
+        top: nn.Module,
+        exchange: Exchange,
+        *,
+        observe: Observer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run.
+            data: The primary's table.
+            top: Its half of the model.
+            exchange: Where the secondaries are.
+            observe: Hears of progress.
+        """
+        super().__init__(top, data, exchange, batch_size=plan.config.training.batch_size)
+        self.plan = plan
+        self.data = data
+        self.observe = observe
+        self.training = plan.config.training
+        self.seed = plan.config.federation.seed
+        self.head = data.head
+        self.may_go_on: Callable[[], bool] = lambda: True
+        """Asked before every epoch: whether the budget still covers it."""
+        self.epoch = 0
+        self.since = 0
+        """Epochs after which the secondaries were those that they are now; others are no measure
+        of what these will do, so the best epoch and patience count from there."""
+        self.best_epoch = 0
+        """0 is the base, where there is one."""
+        self.best_metric: float | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.best_outputs: Tensor | None = None
+        """Of the validation rows, at the best epoch; None where there is no base."""
+        self.threshold = HALF
+        """Of a binary task, as the best epoch's validation rows chose it."""
+        self.out_of_fold: Tensor | None = None
+        """Outputs for the training rows, each of models that were not fitted to it, where the top
+        model is fitted in one go; such rows decide beside the validation rows."""
+        self._validated: Metrics | None = None
+        self.history: list[dict[str, Any]] = []
+        self.losses: list[float] = []
+        """Loss of every training round of this session, in order."""
+
+    def train(self, *, after_epoch: Callable[[EpochMark], None]) -> None:
+        """Train until the last epoch or until the validation metric stops improving.
+
+        Args:
+            after_epoch: Called with every finished epoch: the place to save checkpoints.
+        """
+        if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
+            self._begin_at(self.data.base)
+        while not self.finished and (self.epoch == 0 or self.may_go_on()):
+            self._run_epoch(after_epoch)
+
+    @property
+    def epochs(self) -> int:
+        """At most."""
+        return self.plan.config.epochs
+
+    @property
+    def best_validation(self) -> Metrics:
+        """Metrics of the validation rows at the best epoch, weighed with a base as in the end."""
+        if self._validated is not None:
+            return self._validated
+        return metrics_of(self.best_line)
+
+    @property
+    def best_line(self) -> Mapping[str, Any]:
+        """The best epoch's line of the history."""
+        return next(line for line in self.history if line["epoch"] == self.best_epoch)
+
+    def goes_on_with_others(self, since: int) -> None:
+        """Look for the best epoch anew, where the secondaries are others than they were before.
+
+        A run whose training is over stays with the best epoch that it has.
+
+        Args:
+            since: Epochs after which they are those that they are now.
+        """
+        if since <= self.since or self.finished or not self.may_go_on():
+            return
+        self.since = since
+        if self.best_epoch <= since:
+            self.best_metric = None
+
+    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
+        """Weigh outputs with margins of the primary alone from now on.
+
+        Args:
+            margins: Of all rows; see :attr:`PrimaryInputs.base`.
+        """
+        self.inputs = self.data = replace(self.data, base=margins)
+
+    def _begin_at(self, base: Tensor) -> None:
+        """Make the base by itself the best epoch so far; nobody is asked."""
+        split, start = self.data.split, time.monotonic()
+        train, validation = (
+            (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
+            for rows in (self.data.training_rows, split.validation)
+        )
+        threshold = self.head.choose_threshold(*validation)
+        loss = float(self.head.loss(*train))
+        line = self._remember(0, loss, train, validation, threshold, start)
+        self._take_if_best(0, line["validation"], threshold, validation[0])
+
+    def require_measurable(self) -> None:
+        """Refuse rows for which the metric that training goes by is not defined.
+
+        Raises:
+            DataError: Naming the rows; no round was asked for yet.
+        """
+        split = self.data.split
+        for rows, name in (
+            (split.train, "training"),
+            (split.validation, "validation"),
+            (split.test, "test"),
+        ):
+            self.head.require_defined(self._targets(rows), rows=name)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is done or patience has run out."""
+        gained = last_gain(self.head, self.history, since=self.since)
+        stale = self.epoch - gained >= self.training.patience
+        return self.epoch >= self.epochs or (self.best_metric is not None and stale)
+
+    def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
+        start = time.monotonic()
+        epoch = self.epoch + 1
+        loss, rows, fitted = self._train_epoch(epoch)
+        own = self.data.split.validation
+        outputs = self.predict(own, "validation")
+        scale = self._weight(outputs, own)
+        trained = self._weighed(fitted, rows, scale), self._targets(rows)
+        validated = self._weighed(outputs, own, scale), self._targets(own)
+        threshold = self.head.choose_threshold(*validated)
+        line = self._remember(epoch, loss, trained, validated, threshold, start)
+        if self.data.base is not None:
+            line[BY_ITSELF] = self.head.metric(outputs, validated[1], threshold=threshold)
+        self.epoch = epoch
+        best = self._take_if_best(epoch, line["validation"], threshold, outputs)
+        mark = EpochMark(epoch=epoch, best=best)
+        self.exchange.end_epoch(mark)
+        after_epoch(mark)
+        self.observe(
+            EpochDone(
+                epoch=epoch,
+                epochs=self.epochs,
+                loss=loss,
+                train=line["train"],
+                validation=line["validation"],
+                seconds=line["seconds"],
+            )
+        )
+
+    def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:  # noqa: ARG002
+        """Return lambda as an epoch is measured, by outputs for validation rows."""
+        return 1.0
+
+    def _weighed(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"], scale: float) -> Tensor:
+        """Return outputs for rows, weighed with the base where there is one."""
+        base = self.data.base
+        if base is None:
+            return outputs
+        return scaled(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
+
+    def _remember(
+        self,
+        epoch: int,
+        loss: float,
+        trained: tuple[Tensor, Tensor],
+        validated: tuple[Tensor, Tensor],
+        threshold: float,
+        start: float,
+    ) -> dict[str, Any]:
+        """Write an epoch's line of the history, and return it."""
+        line = epoch_line(
+            self.head, epoch, loss, trained, validated, threshold=threshold, start=start
+        )
+        self.history.append(line)
+        return line
+
+    def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
+        """Keep an epoch if none before it validates as well; return whether it was kept."""
+        if self.best_metric is not None and not self.head.is_better(metric, self.best_metric):
+            return False
+        self.best_metric, self.best_epoch, self.threshold = metric, epoch, threshold
+        self.best_outputs = None if self.data.base is None else outputs
+        self.best_weights = {
+            name: value.detach().clone() for name, value in self.top.state_dict().items()
+        }
+        return True
+
+    def restore_best(self) -> None:
+        """Go back to the best epoch's weights, here and at every secondary.
+
+        Where no epoch beat the base, secondaries have none to go back to, and are told nothing.
+
+        Reveals:
+            To every secondary: which epoch was the best.
+        """
+        self.top.load_state_dict(self.best_weights)
+        if self.best_epoch:
+            mark = EpochMark(epoch=self.best_epoch, best=False, restore_best=True)
+            self.exchange.end_epoch(mark)
+
+    def decide(
+        self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
+    ) -> Decision:
+        """Choose how much the joint model counts beside the base, and whether it is used.
+
+        Asks nobody: what the validation rows got at the best epoch decides. Where training rows
+        have outputs out of fold they choose lambda too, and, where those of the primary alone are
+        known, who answers. Then the metric that training goes by must not say otherwise, and, where
+        encoders vote, validation rows must say so by themselves as well.
+
+        Outputs, and the threshold of a binary task, are those of the choice from now on.
+
+        Args:
+            alone: Margins of the best model of the primary alone, of all rows.
+            base_is_alone: Whether that model is the base, whose margins are out of fold on
+                training rows.
+        """
+        base, outputs = self.data.base, self.best_outputs
+        assert base is not None, "there is a base"
+        assert outputs is not None, "the base was the first best epoch"
+        rows = torch.as_tensor(self.data.split.validation, device=base.device)
+        known, seen, scale = rows, outputs, None
+        if self.out_of_fold is not None:
+            trained = torch.as_tensor(self.data.training_rows, device=base.device)
+            more, told = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+            scale = choose_scale(
+                self.head,
+                base=base[more],
+                joint=told,
+                targets=self.data.targets[more],
+            )
+            if base_is_alone:
+                known, seen, alone = more, told, base
+
+        def decided(known: Tensor, seen: Tensor) -> Decision:
+            return decide(
+                self.head,
+                base=base[known],
+                joint=seen,
+                alone=alone[known],
+                targets=self.data.targets[known],
+                scale=scale,
+            )
+
+        decision = decided(known, seen)
+        if self.plan.votes and decision.used == "joint":
+            # Encoders were fitted to training rows' labels, so of these the joint model knows more
+            # than it should: validation rows must agree.
+            by_validation = decided(rows, outputs)
+            decision = by_validation if by_validation.used == "alone" else decision
+        if self.out_of_fold is not None and decision.used == "joint":
+            # Losses of a base that is too sure fall by anything that makes it less so, noise too.
+            told = scaled(base[known], seen, decision.scale)
+            if self._measures_better(alone[known], told, known):
+                decision = replace(decision, used="alone")
+        self.scale = decision.scale
+        joint = scaled(base[rows], outputs, decision.scale)
+        validated = joint, self.data.targets[rows]
+        self.threshold = self.head.choose_threshold(*validated)
+        self._validated = self.head.metrics(*validated, threshold=self.threshold)
+        return decision
+
+    def is_better_than(self, own: "Primary") -> bool:
+        """Return whether this joint model has a lower mean loss than the network without partners.
+
+        Both are weighed with the base, on validation rows and, where both have outputs out of
+        fold, on training rows. No standard error is asked for: the two share most of what they
+        say, and a gain over the local baseline has had to be clear already.
+        """
+        (joint, rows), (without, _) = self._known_outputs(), own._known_outputs()
+        targets = self.data.targets[rows]
+        joint_loss = self.head.row_losses(joint, targets).mean()
+        return bool(joint_loss < self.head.row_losses(without, targets).mean())
+
+    def _known_outputs(self) -> tuple[Tensor, Tensor]:
+        """Return weighed outputs for rows that no model was fitted to, and these rows."""
+        base, outputs = self.data.base, self.best_outputs
+        assert base is not None, "there is a base"
+        assert outputs is not None, "the base was the first best epoch"
+        rows = torch.as_tensor(self.data.split.validation, device=base.device)
+        if self.out_of_fold is not None:
+            trained = torch.as_tensor(self.data.training_rows, device=base.device)
+            rows, outputs = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+        return scaled(base[rows], outputs, self.scale), rows
+
+    def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
+        """Return whether outputs for rows have the better metric."""
+        targets = self.data.targets[rows]
+        mine, other = (self.head.metric(one, targets) for one in (outputs, than))
+        return self.head.is_better(mine, other)
+
+    @abstractmethod
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
+        """Return the mean loss, and every training row with its outputs."""
+
+    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
+        """Return what the top model makes of the last test batch, empty if it tells nothing.
+
+        Args:
+            others: Secondaries' positional encodings around the first average, by name, where a
+                simulation shows them; empty where each party is a process of its own.
+
+        Reveals:
+            Nothing: it is made of what was released before, and of ``others``.
+        """
+        if self._last_test is None or not isinstance(self.top, Explained):
+            return {}
+        self.top.eval()
+        with torch.no_grad():
+            return self.top.explain(*self._last_test)
+
+    def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {
+            "top": self.top.state_dict(),
+            "epoch": self.epoch,
+            "since": self.since,
+            "best_epoch": self.best_epoch,
+            "best_metric": self.best_metric,
+            "best_weights": self.best_weights,
+            "best_outputs": self.best_outputs,
+            "out_of_fold": self.out_of_fold,
+            "threshold": self.threshold,
+            "history": self.history,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        self.top.load_state_dict(state["top"])
+        self.epoch = state["epoch"]
+        self.since = state["since"]
+        self.best_epoch = state["best_epoch"]
+        self.best_metric = state["best_metric"]
+        self.best_weights = state["best_weights"]
+        self.best_outputs = state["best_outputs"]
+        self.out_of_fold = state["out_of_fold"]
+        self.threshold = state["threshold"]
+        self.history = state["history"]

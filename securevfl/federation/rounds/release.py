@@ -1,0 +1,394 @@
+"""Releases of a secondary: charge, represent, clip, add noise, encode; and saved answers.
+
+In its folder ``release.pt`` holds what all its rows are a function of: the encoder, fitted or not,
+and the links within the secret sample; it is there before the first row is charged. The files in
+``answers`` are for the last rounds that were asked for, in turns, as many as the primary may have
+announced and not kept (:data:`securevfl.federation.exchange.ROUNDS_AHEAD`). Each holds the rows,
+from before they are charged, and the noised words that answered them, from before they are sent. So
+whenever a crash comes:
+
+- rows that are not booked were never released: they are charged and released;
+- a round's rows, booked and kept without words, were charged and never sent: they are released
+  now, and paid for already;
+- a round's rows with their words may have been sent: the same words are sent once more. The
+  sum that the primary gets is the one that it may have already, under fresh masks: nothing is
+  released by it that was not released before;
+- any other row that is booked is refused, and so is everything once one of the files is lost.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor, nn
+
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.clipping import is_finite
+from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
+from securevfl.federation.exchange import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.rounds.cut import Aggregation
+from securevfl.federation.state_files import DamagedError, StateFolder
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.sampling import FixedLinks, LinkSource, PickedLinks
+
+# What leaves a secondary: charged, clipped, quantised, noised. The one file where these meet.
+
+
+@runtime_checkable
+class Charge(Protocol):
+    """Anything that charges a release before it is made, such as a ledger."""
+
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
+        """Book a release and return the epsilon spent so far."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Released:
+    """One secondary's part of one round."""
+
+    words: Int64[Tensor, " words"]
+    """What enters the secure sum."""
+
+    clipped: Float[Tensor, "batch positions width"]
+    """What it was made of, on the autograd graph if the round teaches; it stays here."""
+
+    epsilon: float
+    """What is spent, this release included."""
+
+
+class SecondaryRelease:
+    """One secondary's protected share of every aggregate."""
+
+    def __init__(
+        self,
+        aggregation: Aggregation,
+        *,
+        noise: RingNoise | None,
+        ledger: Charge,
+    ) -> None:
+        """Make it.
+
+        Args:
+            aggregation: How representations are clipped and encoded.
+            noise: Draws this party's noise share in units of the ring; None adds none.
+            ledger: Books every release before it is made.
+        """
+        self.aggregation = aggregation
+        self.noise = noise
+        self.ledger = ledger
+        self.not_finite = 0
+        """Rows, or records of pooled rows, that counted as zero since they were not finite."""
+
+    def close(self) -> None:
+        """Stop drawing noise ahead; later releases would have none ready."""
+        if isinstance(self.noise, NoiseBuffer):
+            self.noise.close()
+
+    def release(
+        self, plan: RoundPlan, represent: Callable[[], Tensor], *, learns: bool
+    ) -> Released:
+        """Charge, then compute, clip, round towards zero, add noise as integers, and encode.
+
+        Where noise makes a promise, what is not finite counts as zero: a run that stopped at it
+        would tell everybody that such a record is there. Without noise nothing is promised, and
+        the run stops: training has diverged.
+
+        Args:
+            plan: The round.
+            represent: Computes the representation, shape (B, L, H); called once it is paid for.
+            learns: Whether the clip belongs on the autograd graph.
+
+        Raises:
+            PrivacyError: If the representation is not finite, and nothing is promised.
+            BudgetExceededError: If the budget forbids it; nothing is booked or computed then.
+            EncodingRangeError: If a clipped norm is over C, or a number leaves the ring.
+
+        Reveals:
+            Nothing by itself; what is made of the words is said at
+            :class:`securevfl.mpc.sum_to.SumTo`.
+        """
+        epsilon = self.ledger.charge(
+            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
+        )
+        representation = represent()
+        with torch.set_grad_enabled(learns):
+            if self.noise is None:
+                require_finite("the representation", representation, round_number=plan.round_number)
+            else:
+                representation, lost = self.aggregation.finite(representation)
+                self.not_finite += lost
+            clipped = self.aggregation.clip(representation)
+        words = self.aggregation.cut.encode(self.units(clipped))
+        return Released(words=words, clipped=clipped, epsilon=epsilon)
+
+    def units(
+        self, clipped: Float[Tensor, "batch positions width"]
+    ) -> Int32[Tensor, "batch pooled width"]:
+        """Return this party's term in ring units, with its noise share."""
+        # The promise of noise rests on the bound on norms; without noise there is none.
+        units = self.aggregation.units(clipped, bounded=self.noise is not None)
+        if self.noise is not None:
+            units += self.noise.sample(units.shape, device=units.device)
+        return units
+
+
+def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None:
+    """Stop a run that has diverged, saying where.
+
+    Raises:
+        PrivacyError: If ``value`` has NaN or infinity; nothing was sent.
+    """
+    if not is_finite(value):
+        raise PrivacyError(
+            f"round {round_number}: {name} is not finite; training has diverged, "
+            f"lower training.learning_rate"
+        )
+
+
+# What a secondary of a frozen run keeps, so that a run that was cut makes one release and not
+# two.
+
+_RELEASE: Final = "release.pt"
+_ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))
+
+
+class KeptRelease:
+    """One secondary's release in parts: its links, its charges, and its last answers."""
+
+    def __init__(
+        self,
+        files: StateFolder | None,
+        ledger: Ledger,
+        *,
+        bottom: nn.Module,
+        links: LinkSource,
+        records: Mapping[str, Tensor],
+        fit: Callable[[], None] | None,
+    ) -> None:
+        """Take up what the run has left, if it has left anything.
+
+        Args:
+            files: The secondary's; they name the run. None keeps nothing.
+            ledger: Its own, open.
+            bottom: Its encoder.
+            links: Its links as they were just found.
+            records: Its table as the encoder reads it, by name.
+            fit: Charges for the encoder and fits it; None if it is not fitted.
+        """
+        self._files = files
+        self._settings = files.settings_digest if files else ""
+        self._ledger = ledger
+        self._bottom = bottom
+        self._links = links
+        self._records = records
+        self._fit = fit
+        self._booked = set(ledger.released_rows.tolist())
+        """Rows of this run that were charged, in earlier sessions and in this one."""
+        kept = [state for state in map(self._read, _ANSWERS) if state is not None]
+        self._answers = {_rows_of(state).tobytes(): state for state in kept}
+        """Answers of earlier sessions, until rows are asked for that are new."""
+        # Rows that were noted and not booked come next, and are noted in the same place.
+        done = [one["place"] for one in kept if self._booked.issuperset(_rows_of(one).tolist())]
+        self._next = max(done, default=-1) + 1
+        """How many rounds were answered or paid for, so far; which file comes next."""
+        self._place = self._next
+        self._paid: Int64[np.ndarray, " batch"] | None = None
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of what is booked."""
+        return self._ledger.spent
+
+    def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
+        """Return the links of the given primary rows, the same in every session of the run."""
+        return self._links.link(rows)
+
+    def again(self, rows: Int64[np.ndarray, " batch"]) -> Int64[Tensor, " words"] | None:
+        """Return what these rows were answered with before; None if they still have to be released.
+
+        Only a resumed session's first rounds can be some that were asked for before.
+
+        Raises:
+            PrivacyError: If a row of them was released, and not with one of the last answers.
+        """
+        known = self._booked.intersection(rows.tolist())
+        if not known:
+            self._answers.clear()
+            return None
+        kept = self._answers.pop(rows.tobytes(), None)
+        if kept is None or len(known) < len(rows):
+            raise _released_before(len(known))
+        words: Tensor | None = kept["words"]
+        if words is None:
+            self._paid, self._place = rows, kept["place"]
+        return words
+
+    def settle(self) -> None:
+        """Fix what the release rests on before its first row, or go back to what was fixed.
+
+        A fitting that was booked, and lost before a row was, is made once more without a charge:
+        nobody has learned anything of it.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover the fitting.
+            PrivacyError: If rows were released and what they rest on is lost, or the table changed.
+        """
+        state = self._read(_RELEASE)
+        if state is None:
+            if self._booked:
+                raise PrivacyError(
+                    f"rows of this run were released, and {_RELEASE}, which says with what, is "
+                    f"missing or damaged; {_NOT_AGAIN}"
+                )
+            if self._fit is not None:
+                self._fit()
+            state = {"encoder": self._bottom.state_dict(), "links": _state_of(self._links)}
+            state["digest"] = self._digest(state)
+            self._write(_RELEASE, state)
+        elif self._digest(state) != state["digest"]:
+            raise PrivacyError(
+                f"the table or its keys are others than those that rows of this run were released "
+                f"from; restore them, or {_ANOTHER}"
+            )
+        else:
+            self._bottom.load_state_dict(state["encoder"])
+            self._links = _links_from(state["links"])
+        self._ledger.require_same_release(state["digest"])
+
+    @property
+    def settled(self) -> bool:
+        """Whether what the release rests on was fixed, in this session or before it."""
+        return self._read(_RELEASE) is not None
+
+    def restore(self) -> None:
+        """Go back to the encoder of the rows that were released, if any were."""
+        state = self._read(_RELEASE)
+        if state is not None:
+            self._bottom.load_state_dict(state["encoder"])
+
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
+        """Note what is asked for, then book it; see :meth:`Ledger.charge`.
+
+        Rows that were booked when a crash came, and never answered, are not booked again.
+
+        Raises:
+            PrivacyError: If a row of them was released; all answers stay as they are then.
+        """
+        if self._paid is not None and np.array_equal(self._paid, rows):
+            self._paid = None
+            return self._ledger.spent
+        asked = set(rows.tolist())
+        if not self._booked.isdisjoint(asked):
+            raise _released_before(len(self._booked & asked))
+        self._place, self._next = self._next, self._next + 1
+        self._write_answer(rows, None)
+        epsilon = self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+        self._booked |= asked
+        return epsilon
+
+    def answered(self, rows: Int64[np.ndarray, " batch"], words: Int64[Tensor, " words"]) -> None:
+        """Keep an answer; it is on the disk when this returns, and may be sent then."""
+        self._write_answer(rows, words.cpu())
+
+    def _write_answer(self, rows: Int64[np.ndarray, " batch"], words: Tensor | None) -> None:
+        state = {"place": self._place, "rows": torch.from_numpy(rows), "words": words}
+        self._write(_ANSWERS[self._place % ROUNDS_AHEAD], state)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        if self._files is None:
+            return None
+        try:
+            state = self._files.read(name)
+        except (FileNotFoundError, DamagedError):
+            return None
+        whole = _is_release if name == _RELEASE else _is_answer
+        return state if whole(state) else None
+
+    def _write(self, name: str, state: Mapping[str, Any]) -> None:
+        if self._files is not None:
+            self._files.write(name, state)
+
+    def _digest(self, state: Mapping[str, Any]) -> str:
+        """Return the hash of all that a row's release is a function of, but for its noise."""
+        made = hashlib.sha256(self._settings.encode())
+        for part in (self._records, state["encoder"], state["links"]):
+            for name, value in sorted(part.items()):
+                array = value.detach().cpu().contiguous().numpy()
+                made.update(f"{name} {array.dtype} {array.shape}\n".encode())
+                made.update(array.tobytes())
+        return made.hexdigest()
+
+
+def _is_release(state: Mapping[str, Any]) -> bool:
+    encoder, links = state.get("encoder"), state.get("links")
+    return (
+        isinstance(state.get("digest"), str)
+        and isinstance(encoder, dict)
+        and isinstance(links, dict)
+        and set(links) in (_FIXED, _PICKED)
+        and all(isinstance(name, str) for name in encoder)
+        and all(isinstance(value, Tensor) for part in (encoder, links) for value in part.values())
+    )
+
+
+def _is_answer(state: Mapping[str, Any]) -> bool:
+    rows, words, place = state.get("rows"), state.get("words", ""), state.get("place")
+    return (
+        isinstance(rows, Tensor)
+        and rows.dtype == torch.int64
+        and rows.ndim == 1
+        and isinstance(words, Tensor | None)
+        and type(place) is int
+        and place >= 0
+    )
+
+
+def _rows_of(state: Mapping[str, Any]) -> Int64[np.ndarray, " batch"]:
+    return state["rows"].contiguous().numpy()
+
+
+_FIXED: Final = {"indices", "distances"}
+_PICKED: Final = {"starts", "records", "distances", "sample"}
+
+_ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
+_NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"
+
+
+def _released_before(rows: int) -> PrivacyError:
+    return PrivacyError(
+        f"{rows} of the rows that the primary asks for were released before in this run, "
+        f"{_NOT_AGAIN}"
+    )
+
+
+def _state_of(links: LinkSource) -> dict[str, Tensor]:
+    if isinstance(links, PickedLinks):
+        arrays = {
+            "starts": links.pairs.starts,
+            "records": links.pairs.records,
+            "distances": links.pairs.distances,
+            "sample": links.sample,
+        }
+    else:
+        assert isinstance(links, FixedLinks), "a frozen run samples once"
+        arrays = {"indices": links.table.indices, "distances": links.table.distances}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def _links_from(state: Mapping[str, Tensor]) -> LinkSource:
+    arrays = {name: value.numpy() for name, value in state.items()}
+    if "sample" in arrays:
+        sample = arrays.pop("sample")
+        return PickedLinks(pairs=EligiblePairs(**arrays), sample=sample)
+    return FixedLinks(table=LinkTable(**arrays))

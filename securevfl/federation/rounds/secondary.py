@@ -1,0 +1,397 @@
+"""A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from securevfl.core.errors import PrivacyError, ProtocolError
+from securevfl.dp.clipping import is_finite
+from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.rounds.cut import load_positions, position_weights, positions_around
+from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers
+from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease, require_finite
+from securevfl.federation.rounds.updates import (
+    DropoutStream,
+    GradientNoise,
+    Lesson,
+    LinkedRecords,
+    PlainLesson,
+    PrivateLesson,
+)
+from securevfl.federation.rounds.worker_group import WorkerGroup
+from securevfl.federation.session.allowance import Allowance
+from securevfl.linkage.sampling import LinkSource
+from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.optimisers import PacedOptimizer
+from securevfl.models.split import ExplainedBottom
+from securevfl.transport.message import Message, MessageKind, TypedMessage
+
+_EXPLAINED_ROWS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SecondaryData:
+    """A secondary's table as tensors, and its links."""
+
+    name: str
+    """The party's name."""
+
+    features: Float[Tensor, "records features"]
+    keys: Float[Tensor, "records dimension"]
+    links: LinkSource
+    """Which records each of the primary's rows is linked to."""
+
+    primary_rows: int
+    """How many rows the primary has announced."""
+
+
+@runtime_checkable
+class StackedPart(Protocol):
+    """A secondary's part in a round that several of one process compute together."""
+
+    def representation(self) -> Float[Tensor, "batch positions width"]:
+        """Return its representation; it is paid for."""
+        ...
+
+    def lesson(self, term: Float[Tensor, "batch positions width"]) -> Lesson:
+        """Return what waits for the gradient of its term of the aggregate."""
+        ...
+
+
+class Secondary:
+    """One secondary's bottom model at work on its records.
+
+    The simulator and a party's own process run this same class, so that they cannot differ.
+    """
+
+    hears: ClassVar[tuple[MessageKind, ...]] = ()
+    """Kinds of messages beyond those of rounds that it takes."""
+
+    def __init__(
+        self,
+        data: SecondaryData,
+        bottom: nn.Module,
+        contribution: SecondaryRelease,
+        *,
+        allowance: Allowance,
+        dropout: DropoutStream,
+        optimizer: PacedOptimizer | None,
+        gradient_noise: GradientNoise | None = None,
+        kept: KeptRelease | None = None,
+        voter: Voter | None = None,
+        row_by_row: bool = False,
+    ) -> None:
+        """Make it.
+
+        Args:
+            data: Its table and links.
+            bottom: Its half of the split network.
+            contribution: Protects and books what leaves.
+            allowance: What the primary may ask for in this session.
+            dropout: Its own stream of dropped units.
+            optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
+            gradient_noise: What protects each update, if the encoder is dp-trained.
+            kept: What a frozen encoder's release rests on, and the last answer of it.
+            voter: Its part in the fitting of votes, where its encoder votes.
+            row_by_row: Whether to evaluate ``bottom`` so that it sees one row alone; a module that
+                is not the package's own may not mix rows where something is promised.
+        """
+        self.data = data
+        self.bottom = bottom
+        self.contribution = contribution
+        self.allowance = allowance
+        self.dropout = dropout
+        self.optimizer = optimizer
+        self.gradient_noise = gradient_noise
+        self._pending: tuple[RoundPlan, Lesson] | None = None
+        self._kept = kept
+        self.voter = voter
+        if kept is not None and voter is not None:
+            voter.keeps(kept)
+        self._row_by_row = row_by_row
+        self._workers: PartyWorkers | None = None
+        self._settled = False
+        self.positions_taken: PositionsTaken | None = None
+        """Its positional encoding around this session's first average; None before it."""
+        self.epsilon_spent = 0.0
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        return self.data.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.data.features.device
+
+    @property
+    def records(self) -> OwnRecords:
+        """Its bottom model at work on its records."""
+        return OwnRecords(
+            bottom=self.bottom,
+            features=self.data.features,
+            keys=self.data.keys,
+            row_by_row=self._row_by_row,
+            apart=self.gradient_noise is not None or self.contribution.noise is not None,
+        )
+
+    def share_with(self, group: WorkerGroup) -> None:
+        """Compute over this party's own processes from now on.
+
+        Raises:
+            ConfigError: If the model looks at all rows of a batch.
+        """
+        self._workers = PartyWorkers(
+            group,
+            self.records,
+            stream=self.dropout,
+            device=self.device,
+            noise=self.gradient_noise,
+            clip_norm=self.contribution.aggregation.clip_norm,
+        )
+
+    def answer(
+        self,
+        plan: RoundPlan,
+        *,
+        admitted: Callable[[], None] = lambda: None,
+        share: StackedPart | None = None,
+    ) -> Int64[Tensor, " words"]:
+        """Return this round's contribution as words of the sum; it is charged first.
+
+        Args:
+            plan: The round.
+            admitted: Called when the round is found to be due, before anything of it is used.
+            share: Its part in a stack of secondaries of the same process, which then computes the
+                bottom model for it.
+
+        Raises:
+            ProtocolError: If the round is not due; see
+            :class:`securevfl.federation.session.allowance.Allowance`.
+            PrivacyError: If the budget or the promise forbids the release.
+
+        Reveals:
+            Nothing by itself; what is made of the returned words is said at
+            :class:`securevfl.mpc.sum_to.SumTo`.
+        """
+        self.allowance.admit_round(plan)
+        admitted()
+        if self._kept is not None:
+            words = self._kept.again(plan.rows)
+            if words is not None:
+                self.epsilon_spent = self._kept.spent
+                return words
+            if not self._settled:
+                # Here and not before: a resumed run may ask for no release, and then fits nothing.
+                self._kept.settle()
+                self._settled = True
+        training = plan.wants_gradient and self.optimizer is not None
+        if self.bottom.training != training:
+            self.bottom.train(training)
+        private: list[PrivateLesson] = []
+
+        def represent() -> Tensor:
+            if share is not None:
+                return share.representation()
+            if training and self.gradient_noise is not None:
+                lesson, out = self._private_lesson(plan.rows, self.gradient_noise)
+                private.append(lesson)
+                return out
+            with self.dropout.active(), torch.set_grad_enabled(training):
+                return self._of_round(plan)
+
+        released = self.contribution.release(
+            plan, represent, learns=training and self.gradient_noise is None
+        )
+        if self._kept is not None:
+            self._kept.answered(plan.rows, released.words)
+        self.epsilon_spent = released.epsilon
+        self._pending = None
+        if training:
+            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped, share)
+            self._pending = (plan, lesson)
+        return released.words
+
+    def learn(self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Take one optimizer step from the gradient of the aggregate.
+
+        Raises:
+            ProtocolError: If no release of that round waits for a gradient.
+        """
+        if self.optimizer is None:
+            return
+        if self._pending is None or self._pending[0].round_number != plan.round_number:
+            raise ProtocolError(f"round {plan.round_number}: a gradient came without a release")
+        lesson = self._pending[1]
+        self._pending = None
+        require_finite("the gradient", gradient, round_number=plan.round_number)
+        self.optimizer.zero_grad()
+        # The aggregate is an average, and this party one of its terms.
+        lesson.gradients_from(gradient / len(plan.active))
+        if self._may_step(self.optimizer, plan.round_number):
+            self.optimizer.step(epoch=self.allowance.epoch)
+
+    def hear(self, message: Message) -> TypedMessage | None:
+        """Take one of the messages that it hears, and return its answer, if one is due.
+
+        Raises:
+            ProtocolError: If the message is not due, or not what its type says.
+        """
+        raise ProtocolError(f"{message!r} is not for {self.name!r}")
+
+    def _may_step(self, optimizer: PacedOptimizer, round_number: int) -> bool:
+        """Return whether the gradients are finite; without a promise, stop the run if not.
+
+        Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
+        finite; it then leaves the step out, since stopping would tell everybody of the record.
+        """
+        gradients = [one.grad.flatten() for one in optimizer.parameters if one.grad is not None]
+        # Together: a test of each takes longer than the step.
+        if not gradients or is_finite(torch.cat(gradients)):
+            return True
+        if self.contribution.noise is None:
+            raise PrivacyError(
+                f"round {round_number}: the bottom model's gradient is not finite; training has "
+                f"diverged, lower training.learning_rate"
+            )
+        self.contribution.not_finite += 1
+        return False
+
+    @property
+    def not_finite(self) -> int:
+        """Rows, records and steps that counted as zero since they were not finite."""
+        updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
+        return self.contribution.not_finite + updates
+
+    def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
+        links = self.data.links.link(rows)
+        index = torch.as_tensor(links.indices, device=self.data.features.device)
+        present = index >= 0
+        return index.clamp_min(0), present
+
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+        """Return what the bottom model is given for a batch of the primary's rows."""
+        return self.records.linked(*self._links_of(rows))
+
+    def _of_round(self, plan: RoundPlan) -> Tensor:
+        """Return the representation that a round asks for."""
+        return self._represent(plan.rows)
+
+    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        compute = self._workers or self.records
+        return compute(*self._links_of(rows))
+
+    def _plain_lesson(self, clipped: Tensor, share: StackedPart | None) -> Lesson:
+        with torch.enable_grad():
+            term = self.contribution.aggregation.term(clipped)
+        return PlainLesson(term, self.dropout) if share is None else share.lesson(term)
+
+    @property
+    def learns_plainly(self) -> bool:
+        """Whether it computes what every secondary with a trained encoder does."""
+        return (
+            type(self) is Secondary
+            and self.optimizer is not None
+            and self.gradient_noise is None
+            and not self._row_by_row
+            and self._workers is None
+        )
+
+    def _private_lesson(
+        self, rows: npt.NDArray[np.int64], noise: GradientNoise
+    ) -> tuple[PrivateLesson, Tensor]:
+        """Return a round's lesson, and what it represents."""
+        links = self._links_of(rows)
+        if self._workers is not None:
+            out, total = self._workers.represent_privately(*links), self._workers.private_gradients
+            return PrivateLesson(self.bottom, total, noise=noise), out
+        taught = self.records.taught(
+            *links,
+            clip_norm=self.contribution.aggregation.clip_norm,
+            units=noise,
+            stream=self.dropout,
+        )
+        return PrivateLesson(self.bottom, taught.total, noise=noise), taught.represent()
+
+    def close(self) -> None:
+        """Stop what works ahead in the background."""
+        self.contribution.close()
+
+    def share_positions(self, round_number: int) -> dict[str, Tensor]:
+        """Return the positional-encoding weights that parties average.
+
+        Raises:
+            ProtocolError: If no average of them is due.
+        """
+        self.allowance.admit_average(round_number)
+        return position_weights(self.bottom)
+
+    def load_position_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the averaged positional-encoding weights."""
+        if self.positions_taken is None:
+            self.positions_taken = positions_around(self.bottom, weights)
+        load_positions(self.bottom, weights)
+
+    def explanation(self) -> dict[str, Any]:
+        """Return what its bottom model makes of links, empty if it tells nothing.
+
+        Made of its own records, of the links of up to 128 rows, and for this party alone.
+
+        Reveals:
+            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
+        """
+        if not isinstance(self.bottom, ExplainedBottom):
+            return {}
+        rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
+        linked = self.linked_records(rows)
+        self.bottom.eval()
+        with torch.no_grad():
+            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+        if self.positions_taken is not None:
+            told["alignment"] = alignment(
+                self.bottom.get_submodule("positions"),
+                self.positions_taken,
+                key_dim=self.data.keys.shape[1],
+                others={},
+            )
+        return told
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {
+            "bottom": self.bottom.state_dict(),
+            "optimizer": self.optimizer.state_dict() if self.optimizer else {},
+            "dropout": self.dropout.state,
+        }
+
+    def resume(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state, after so many epochs.
+
+        Raises:
+            ProtocolError: If the run has not so many.
+        """
+        self.allowance.start_after(epoch)
+        self.bottom.load_state_dict(state["bottom"])
+        if self.optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.dropout.state = state["dropout"]
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights that the run's releases were made with."""
+        if self._kept is not None and not self._settled:
+            # A resumed session that was asked for no release has not gone back to its encoder.
+            self._kept.restore()
+        return self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the bottom model's weights, to keep as the best ones."""
+        return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}

@@ -1,0 +1,354 @@
+"""Updates of a bottom model: plain steps, or noised ones that are releases themselves."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import PrivacyError
+from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
+from securevfl.models.building import Forward
+
+# One party's dropout stream: the same draws whether parties share a process or not.
+
+
+class DropoutStream:
+    """A party's own state of torch's generator, active while the party computes.
+
+    Layers such as ``nn.Dropout`` draw from torch's one global generator. A simulated federation
+    runs all parties in one process, so each party brings its own state and takes it home again:
+    a simulated and a federated run then drop the same units.
+    """
+
+    def __init__(self, seed: int, party: str, *, device: torch.device) -> None:
+        self._device = device
+        generator = torch.Generator(device=device).manual_seed(derive_seed(seed, "dropout", party))
+        self.state = generator.get_state()
+
+    def generator(self) -> torch.Generator:
+        """Return a generator that goes on where this stream is; it must bring its state home."""
+        generator = torch.Generator(device=self._device)
+        generator.set_state(self.state)
+        return generator
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Use this party's stream inside the block."""
+        outside = self._get()
+        self._set(self.state)
+        try:
+            yield
+        finally:
+            self.state = self._get()
+            self._set(outside)
+
+    def _get(self) -> torch.Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _set(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+
+# How a bottom model learns: by a plain step, or by one that is itself a noised release.
+
+# Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
+_MOST_NUMBERS: Final = 2**23
+
+# And of those, that are clipped and rounded at a time: their copies in float64 stay in the cache.
+_AT_A_TIME: Final = 2**17
+
+# Noise is 2^20 to 2^21 units wide, so rounding B rows towards zero takes less than B 2^-20 of it
+# from a coordinate.
+_NOISE_BITS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkedRecords:
+    """What a bottom model is given for a batch of rows."""
+
+    features: Float[Tensor, "batch links features"]
+    """The linked records' features; rows of absent links hold anything finite."""
+
+    keys: Float[Tensor, "batch links dimension"]
+    """The linked records' keys; rows of absent links hold anything finite."""
+
+    present: Bool[Tensor, "batch links"]
+    """Which links there are."""
+
+    def pieces(self, rows: int) -> "list[LinkedRecords]":
+        """Yield parts of at most that many rows."""
+        parts = (self.features.split(rows), self.keys.split(rows), self.present.split(rows))
+        return [
+            LinkedRecords(features=features, keys=keys, present=present)
+            for features, keys, present in zip(*parts, strict=True)
+        ]
+
+
+@runtime_checkable
+class Lesson(Protocol):
+    """A training round that waits for its gradient."""
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set ``grad`` of the bottom model's parameters.
+
+        Args:
+            gradient: Of the loss, with respect to this party's term of the aggregate.
+        """
+        ...
+
+
+class _Handed(torch.autograd.Function):
+    """Ends a graph in one number, whose gradient on the way back is one that came from elsewhere.
+
+    ``Tensor.backward(gradient)`` gives the same gradients, but asks torch's compiler whether shapes
+    fit, which loads sympy: 40 MB and most of a second in every secondary's process.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, term: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return term.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_one: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
+def handed(term: Tensor, gradient: Tensor) -> Tensor:
+    """Return a number that hands ``gradient`` to ``term`` when it is differentiated."""
+    end: Tensor = _Handed.apply(term, gradient)  # type: ignore[no-untyped-call]
+    return end
+
+
+class PlainLesson:
+    """A plain step: the gradient through the graph that the release was computed on."""
+
+    def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
+        self._term = term
+        self._stream = stream
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set the gradients by going back through the clip and the bottom model."""
+        # A simulation comes here on its way back through the top model, where no graphs grow.
+        with self._stream.active(), torch.enable_grad():
+            handed(self._term, gradient).backward()
+
+
+class GradientUnits:
+    """Adds up clipped gradients in exact integers.
+
+    Each row's gradient is rounded towards zero, which lengthens none, and their sum is exact.
+    """
+
+    def __init__(self, *, clip_norm: float, granularity: float) -> None:
+        """Make it.
+
+        Args:
+            clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
+            granularity: The unit in which gradients are rounded, > 0.
+        """
+        self.clip_norm = clip_norm
+        self.granularity = granularity
+        self.not_finite = 0
+        """Rows whose gradient counted as zero since it was not finite."""
+
+    def units(self, rows: Float[Tensor, "batch parameters"]) -> Float64[Tensor, " parameters"]:
+        """Return the sum of the clipped rows in whole units, without noise.
+
+        A row that is not finite counts as zero, and in ``not_finite``.
+
+        Raises:
+            PrivacyError: If a row is over the clip norm.
+        """
+        rows, lost = finite_or_zero(rows, dim=(1,))
+        self.not_finite += lost
+        total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+        at_a_time = len(rows) if rows.is_cuda else _AT_A_TIME // max(1, rows.shape[1])
+        norms = []
+        for piece in rows.split(max(1, at_a_time)):
+            units = clip_gradients(piece, self.clip_norm).double().div_(self.granularity).trunc_()
+            norms.append(torch.linalg.vector_norm(units, dim=1))
+            # Whole numbers below 2^53 add up exactly in float64.
+            total += units.sum(dim=0)
+        # The promise rests on this bound: written so that NaN fails. The clip's own margin is far
+        # above what float64 loses of a norm.
+        if norms and not bool((torch.cat(norms) <= self.clip_norm / self.granularity).all()):
+            raise PrivacyError("a row's gradient is over its clip norm; nothing was learned")
+        return total
+
+
+class GradientNoise(GradientUnits):
+    """Adds up clipped gradients and noise in exact integers, as releases do.
+
+    The noise is exact as the sum is. What a run makes of the result (optimizer, averages, best
+    weights) is post-processing.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        noise_std: float,
+        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
+    ) -> None:
+        """Choose the unit in which gradients are rounded, and make the noise for it.
+
+        Args:
+            clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
+            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
+            sampler: Makes noise of a deviation in ring units.
+        """
+        granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        super().__init__(clip_norm=clip_norm, granularity=granularity)
+        self._noise = sampler(noise_std / granularity)
+
+    def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
+        """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
+        drawn = self._noise.sample(total.shape, device=total.device)
+        return ((total + drawn) * self.granularity).float()
+
+
+class RowGradients:
+    """Gradients of a bottom model for each row by itself, clipped and added up.
+
+    A row's loss is the inner product of *its own* clipped representation with the gradient that the
+    primary sent for it, times the rows of the batch (the primary's loss is their mean): what one
+    row teaches does not depend on how many are taught.
+
+    References:
+        docs/privacy.md, section 3, "Updates of a dp-trained encoder"; [ACGMMTZ16]
+        Algorithm 1, with a row in place of an example.
+    """
+
+    def __init__(
+        self,
+        bottom: nn.Module,
+        links: LinkedRecords,
+        *,
+        forward: Forward,
+        clip_norm: float,
+        units: GradientUnits,
+        stream: DropoutStream,
+    ) -> None:
+        """Keep what the round's release will be made of; call it before the release.
+
+        Args:
+            bottom: The model, in training mode.
+            links: The same links, of the same secret sample, as the round's release.
+            forward: The model as it is evaluated.
+            clip_norm: ``C`` of releases.
+            units: Adds the gradients up.
+            stream: This party's dropout stream: the units that the release drops are dropped again.
+        """
+        self._bottom = bottom
+        self._pieces = links.pieces(rows_at_a_time(bottom))
+        self._forward = forward
+        self._clip_norm = clip_norm
+        self._units = units
+        self._stream = stream
+        self._drawn_from = stream.state
+
+    def represent(self) -> Float[Tensor, "batch positions width"]:
+        """Return the rows' representation, piece by piece, as the gradients go through them."""
+        with self._stream.active(), torch.no_grad():
+            return torch.cat(
+                [self._forward(one.features, one.keys, one.present) for one in self._pieces]
+            )
+
+    def total(
+        self, gradient: Float[Tensor, "batch positions width"]
+    ) -> Float64[Tensor, " parameters"]:
+        """Return the sum of the rows' clipped gradients in whole units, without noise.
+
+        Args:
+            gradient: Of each row's loss, with respect to its representation.
+        """
+        parameters = {name: value.detach() for name, value in self._bottom.named_parameters()}
+        released, self._stream.state = self._stream.state, self._drawn_from
+        numbers = sum(value.numel() for value in parameters.values())
+        total = torch.zeros(numbers, dtype=torch.float64, device=gradient.device)
+        with self._stream.active():
+            for rows in self._each(parameters, gradient):
+                total += self._units.units(rows)
+        self._stream.state = released
+        return total
+
+    def _each(
+        self, parameters: Mapping[str, Tensor], gradient: Float[Tensor, "batch positions width"]
+    ) -> Iterator[Float[Tensor, "rows parameters"]]:
+        def taught(
+            weights: Mapping[str, Tensor],
+            features: Tensor,
+            keys: Tensor,
+            present: Tensor,
+            wanted: Tensor,
+        ) -> Tensor:
+            row = functional_call(self._bottom, dict(weights), (features, keys, present))
+            return (clip_rows(row, self._clip_norm) * wanted).sum()
+
+        each = vmap(grad(taught), in_dims=(None, 0, 0, 0, 0), randomness="different")
+        done = 0
+        for piece in self._pieces:
+            rows = len(piece.present)
+            wanted = gradient[done : done + rows]
+            done += rows
+            # A batch of one row each: the model must not see that there are others.
+            found = each(
+                parameters,
+                piece.features.unsqueeze(1),
+                piece.keys.unsqueeze(1),
+                piece.present.unsqueeze(1),
+                wanted.unsqueeze(1),
+            )
+            yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
+
+
+class PrivateLesson:
+    """A gradient that is one noised release: clipped for each row of the primary by itself."""
+
+    def __init__(
+        self, bottom: nn.Module, total: Callable[[Tensor], Tensor], *, noise: GradientNoise
+    ) -> None:
+        """Make it.
+
+        Args:
+            bottom: The model that learns.
+            total: What the rows' gradients add up to: :meth:`RowGradients.total`.
+            noise: What protects the update.
+        """
+        self._bottom = bottom
+        self._total = total
+        self._noise = noise
+
+    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+        """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
+
+        Reveals:
+            Nothing by itself: weights stay. What is made of them is covered by the noise, as if
+            this gradient had been published.
+        """
+        count = len(gradient)
+        flat = self._noise.noised(self._total(gradient * count)) / count
+        parameters = list(self._bottom.parameters())
+        parts = flat.split([value.numel() for value in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def rows_at_a_time(bottom: nn.Module) -> int:
+    """Return for how many rows at a time gradients of all parameters are kept in memory."""
+    numbers = sum(value.numel() for value in bottom.parameters())
+    return max(1, _MOST_NUMBERS // max(1, numbers))

@@ -1,0 +1,423 @@
+"""Handshake of a session: same file, same parties, fresh keys that the relay cannot swap."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
+from securevfl.config.parties import parse_address
+from securevfl.core.errors import AuthenticationError, ProtocolError
+from securevfl.federation.messages import Hello, RoundKind, Welcome
+from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.session.membership import (
+    absent_names,
+    callers_in_predictions,
+    require_active,
+)
+from securevfl.mpc.masks import KeyOffer, SessionKey
+from securevfl.transport.channels import SealedLine
+from securevfl.transport.connection import TransportLimits
+from securevfl.transport.identity import Identity, verify
+from securevfl.transport.message import Message, TypedMessage
+from securevfl.transport.star import SecondaryTransport
+
+# How a session begins: same file, same people, fresh keys that the relay cannot swap.
+
+# A greeting has some 100 bytes for each party, and the epochs that its sender has saved.
+_GREETING_BYTES: Final = 1 << 20
+# Two words of a share, or a number and what says where it belongs.
+_BYTES_PER_NUMBER: Final = 16
+_KEY_COLUMNS: Final = 16
+# The number of rows is the primary's word: what it asks room for is bounded all the same.
+_MOST_BY_ROWS: Final = 1 << 30
+
+
+def _signed_text(config: FederationConfig, offer: KeyOffer) -> bytes:
+    # The file's digest, so that a signature serves no other federation of the same parties.
+    return offer.statement() + config.digest.encode()
+
+
+def hello(
+    config: FederationConfig,
+    *,
+    identity: Identity,
+    key: SessionKey,
+    epochs: Sequence[int],
+    pretrained: Sequence[int] = (),
+    run: str = "",
+) -> Hello:
+    """Return a caller's first message.
+
+    Args:
+        config: The federation file.
+        identity: This party's long-term identity.
+        key: Its fresh key of this session.
+        epochs: Epochs that it could resume; none for a fresh start.
+        pretrained: Iterations of pretraining that it could resume.
+        run: Id of the run that it goes on with; empty for a fresh start.
+
+    Reveals:
+        To the primary: the federation file's hash, this session's public key, which run, epochs
+        and iterations this party could resume.
+    """
+    return Hello(
+        digest=config.digest,
+        public=key.offer.public,
+        signature=identity.sign(_signed_text(config, key.offer)),
+        epochs=epochs,
+        pretrained=pretrained,
+        run=run,
+    )
+
+
+def read_hello(config: FederationConfig, message: Message) -> Hello:
+    """Read a caller's first message.
+
+    Raises:
+        ConfigError: If it holds another federation file.
+        ProtocolError: If it speaks another protocol, or the message is malformed.
+    """
+    return Hello.from_message(message, digest=config.digest, primary=config.primary.name)
+
+
+def require_one_run(
+    config: FederationConfig, hellos: Mapping[str, Hello], *, run: str, has_state: bool = True
+) -> None:
+    """Refuse secondaries that go on with another run than the primary, or start another way.
+
+    A party that was lost while a run began may never have heard of it, and joins it now.
+
+    Args:
+        config: The federation file.
+        hellos: Of every caller that takes part, by name; one that only helps to link keeps nothing
+            of a run.
+        run: The run that the primary goes on with; empty for a fresh start.
+        has_state: Whether the primary keeps more of that run than its id.
+
+    Raises:
+        ProtocolError: Naming the party and what to do.
+    """
+    for party in config.secondaries:
+        if party.name not in hellos:
+            continue
+        theirs = hellos[party.name].run
+        if theirs != run and (theirs or has_state):
+            raise ProtocolError(_other_run(repr(config.primary.name), run, party.name, theirs))
+
+
+def require_own_run(
+    config: FederationConfig,
+    facts: RunFacts,
+    *,
+    run: str,
+    epochs: Collection[int],
+    pretrained: Collection[int],
+) -> None:
+    """Refuse a primary that wants a secondary to go on from what it does not have.
+
+    A secondary that believed it would mix two runs, or release a run's rows afresh. Where a run
+    goes on without a secondary that is lost, one that comes back goes on from the epoch that it
+    has (:func:`own_epoch`), for the others have gone further.
+
+    Args:
+        config: The federation file.
+        facts: What the primary says.
+        run: The run that this party goes on with; empty for a fresh start.
+        epochs: Epochs that it could resume.
+        pretrained: Iterations of pretraining that it could resume.
+
+    Raises:
+        ProtocolError: Naming the primary and what to do.
+    """
+    primary = config.primary.name
+    resumes = bool(facts.resume_epoch or facts.resume_pretraining)
+    if (run and facts.run != run) or (not run and resumes):
+        theirs = facts.run if resumes else ""
+        raise ProtocolError(_other_run("this party", run, primary, theirs))
+    if not run or facts.predicts:
+        return
+    # Of a frozen run only the primary has epochs: encoders stay as they are.
+    frozen = config.privacy.encoder == "frozen"
+    behind = goes_on(config) and max(epochs, default=0) < facts.resume_epoch
+    wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
+    wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
+    for what, (number, own) in wants.items():
+        if number and number not in own:
+            raise ProtocolError(
+                f"{primary!r} wants to go on from {what} {number}, which this party does not have; "
+                f"start afresh with another --out"
+            )
+    # No party can be further than one epoch before all have saved it.
+    if not frozen and not facts.resume_epoch and max(epochs, default=0) > 1:
+        raise ProtocolError(
+            f"{primary!r} wants run {run} to begin again, of which this party has epoch "
+            f"{max(epochs)}; start another run with another --out"
+        )
+
+
+def own_epoch(epochs: Collection[int], facts: RunFacts) -> int:
+    """Return the epoch whose state a secondary takes up; before that of the run, if it was away.
+
+    Args:
+        epochs: Those that it could resume.
+        facts: Where the run goes on.
+    """
+    return max((one for one in epochs if one <= facts.resume_epoch), default=0)
+
+
+def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts: bool) -> None:
+    """Refuse a primary that trains where this party answers for a kept model, or vice versa.
+
+    Raises:
+        ProtocolError: Saying how each was started.
+    """
+    if facts.predicts != predicts:
+        does, own = (
+            ("asks for predictions", "was started to train; start it with --serve")
+            if facts.predicts
+            else ("wants to train", "was started with --serve, to predict; start it without")
+        )
+        raise ProtocolError(f"{config.primary.name!r} {does}, and this party {own}")
+
+
+def _other_run(one: str, own: str, other: str, theirs: str) -> str:
+    does = [f"goes on with run {run}" if run else "starts afresh" for run in (own, theirs)]
+    return (
+        f"{one} {does[0]}, and {other!r} {does[1]}; start all parties with --resume in the folders "
+        f"of one run, or all without it"
+    )
+
+
+def welcome(hellos: Mapping[str, Hello], facts: RunFacts) -> Welcome:
+    """Return the primary's answer: every caller's signed session key, and the run's numbers.
+
+    Reveals:
+        To every caller: the others' public session keys, and how many rows the primary has for
+        training, validation and test.
+    """
+    keys = {name: (theirs.public, theirs.signature) for name, theirs in hellos.items()}
+    return Welcome(facts=facts, keys=keys)
+
+
+def open_welcome(
+    config: FederationConfig, message: Message, *, key: SessionKey, pinned: Mapping[str, str]
+) -> tuple[RunFacts, dict[int, bytes]]:
+    """Check the welcome; return the run's facts and this party's key with every other caller.
+
+    The keys follow from the facts too, and from the file: callers that were told different facts
+    have different keys, so that their masks do not cancel and they cannot open one another's
+    sealed messages.
+
+    Raises:
+        AuthenticationError: If a session key is not signed by the identity that is pinned.
+        ProtocolError: If a number is missing or impossible, or parties are left out as they must
+            not be.
+    """
+
+    def callers(facts: RunFacts) -> list[str]:
+        require_active(config, facts.active, rank=key.offer.rank, predicts=facts.predicts)
+        if facts.predicts:
+            return list(callers_in_predictions(config, facts.active))
+        absent = absent_names(config, facts.active)
+        return [party.name for party in config.callers if party.name not in absent]
+
+    opened = Welcome.from_message(message, callers=callers)
+    offers = {}
+    for name, (public, signature) in opened.keys.items():
+        offer = KeyOffer(
+            session=key.offer.session, rank=config.ranks[name], name=name, public=public
+        )
+        try:
+            verify(pinned[name], signature, _signed_text(config, offer))
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"the session key that the primary passed on for {name!r} is not signed by "
+                f"the identity that the federation file pins"
+            ) from None
+        offers[offer.rank] = offer
+    agreed = config.digest.encode() + opened.facts.statement()
+    return opened.facts, key.agree(offers, agreed=agreed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """A caller's place in a session."""
+
+    transport: SecondaryTransport
+    """Its connection to the primary."""
+
+    facts: RunFacts
+    """What the primary says of its rows."""
+
+    pair_keys: Mapping[int, bytes]
+    """A key with every other caller, by rank; the primary has none of them."""
+
+    sealed: Mapping[str, SealedLine]
+    """This party's ends of the lines to every other caller, by name; the primary relays them.
+
+    They number what they carry under one key each, so that all stages and all requests of a session
+    share them: two lines of one key would seal two messages under one number.
+    """
+
+    rank: int
+    """This party's own rank."""
+
+
+@contextmanager
+def joined(
+    config: FederationConfig,
+    identity: Identity,
+    pinned: Mapping[str, str],
+    *,
+    epochs: list[int],
+    pretrained: list[int],
+    run: str = "",
+    predicts: bool = False,
+    patience_s: float | None = None,
+    returning: bool = False,
+) -> Iterator[Joined]:
+    """Join the session that the primary holds, and leave it in the end.
+
+    Args:
+        config: The federation file.
+        identity: This party's long-term identity.
+        pinned: Every party's pinned public key.
+        epochs: Epochs that this party could resume.
+        pretrained: Iterations of pretraining that it could resume.
+        run: Id of the run that it goes on with; empty for a fresh start, and for a party that
+            keeps nothing of a run.
+        predicts: Whether this party answers for a kept model, and does not train.
+        patience_s: Seconds that all parties may take to join; default: the federation file's.
+        returning: Whether this party was in a session of the run before, and the primary may not
+            know yet that it has lost it.
+
+    Raises:
+        ProtocolError: If the primary cannot be reached, is not who the file says, or goes on from
+            what this party does not have.
+
+    Reveals:
+        To the primary: that this party takes part, the file's hash, its public key of the session,
+        the run and the epochs. To the other callers: that public key.
+    """
+    assert config.primary.address is not None, "checked with the federation file"
+    patience_s = config.runtime.join_timeout_s if patience_s is None else patience_s
+    transport = SecondaryTransport(
+        parse_address(config.primary.address),
+        identity,
+        pinned,
+        config.ranks,
+        limits=transport_limits(config),
+    )
+    with transport:
+        transport.connect(patience_s, returning=returning)
+        rank = config.ranks[identity.name]
+        key = SessionKey(session=transport.session, rank=rank, name=identity.name)
+        transport.send(
+            hello(
+                config, identity=identity, key=key, epochs=epochs, pretrained=pretrained, run=run
+            ).to_message()
+        )
+        message = transport.receive(
+            RoundKind.WELCOME, round_number=0, deadline_s=_until_welcome_s(config, patience_s)
+        )
+        facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
+        _require_same_purpose(config, facts, predicts=predicts)
+        transport.widen(session_limits(config, facts))
+        if not config.party(identity.name).is_helper:
+            require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
+        names = {number: name for name, number in config.ranks.items()}
+        sealed = {
+            names[peer]: SealedLine(
+                pair_key,
+                session=transport.session,
+                own_rank=rank,
+                peer=names[peer],
+                peer_rank=peer,
+            )
+            for peer, pair_key in pair_keys.items()
+        }
+        yield Joined(
+            transport=transport, facts=facts, pair_keys=pair_keys, sealed=sealed, rank=rank
+        )
+
+
+def _until_welcome_s(config: FederationConfig, patience_s: float) -> float:
+    """Return how long a caller waits for the primary to have heard all others.
+
+    Longer than the primary itself waits for them, so that it is the primary that says who is
+    missing. It may be waiting for one that was lost, and then has more patience than a caller that
+    comes for the first time.
+    """
+    runtime = config.runtime
+    others_s = patience_s if runtime.on_loss == "stop" else max(patience_s, runtime.wait_s)
+    return others_s + runtime.round_timeout_s
+
+
+def transport_limits(config: FederationConfig) -> TransportLimits:
+    """Return a transport's deadlines, and its sizes until WELCOME: greetings are small."""
+    runtime = config.runtime
+    return TransportLimits(
+        silence_timeout_s=runtime.silence_timeout_s,
+        lowest_rate=runtime.lowest_rate,
+        busy_timeout_s=runtime.idle_timeout_s,
+        max_message_bytes=_GREETING_BYTES,
+        max_waiting_bytes=_GREETING_BYTES,
+    )
+
+
+def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits:
+    """Return a transport's limits from WELCOME on.
+
+    The largest message is what the file allows, or a share of a whole batch, or K links and up to
+    16 key columns for each of the primary's rows but at most 1 GiB, whichever is more.
+    """
+    share = config.training.batch_size * math.prod(config.family.cut_shape(config.model))
+    lists = facts.rows * (config.model.neighbours + _KEY_COLUMNS)
+    largest = max(
+        config.runtime.largest_message_mib << 20,
+        _GREETING_BYTES + _BYTES_PER_NUMBER * share,
+        min(_MOST_BY_ROWS, _GREETING_BYTES + _BYTES_PER_NUMBER * lists),
+    )
+    return replace(
+        transport_limits(config),
+        max_message_bytes=largest,
+        max_waiting_bytes=TransportLimits().max_waiting_bytes,
+    )
+
+
+# The message that ends a session between two epochs, so that a party may come back.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejoin(TypedMessage):
+    """An epoch is over, and some who were lost are back: all join the next session, with these."""
+
+    KIND: ClassVar = RoundKind.REJOIN
+    WAY: ClassVar = "primary to every secondary"
+
+    ranks: tuple[int, ...]
+    """Of those who are back, ascending."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"ranks": list(self.ranks)})
+
+    @classmethod
+    def from_message(cls, message: Message, *, absent: Sequence[int]) -> "Rejoin":
+        """Read the primary's.
+
+        Args:
+            message: As it came.
+            absent: Ranks of the secondaries that are not in this session.
+
+        Raises:
+            ProtocolError: If it names nobody, or somebody who is here.
+        """
+        ranks: list[Any] = message.figure("ranks", list)
+        plain = all(type(rank) is int for rank in ranks)
+        if not ranks or not plain or sorted(set(ranks) & set(absent)) != ranks:
+            raise ProtocolError(f"the primary says that parties {ranks!r:.80} are back")
+        return cls(ranks=tuple(ranks))

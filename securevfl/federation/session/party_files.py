@@ -1,0 +1,224 @@
+"""What one party keeps of a run in its own folder: log, checkpoints and ledger, as one."""
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import files
+from securevfl.core.errors import StorageError
+from securevfl.core.event_log import EventLog
+from securevfl.federation.checkpoint import Checkpoints, used_folder
+from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
+from securevfl.ledger.book import Outlook
+from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
+
+LOG_FILE: Final = "log.jsonl"
+
+
+class PartyFiles:
+    """One party's folder of a run, held open from the party's first act to its last.
+
+    The ledger opens when it is known what the run will release; until then there is none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: FederationConfig,
+        *,
+        party: str,
+        resume: bool,
+        table: Path | None = None,
+        simulated: bool = False,
+    ) -> None:
+        """Open the folder, and its log.
+
+        Args:
+            folder: The party's own within the run folder.
+            config: The federation file.
+            party: Whose it is.
+            resume: Whether the run goes on with what lies there.
+            table: The party's table, whose ledger every run on it is charged to; None where there
+                is none, as of parties that only help to link.
+            simulated: Whether all parties share this process: nothing leaves it, so nobody keeps a
+                log, and the run has a ledger of its own, in its folder, which is not synced line by
+                line (two syncs a round cost more than training a small model).
+        """
+        self.folder = folder
+        self.party = party
+        self.resume = resume
+        self.checkpoints = Checkpoints(folder, settings_digest=config.settings_digest)
+        self._config = config
+        self._table = table
+        self._simulated = simulated
+        self._log = None if simulated else EventLog(folder / LOG_FILE, party=party)
+        self._ledger: Ledger | None = None
+        self._held: LedgerFile | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The party's ledger, once :meth:`open_ledger` has opened it."""
+        assert self._ledger is not None, "opened when the run is planned"
+        return self._ledger
+
+    def log(self, event: str, **fields: object) -> None:
+        """Write a line to the log: plain figures and words only.
+
+        Raises:
+            SecureVflError: If a field is anything else.
+        """
+        if self._log is not None:
+            self._log.write(event, **fields)
+
+    @property
+    def run_ledger(self) -> Path:
+        """Where the run folder has the ledger, once the party is done: its own, or a copy."""
+        return self.folder / "ledger.jsonl"
+
+    def ledger_path(self, book: Book = "ledger") -> Path:
+        """Return where releases are booked: with the table, or in a simulation's own folder.
+
+        Raises:
+            ConfigError: If the table has two ledgers.
+        """
+        if self._simulated or self._table is None:
+            return self.folder / f"{book}.jsonl"
+        return ledger_of_table(self._table, book=book)
+
+    def open_ledger(self, plan: RunPlan) -> Outlook:
+        """Open the ledger of the table, or the simulation's own.
+
+        A fresh run must fit into its budget and into what the owner of the table allows. A resumed
+        one has spent a part of both, and asks before every epoch and every release. Checkpoints are
+        tied to the ledger from now on.
+
+        Returns:
+            What the run may spend, beside what was spent on the table before.
+
+        Raises:
+            ConfigError: If a fresh run would start in the folder of another one, or another run is
+                at work on this table.
+            BudgetExceededError: If a fresh run could not finish; nothing was sent then.
+        """
+        if not self.resume:
+            self.checkpoints.require_unused()
+        ledger = self._ledger = Ledger(
+            self.ledger_path(),
+            party=self.party,
+            plan=plan.releases,
+            noise_share_std=plan.noise_share_std,
+            durable=not self._simulated,
+            run=plan.facts.run,
+            federation=self._config.federation.name,
+            settings=self._config.settings_digest,
+        )
+        # Who holds the ledger is this party's only process.
+        files.remove_unfinished(self.folder)
+        if not self.resume:
+            # A run that failed before its first release has used nothing but its folder's name.
+            if self._simulated and ledger.has_spent:
+                raise used_folder(self.folder)
+            ledger.require_room(
+                rounds=plan.releases.rounds,
+                row_releases=plan.releases.row_releases,
+                passes=plan.releases.releases_per_row,
+            )
+        self.checkpoints.guard(ledger)
+        return ledger.outlook()
+
+    def hold_ledger(self) -> LedgerFile:
+        """Keep the ledger for this process from now on, before anything is asked for.
+
+        Raises:
+            ConfigError: If another run or server is at work on this table.
+            PrivacyError: If the ledger was altered.
+        """
+        if self._held is None:
+            self._held = LedgerFile(self.ledger_path(), durable=not self._simulated)
+        return self._held
+
+    def open_prediction(self, plan: RunPlan, *, model: str) -> Ledger:
+        """Open the ledger for one request for predictions, or go on in it with another request.
+
+        Args:
+            plan: What the request releases.
+            model: Id of the run whose model predicts.
+
+        Raises:
+            ConfigError: If another run is at work on this table.
+            BudgetExceededError: If the request does not fit into what predictions may spend, or
+                into what the owner of the table allows; nothing was sent then.
+        """
+        releases, most = plan.releases, self._config.prediction.rows
+        if self._ledger is not None:
+            require_rows(self._ledger.budgeted, most, more=releases.row_releases)
+            self._ledger.begin(releases, run=plan.facts.run)
+            return self._ledger
+        file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
+        self._ledger = Ledger(
+            file,
+            party=self.party,
+            plan=releases,
+            noise_share_std=plan.noise_share_std,
+            run=plan.facts.run,
+            federation=self._config.federation.name,
+            settings=self._config.settings_digest,
+            model=model,
+        )
+        require_rows(self._ledger.budgeted, most, more=releases.row_releases)
+        self._ledger.require_room(
+            rounds=releases.rounds, row_releases=releases.row_releases, passes=1
+        )
+        return self._ledger
+
+    def prediction_budget(self, model: str) -> PredictionBudget:
+        """Return what predictions of a model have spent here; the ledger is held from now on.
+
+        Args:
+            model: Id of the run whose model predicts.
+
+        Raises:
+            ConfigError: If another run is at work on this table.
+            PrivacyError: If the ledger was altered.
+        """
+        if self._ledger is not None:
+            asked = self._ledger.budgeted
+        else:
+            sessions = self.hold_ledger().book.sessions
+            asked = [session for session in sessions if session.model == model]
+        return prediction_budget(self._config, asked, party=self.party)
+
+    def close(self) -> None:
+        """Let the ledger and the log go; later charges and lines raise.
+
+        The run folder gets a copy of a table's ledger as it is now: the run's evidence, which
+        nothing is charged to.
+        """
+        if self._held is not None:
+            self._held.close()
+        if self._ledger is not None:
+            kept = self._ledger.path
+            self._ledger.close()
+            if kept is not None and kept != self.run_ledger:
+                # The ledger itself is whole, whatever becomes of the copy.
+                with contextlib.suppress(OSError, StorageError):
+                    files.copy_file(kept, self.run_ledger)
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> "PartyFiles":
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None and self._ledger is not None:
+                self._ledger.file.require_in_place()
+        finally:
+            self.close()

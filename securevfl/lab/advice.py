@@ -1,0 +1,494 @@
+"""Advice before a run: what noise at an epsilon leaves of partners' information.
+
+One row's release under a small epsilon is a local promise: its noise is as long as what one record
+writes, or longer. What is left of a signal behind it follows from the plan alone, before anybody's
+table is read; docs/frontier.md, "What can survive", derives the formulas.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import parse_federation
+from securevfl.config.rules import require_covered_channels
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.lab.rehearsal import Cast, Played, chosen_settings, merged, rehearse, settings_for
+from securevfl.runtime.run_tables import read_party
+
+# How much of what a secondary writes survives the noise of a release.
+
+HALF: Final = 0.5
+"""The share at which signal and noise are equally strong."""
+
+CLEAR: Final = 2.0
+"""Standard errors, or deviations, from zero at which a gain is called clear."""
+
+EXPLAINED: Final = 0.01
+"""Of what the primary's own columns leave open, the share that :func:`rows_to_see` asks about."""
+
+_MOST_PARTNERS: Final = 10_000
+
+
+def noise_a_number(
+    plan: ReleasePlan, noise_share_std: float, *, secondaries: int | None = None
+) -> float:
+    """Return z: the noise of one number of the released sum, over the length of one record in it.
+
+    A record writes a vector of length C, or of C/K where a row is the mean over K slots; the sum
+    carries the noise of all secondaries' shares, helpers of the primary included, since the top
+    model knows none of them. With another number of secondaries the noise multiplier stays, and
+    the noise follows the sensitivity: for ``secondary-record`` it does not grow with them, for the
+    other units it does (:func:`securevfl.dp.sensitivity.row_change`).
+
+    Args:
+        plan: What is released.
+        noise_share_std: ``tau`` of that plan; 0 without noise.
+        secondaries: How many take part instead of the plan's; more than ``colluding``.
+
+    Returns:
+        Dimensionless, >= 0.
+    """
+    checks.non_negative(noise_share_std=noise_share_std)
+    record = plan.privacy.clip_norm / (plan.links if plan.pooled else 1)
+    noise = noise_share_std * math.sqrt(plan.parties)
+    if secondaries is not None:
+        if plan.privacy.accounting == "as-published":
+            # The papers' noise is one on the average.
+            return noise / record * secondaries / plan.parties
+        colluding = plan.privacy.colluding
+        other = replace(plan, parties=secondaries, min_active=secondaries)
+        noise *= other.sensitivity() / plan.sensitivity()
+        # Of k shares k - c must do; the sum carries all k.
+        noise *= math.sqrt(
+            (secondaries / (secondaries - colluding)) * (plan.parties - colluding) / plan.parties
+        )
+    return noise / record
+
+
+def surviving_share(
+    *,
+    noise: float,
+    numbers: int = 1,
+    secondaries: int = 1,
+    agreement: float = 0.0,
+    sampling_rate: float = 1.0,
+) -> float:
+    """Return the share of a signal's variance that a released number tells: s^2 / (s^2 + z^2).
+
+    The numbers of a record share its length, so each has a deviation of at most 1/sqrt(w) of it.
+    Where k secondaries write into one number, their signals add up against noise that is paid
+    once: to k times the variance of one where they are uncorrelated, and to k^2 times where all
+    write the same. Of records that are drawn at a rate of q, so much of the signal is not there.
+
+    Args:
+        noise: ``z``, from :func:`noise_a_number`; of the sum that all of them write into.
+        numbers: ``w``, over which the length is spread evenly, >= 1; 1 has all of it in one.
+        secondaries: ``k`` that share the number, >= 1; 1 for coordinates of a secondary's own.
+        agreement: Correlation between two secondaries' signals, in [0, 1].
+        sampling_rate: ``q``, of the secret sample of records; 1 has all of them.
+
+    Returns:
+        In [0, 1]. No linear reader, and of a normal quantity no reader at all, explains more of
+        the signal's variance.
+
+    References:
+        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); docs/frontier.md, "What can
+        survive".
+
+    Examples:
+        >>> surviving_share(noise=1.0)
+        0.5
+        >>> surviving_share(noise=2.0, secondaries=4)
+        0.5
+        >>> surviving_share(noise=2.0, secondaries=4, agreement=1.0)
+        0.8
+    """
+    checks.non_negative(noise=noise)
+    checks.whole(numbers=numbers, secondaries=secondaries)
+    checks.at_least(1, numbers=numbers, secondaries=secondaries)
+    checks.rate(sampling_rate=sampling_rate)
+    others = (secondaries - 1) * agreement
+    signal = secondaries * (1 + others) / numbers
+    written = sampling_rate * secondaries * (1 + sampling_rate * others) / numbers
+    return sampling_rate**2 * signal / (written + noise**2)
+
+
+def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int = 1) -> int | None:
+    """Return the fewest secondaries whose signals, in shared coordinates, half survive.
+
+    Their signals are taken as uncorrelated, and the noise as that of so many secondaries.
+
+    Args:
+        plan: What is released, by secondaries that share coordinates (``disjoint`` is False).
+        noise_share_std: ``tau`` of that plan.
+        numbers: As for :func:`surviving_share`.
+
+    Returns:
+        None where no number is enough, as for a unit whose noise grows with every secondary.
+    """
+
+    def share(secondaries: int) -> float:
+        noise = noise_a_number(plan, noise_share_std, secondaries=secondaries)
+        return surviving_share(
+            noise=noise,
+            numbers=numbers,
+            secondaries=secondaries,
+            sampling_rate=plan.privacy.sampling_rate,
+        )
+
+    fewest = plan.privacy.colluding + 1
+    # Where the noise grows with their number, the first is the best of all.
+    if plan.privacy.unit != "secondary-record" or plan.privacy.accounting == "as-published":
+        return fewest if share(fewest) >= HALF else None
+    if share(_MOST_PARTNERS) < HALF:
+        return None
+    low, high = fewest - 1, _MOST_PARTNERS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if share(middle) >= HALF else (middle, high)
+    return high
+
+
+def rows_to_see(share: float, *, explained: float = EXPLAINED) -> int | None:
+    """Return about how many training rows show a signal by two standard errors.
+
+    A released number that correlates by r with what is left open has, over n rows, a t value of
+    ``r sqrt(n / (1 - r^2))`` in expectation; r^2 is what the signal would explain without noise,
+    times the share of it that survives.
+
+    Args:
+        share: From :func:`surviving_share`.
+        explained: Share of what the primary's own columns leave open that the signal explains
+            without noise, in (0, 1).
+
+    Returns:
+        At least 1; None where nothing survives.
+    """
+    squared = share * explained
+    if squared == 0:
+        return None
+    return max(1, math.ceil(CLEAR**2 * (1 - squared) / squared))
+
+
+# What a promise leaves of partners' information, before anybody spends anything.
+
+Outcome = Literal["clear", "unclear", "none", "loss"]
+"""Of rehearsed gains: above zero by two deviations, by one, by less, or below it by one."""
+
+NO_PROMISE: Final = (
+    "A rehearsal is no promise. It shows what partners with columns like those set aside would "
+    "add; real partners' columns are other columns, and how well their keys link is not known. "
+    "It protects nobody, and need not: all columns are the primary's own."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What can survive at one epsilon, from the plan alone."""
+
+    epsilon: float | None
+    """None: without noise."""
+
+    noise: float
+    """Of one number of the sum, over the length of one record in it."""
+
+    blocks: float
+    """Share of the signal that survives, in coordinates of a secondary's own; all of a record's
+    length in one number."""
+
+    blocks_spread: float
+    """The same, the length spread evenly over the numbers that a secondary writes."""
+
+    shared: float
+    """In coordinates that all secondaries share, their signals uncorrelated; all length in one
+    number."""
+
+    partners: int | None
+    """Secondaries whose signals half survive in shared coordinates; None: no number is enough."""
+
+    rows: int | None
+    """Training rows that show, by two standard errors, a signal that explains 1 % of what is left
+    open without noise; in the layout of the settings. None: no number is enough."""
+
+    settings: Mapping[str, Any]
+    """What it would run by."""
+
+    refused: str | None
+    """Why the file as it stands would be refused at this epsilon; None: it would not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    """What the rehearsal came to at one epsilon."""
+
+    epsilon: float | None
+    metric: str
+    alone: float
+    """Mean over seeds of the primary alone, on the columns that were left to it."""
+
+    test: float
+    """Mean over seeds of the model that answers."""
+
+    gain: float
+    """Mean over seeds, counted so that positive is better."""
+
+    deviation: float | None
+    """Of the gain over seeds; None with one seed."""
+
+    gains: tuple[float, ...]
+    """By seed."""
+
+    used: int
+    """Seeds with which the joint model answered, and not alone."""
+
+    outcome: Outcome | None
+    """None with one seed."""
+
+    def verdict(self) -> str:
+        """Return it in one line."""
+        at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
+        gain = f"{self.gain:+.3f}" + (
+            ""
+            if self.deviation is None
+            else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
+        )
+        told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
+        told += f" alone {self.alone:.3f})"
+        match self.outcome:
+            case "clear":
+                return f"{told}: a clear gain"
+            case "unclear":
+                return f"{told}: perhaps a gain, not a clear one"
+            case "loss":
+                return f"{told}: no gain, and perhaps a loss"
+            case "none" if self.used == 0:
+                return f"{told}: nothing; the primary's own model answered with every seed"
+            case "none":
+                return f"{told}: nothing that chance would not explain"
+            case None:
+                return f"{told}: one seed says nothing of chance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Bounds, and what a rehearsal made of them."""
+
+    file: Path
+    config: FederationConfig
+    training_rows: int
+    bounds: list[Bound]
+    casts: list[Cast] = field(default_factory=list)
+    rehearsed: list[Rehearsed] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the bounds and the rehearsal, one sentence each."""
+        notes = []
+        reasons = dict.fromkeys(one.refused for one in self.bounds if one.refused)
+        notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
+        if self.config.privacy.encoder != "frozen":
+            notes.append(
+                "encoders that train release a row in every epoch; what survives is told of one "
+                "release"
+            )
+        if not self.casts:
+            return notes
+        planned = len(self.config.secondaries)
+        fewest = min(len(cast.aside) for cast in self.casts)
+        if fewest < planned:
+            notes.append(
+                f"{fewest} of {planned} secondaries were pretended; there are too few columns for "
+                f"more"
+            )
+        told = statistics.mean(cast.told for cast in self.casts)
+        notes.append(
+            f"{told:.0%} of what the columns set aside hold is told already, to a linear model, by "
+            f"the keys and columns that were left"
+            + (
+                "; partners who know other things may add much more than was rehearsed"
+                if told >= HALF
+                else ""
+            )
+        )
+        if any(cast.taken for cast in self.casts):
+            most = max(len(cast.taken) for cast in self.casts)
+            notes.append(
+                f"the ranges of {most} column{'s' if most > 1 else ''} were taken from the table, "
+                f"which may serve for a rehearsal only: partners declare theirs without looking at "
+                f"their records"
+            )
+        return notes
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for ``--json``."""
+        return {
+            "file": str(self.file),
+            "unit": self.config.privacy.unit,
+            "delta": self.config.privacy.delta,
+            "secondaries": len(self.config.secondaries),
+            "training_rows": self.training_rows,
+            "explained": EXPLAINED,
+            "bounds": [asdict(one) for one in self.bounds],
+            "rehearsal": {
+                "casts": [
+                    {
+                        "seed": cast.seed,
+                        "own": list(cast.own),
+                        "set_aside": dict(cast.aside),
+                        "told": cast.told,
+                    }
+                    for cast in self.casts
+                ],
+                "epsilons": [{**asdict(one), "verdict": one.verdict()} for one in self.rehearsed],
+                "no_promise": NO_PROMISE,
+            }
+            if self.casts
+            else None,
+            "notes": self.notes,
+        }
+
+
+def advise(
+    path: Path,
+    config: FederationConfig,
+    *,
+    epsilons: Sequence[float],
+    seeds: int,
+    key_noise: float = 0.0,
+    data_root: Path,
+    done: Callable[[Played], None] = lambda _: None,
+) -> Advice:
+    """Say what can survive at each epsilon, and rehearse it on the primary's own columns.
+
+    Args:
+        path: Where the federation file lies, for messages.
+        config: What it says.
+        epsilons: What might be promised; no noise at all comes after them.
+        seeds: Of the rehearsal, counting up from the file's; 0 rehearses nothing.
+        key_noise: Deviation of the noise on pretended secondaries' numeric keys, in deviations of
+            each key.
+        data_root: Where relative data paths start. Only the primary's table is read.
+        done: Hears of each simulated run.
+
+    Raises:
+        ConfigError: If a setting is impossible.
+        DataError: If the primary's table is not what it should be, or has too few columns.
+        PrivacyError: If a promise would not hold, whatever partners declare.
+
+    Reveals:
+        Nothing leaves the process, which holds the primary's table alone. Figures are for its
+        owner: the rehearsal is of that table, and no noise protects what is told of it.
+    """
+    checks.at_least(0, seeds=seeds)
+    checks.non_negative(key_noise=key_noise)
+    for epsilon in epsilons:
+        checks.positive(epsilon=epsilon)
+    table = read_party(config, config.primary, data_root)
+    facts = run_facts(config, table)[1]
+    asked = [*sorted(set(epsilons)), None]
+    bounds = [_bound(config, facts, epsilon, file=str(path)) for epsilon in asked]
+    casts, played = rehearse(config, table, asked, seeds=seeds, key_noise=key_noise, done=done)
+    return Advice(
+        file=path,
+        config=config,
+        training_rows=facts.train_rows,
+        bounds=bounds,
+        casts=casts,
+        rehearsed=[_summary(epsilon, played) for epsilon in asked] if casts else [],
+    )
+
+
+def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, file: str) -> Bound:
+    planned = parse_federation(merged(config.source, settings_for(config, epsilon)), file=file)
+    plan = plan_run(planned, facts)
+    positions, width = planned.family.cut_shape(planned.model)
+    secondaries = len(planned.secondaries)
+    numbers = positions * width // (secondaries if plan.releases.disjoint else 1)
+    own, shared = (_noise(plan, disjoint=disjoint) for disjoint in (True, False))
+    noise = own if plan.releases.disjoint else shared
+    together = replace(plan.releases, disjoint=False)
+    rate = planned.privacy.sampling_rate
+    in_blocks = surviving_share(noise=own, sampling_rate=rate)
+    in_shared = surviving_share(noise=shared, secondaries=secondaries, sampling_rate=rate)
+    return Bound(
+        epsilon=epsilon,
+        noise=noise,
+        blocks=in_blocks,
+        blocks_spread=surviving_share(noise=own, numbers=max(1, numbers), sampling_rate=rate),
+        shared=in_shared,
+        partners=partners_for_half(together, together.noise_share_std()),
+        rows=rows_to_see(in_blocks if plan.releases.disjoint else in_shared),
+        settings=chosen_settings(planned),
+        refused=_refused(planned),
+    )
+
+
+def _noise(plan: RunPlan, *, disjoint: bool) -> float:
+    releases = plan.releases
+    if releases.disjoint == disjoint:
+        return noise_a_number(releases, plan.noise_share_std)
+    other = replace(releases, disjoint=disjoint)
+    return noise_a_number(other, other.noise_share_std())
+
+
+def _refused(config: FederationConfig) -> str | None:
+    try:
+        require_covered_channels(config)
+    except PrivacyError as error:
+        return str(error)
+    return None
+
+
+def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
+    runs = [one for one in played if one.epsilon == epsilon]
+    gains = tuple(one.gain for one in runs)
+    gain = statistics.mean(gains)
+    deviation = statistics.stdev(gains) if len(gains) > 1 else None
+    return Rehearsed(
+        epsilon=epsilon,
+        metric=runs[0].metric,
+        alone=statistics.mean(one.alone for one in runs),
+        test=statistics.mean(one.test for one in runs),
+        gain=gain,
+        deviation=deviation,
+        gains=gains,
+        used=sum(one.used == "joint" for one in runs),
+        outcome=None if deviation is None else outcome_of(gain, deviation),
+    )
+
+
+def outcome_of(gain: float, deviation: float) -> Outcome:
+    """Return what a mean gain is called, by its deviation over seeds."""
+    if gain > CLEAR * deviation:
+        return "clear"
+    if gain > deviation:
+        return "unclear"
+    return "loss" if gain < -deviation else "none"
+
+
+def epsilons_from(text: str) -> list[float]:
+    """Read epsilons as the command line takes them: numbers with commas between.
+
+    Raises:
+        ConfigError: If one is no positive number.
+    """
+    found = []
+    for word in text.split(","):
+        try:
+            value = float(word)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(
+                f"--epsilon: must be positive numbers with commas between, such as 1,2,4; got "
+                f"{word.strip()!r}"
+            )
+        found.append(value)
+    return found

@@ -1,0 +1,1 @@
+"""Audits of the installed privacy mechanisms."""

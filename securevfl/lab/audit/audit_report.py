@@ -1,0 +1,196 @@
+"""``securevfl audit mechanism``: real rounds of the installed code, and tests of what they tell."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from securevfl.core import files
+from securevfl.core.errors import PrivacyError
+from securevfl.core.summary import Summarised
+from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
+from securevfl.lab.audit.audit_votes import audit_votes
+from securevfl.lab.audit.audit_worlds import AuditStage
+from securevfl.lab.audit.settings import (
+    RELEASES,
+    ROUNDS_EVENT,
+    AuditSettings,
+    Release,
+    Votes,
+)
+from securevfl.launch.process import PartyCommand
+from securevfl.launch.spawn import reserved_port, run_party_processes
+from securevfl.transport.identity import SHORT_LIVED_DAYS, provision
+
+PARTY_PROGRAM: Final = (sys.executable, "-m", "securevfl.lab.audit.audit_party")
+"""What each party's process runs; a folder and the party's name follow."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AuditReport(Summarised):
+    """The outcome of an audit."""
+
+    settings: AuditSettings
+    """What was audited."""
+
+    tests: Mapping[Release | Votes, Sequence[AuditTest]]
+    """Every test's outcome, by the kind of release."""
+
+    rows: int
+    """Rows released, over all rounds between processes."""
+
+    refusal: str | None = None
+    """Why the rounds were not finished, if the installed code refused its own output."""
+
+    seconds: float
+    """Wall time of the whole audit, most of which processes take to start."""
+
+    round_seconds: float | None = None
+    """Wall time of the rounds alone, between processes."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """Return how many tests passed, and why the rounds ended early if they did."""
+        tests = [one for outcomes in self.tests.values() for one in outcomes]
+        passed = sum(one.verdict == "pass" for one in tests)
+        shown = {} if self.refusal is None else {"refused": self.refusal}
+        return f"{passed} of {len(tests)} tests passed, {self.rows:,} rows", shown
+
+    @property
+    def finished(self) -> AuditTest:
+        """Whether the rounds of every kind were finished, and none was refused by the code."""
+        done = 0
+        if self.refusal is None:
+            done = sum(release in self.tests for release in RELEASES)
+        return AuditTest(
+            name="rounds_finished",
+            statistic=float(done),
+            threshold=float(len(RELEASES)),
+            passes_if="at least",
+            power=1.0,
+            against="rows that reach the encoding unclipped",
+        )
+
+    @property
+    def verdict(self) -> Literal["pass", "fail"]:
+        """``pass`` if every test passes."""
+        return "fail" if self.failed else "pass"
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the tests that failed, without repetition."""
+        outcomes = [self.finished, *(test for tests in self.tests.values() for test in tests)]
+        return list(dict.fromkeys(test.name for test in outcomes if test.verdict == "fail"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain figures and words."""
+        tests = [
+            {"release": release, **test.as_dict()}
+            for release, outcomes in self.tests.items()
+            for test in outcomes
+        ]
+        return {
+            "verdict": self.verdict,
+            "tests": [{"release": "all", **self.finished.as_dict()}, *tests],
+            "settings": asdict(self.settings),
+            "rows": self.rows,
+            "false_failure_per_test": FALSE_FAILURE,
+            "false_failure_at_most": FALSE_FAILURE * len(tests),
+            "refusal": self.refusal,
+            "seconds": round(self.seconds, 3),
+            "round_seconds": self.round_seconds and round(self.round_seconds, 3),
+        }
+
+
+def audit(
+    settings: AuditSettings | None = None, *, program: Sequence[str] = PARTY_PROGRAM
+) -> AuditReport:
+    """Run real rounds on made-up rows, and test the noise and the clip of what is released.
+
+    Every party is its own process, with TLS, masks and CrypTen's reveal between them. Class sums
+    for votes are made, and labels drawn, by the parties' parts as threads of this process.
+
+    Args:
+        settings: What is audited; default: :class:`AuditSettings`.
+        program: What each party's process runs.
+
+    Raises:
+        ConfigError: If the settings are impossible.
+        ProtocolError: If a process is lost.
+        SecureVflError: If the making of class sums is refused.
+
+    Reveals:
+        Nothing: all rows are made up.
+    """
+    settings = settings or AuditSettings()
+    started = time.monotonic()
+    stages = {release: AuditStage(settings, release) for release in RELEASES}
+    votes = audit_votes(settings)
+    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text, reserved_port() as port:
+        folder = Path(text)
+        job = {
+            "settings": asdict(settings),
+            "pinned": provision(settings.names, folder, valid_days=SHORT_LIVED_DAYS),
+            "port": port,
+        }
+        files.write_json(folder / "job.json", job)
+        commands = [
+            PartyCommand(
+                name=name,
+                arguments=[*program, str(folder), name],
+                log_path=folder / name / "output.log",
+                environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            for name in settings.names
+        ]
+        refusal = None
+        seconds: list[float] = []
+
+        def on_event(_name: str, event: Mapping[str, Any]) -> None:
+            if event.get("event") == ROUNDS_EVENT:
+                seconds.append(float(event["seconds"]))
+
+        try:
+            run_party_processes(commands, deadline_s=settings.timeout_s, on_event=on_event)
+        except PrivacyError as error:
+            refusal = str(error)
+        revealed = {
+            release: np.load(path, allow_pickle=False)
+            for release in RELEASES
+            if (path := folder / f"{release}.npy").exists()
+        }
+    report = report_of(stages, revealed, started=started, refusal=refusal)
+    return replace(
+        report,
+        tests={**report.tests, **votes},
+        round_seconds=seconds[0] if seconds else None,
+    )
+
+
+def report_of(
+    stages: Mapping[Release, AuditStage],
+    revealed: Mapping[Release, np.ndarray],
+    *,
+    started: float,
+    refusal: str | None,
+) -> AuditReport:
+    """Return what was tested and how it went.
+
+    Args:
+        stages: What each kind of release was made of.
+        revealed: The averages that the primary learned, by the kind of release; shape
+            (rounds, rows, ...).
+        started: When the audit began, on the monotonic clock.
+        refusal: Why the rounds were not finished, if the installed code refused its own output.
+    """
+    return AuditReport(
+        settings=next(iter(stages.values())).settings,
+        tests={release: stages[release].tests(averages) for release, averages in revealed.items()},
+        rows=sum(averages.shape[0] * averages.shape[1] for averages in revealed.values()),
+        refusal=refusal,
+        seconds=time.monotonic() - started,
+    )

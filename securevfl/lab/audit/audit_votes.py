@@ -1,0 +1,605 @@
+"""Audit of the class-means stage: class sums and drawn labels of the installed code.
+
+A primary sees a secondary's class sums behind the secondary's noise, and is set on one record,
+added or removed. The secondary sees them behind the primary's noise, as it knows its own, and is
+set on one label, exchanged. Scores are 0 in the one world and 1 in the other, up to noise. Labels
+by randomised response are counted.
+
+Secondaries, primary and dealer are the parts of a run, each a thread of this process, over lines
+without a network. Two things are the audit's own: the tables, of which everybody knows what class
+sums would be without noise, and that noise is remembered by whoever drew it, so that each side's
+view of the sums is that of somebody who knows its own.
+"""
+
+import math
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from scipy import stats
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
+from securevfl.config.parties import PartySettings
+from securevfl.config.reading import parse_federation
+from securevfl.core.conventions import stream
+from securevfl.core.errors import ProtocolError
+from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
+from securevfl.dp.class_sums import SumFormat
+from securevfl.federation.build import bottom_at_work
+from securevfl.federation.class_means.ballot import Ballot, LabelNoise, ballot_of
+from securevfl.federation.class_means.class_means_stage import (
+    PrimaryVoting,
+    SecondaryVoting,
+    deal_for_votes,
+)
+from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.state_files import StateFolder
+from securevfl.lab.audit.audit_statistics import (
+    AuditTest,
+    correlation_power,
+    counting_power,
+    distinguishability,
+    error_bound,
+    round_correlation,
+    variance_bounds,
+    worlds_needed,
+)
+from securevfl.lab.audit.audit_worlds import table_at
+from securevfl.lab.audit.settings import (
+    DELTA,
+    AuditSettings,
+    Release,
+    Votes,
+)
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.spec import LinkedSecondary
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.frozen import DirectionBottom
+from securevfl.models.tasks import TaskHead
+from securevfl.transport.message import Message, MessageKind
+
+# Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
+
+# Sums that are compared with one another.
+_COMPARED: Final = 8
+# Chance of either count of labels to be beyond what the power is stated for.
+_UNLIKELY: Final = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SumsSeen:
+    """What one side saw of class sums."""
+
+    noise: float
+    """Deviation that is promised, over the change that is to be hidden; in [0.25, 8]."""
+
+    residual: Float[np.ndarray, "sums bins numbers"]
+    """Sums minus what they would be without noise, over the same change."""
+
+    scores: Float[np.ndarray, "sums changes"]
+    """Of every change that may have been made: 0 on average if it was not, 1 if it was."""
+
+    made: Bool[np.ndarray, " changes"]
+    """Which were."""
+
+
+def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
+    """Test the noise of class sums, and how well one change of the data is told apart.
+
+    Args:
+        seen: By one side.
+        what: ``record`` or ``label``; names the tests.
+    """
+    noise = seen.residual / seen.noise
+    count = noise.size
+    low, _ = variance_bounds(count)
+    compared = noise[:_COMPARED]
+    pairs, lines = compared[0].size, compared.shape[1]
+    tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
+    told = [seen.scores[:, seen.made == made] for made in (False, True)]
+    trials = min(one.size for one in told)
+    return [
+        AuditTest(
+            name=f"{what}_noise_not_too_small",
+            statistic=float(np.mean(noise**2)),
+            threshold=low,
+            passes_if="at least",
+            power=float(stats.chi2.cdf(4 * low * count, count)),
+            against=f"half the noise on what a {what} changes",
+        ),
+        AuditTest(
+            name=f"{what}s_not_too_distinguishable",
+            statistic=distinguishability(*told),
+            threshold=1 / seen.noise,
+            passes_if="at most",
+            power=counting_power(seen.noise, trials),
+            against=f"half the noise on what a {what} changes",
+        ),
+        AuditTest(
+            name=f"{what}_sums_have_own_noise",
+            statistic=round_correlation(compared),
+            threshold=1.0,
+            passes_if="at most",
+            power=correlation_power(pairs, shared=pairs, parties=1, tests=tests),
+            against="one sum's noise is added to the next one again",
+        ),
+    ]
+
+
+def labels_needed(epsilon: float, *, classes: int) -> int:
+    """Return how many rows of each of two labels catch twice the epsilon nearly surely.
+
+    Args:
+        epsilon: Of one label, that randomised response promises.
+        classes: K.
+    """
+    rows = 64
+    while not _caught(epsilon, classes, rows):
+        rows *= 2
+    return rows
+
+
+def drawn_tests(
+    first: Int64[np.ndarray, " rows"],
+    second: Int64[np.ndarray, " rows"],
+    again: Int64[np.ndarray, " both"],
+    *,
+    epsilon: float,
+    classes: int,
+) -> list[AuditTest]:
+    """Test labels by randomised response.
+
+    Args:
+        first: What rows of class 0 were drawn as.
+        second: What as many rows of class 1 were drawn as.
+        again: What the run tells of both when it is resumed, class 0 first.
+        epsilon: That is promised.
+        classes: K.
+    """
+    rows = len(first)
+    lower = 1 - float(error_bound(int((first != 0).sum()), rows))
+    upper = float(error_bound(int((second == 0).sum()), rows))
+    agree = _kept(epsilon, classes) ** 2 + (1 - _kept(epsilon, classes)) ** 2 / (classes - 1)
+    return [
+        AuditTest(
+            name="drawn_not_too_distinguishable",
+            statistic=max(0.0, math.log(max(lower, 1e-300) / upper)),
+            threshold=epsilon,
+            passes_if="at most",
+            power=1 - 2 * _UNLIKELY if _caught(epsilon, classes, rows) else 0.0,
+            against="labels are kept as often as twice their epsilon allows",
+        ),
+        AuditTest(
+            name="drawn_told_again_alike",
+            statistic=float((np.concatenate([first, second]) != again).sum()),
+            threshold=0.0,
+            passes_if="at most",
+            power=1 - agree ** (2 * rows),
+            against="labels are drawn again when a run is resumed",
+        ),
+    ]
+
+
+def _kept(epsilon: float, classes: int) -> float:
+    return 1 / (1 + (classes - 1) * math.exp(-epsilon))
+
+
+def _caught(epsilon: float, classes: int, rows: int) -> bool:
+    """Whether so many rows catch twice the epsilon, but in a share of 2 _UNLIKELY of audits."""
+    kept = _kept(2 * epsilon, classes)
+    turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
+    taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
+    lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
+    return lower > upper * math.exp(epsilon)
+
+
+# Lines between parties that are threads of one process: messages without a network.
+
+
+class Wires:
+    """All messages on their way, by sender and receiver."""
+
+    def __init__(self, deadline_s: float) -> None:
+        """Make them.
+
+        Args:
+            deadline_s: Seconds that a party waits for a message.
+        """
+        self.deadline_s = deadline_s
+        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
+        self._lock = threading.Lock()
+
+    def queue(self, sender: str, receiver: str) -> Queue[Message]:
+        """Return one line; two threads that use it first at the same time get the same one."""
+        with self._lock:
+            return self._queues[sender, receiver]
+
+    def put(self, sender: str, receiver: str, message: Message) -> None:
+        """Send a message: the receiver gets arrays of its own."""
+        tensors = {key: value.copy() for key, value in message.tensors.items()}
+        self.queue(sender, receiver).put(replace(message, tensors=tensors, sender=sender))
+
+    def of(self, own: str) -> "ThreadLines":
+        """Return one party's end."""
+        return ThreadLines(self, own)
+
+
+class ThreadLines:
+    """One party's way to all others."""
+
+    def __init__(self, wires: Wires, own: str) -> None:
+        self._wires = wires
+        self._own = own
+
+    def send(self, message: Message, *names: str) -> None:
+        """Send a message to one party or several.
+
+        Reveals:
+            To these parties: the message.
+        """
+        for name in names:
+            self._wires.put(self._own, name, message)
+
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        """Return the next message of a party, which must be of one of the kinds.
+
+        Raises:
+            ProtocolError: If it is of another one, or none comes in time.
+        """
+        try:
+            message = self._wires.queue(name, self._own).get(timeout=self._wires.deadline_s)
+        except Empty:
+            raise ProtocolError(f"{name}: sent nothing") from None
+        if message.kind not in kinds:
+            raise ProtocolError(f"{name}: sent {message.kind.name}")
+        return message
+
+
+def run_lives(lives: Mapping[str, Callable[[], object]]) -> None:
+    """Run every party in a thread of its own; the first failure ends the wait for the others.
+
+    Raises:
+        Exception: What the first party to fail has raised.
+    """
+    ended: Queue[Exception | None] = Queue()
+
+    def run(life: Callable[[], object]) -> None:
+        try:
+            life()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    for life in lives.values():
+        threading.Thread(target=run, args=(life,), daemon=True).start()
+    for _ in lives:
+        error = ended.get()
+        if error is not None:
+            raise error
+
+
+# An audit of votes: made-up records and labels go through the class sums of the installed code.
+
+_RECORDS: Final = 64
+"""Classes of a sum whose one record is there or not, in turn."""
+_LABELS: Final = 64
+"""Pairs of classes of a sum; the label of one row is the first or the second, in turn."""
+_CLASSES: Final = _RECORDS + 2 * _LABELS
+_LINKS: Final = 2
+"""Rows that a record is linked to, all of one class, and records that a row is linked to."""
+_FEATURES: Final = 3
+_BEYOND: Final = 10.0
+"""Length of a record, over what it is drawn back to."""
+_DRAWN_CLASSES: Final = 4
+_NEAR, _FAR = 0.1, 10.0
+_SEED: Final = 0
+
+
+class _Overheard(Voter):
+    """A secondary's part as installed; its noise, and the sums that it would fit to, are kept."""
+
+    drawn: Int64[np.ndarray, "bins numbers"]
+    sums: Float64[np.ndarray, "bins numbers"]
+
+    def noise(self) -> Int64[np.ndarray, "bins numbers"]:
+        """Return fresh noise, and keep it."""
+        self.drawn = super().noise()
+        return self.drawn
+
+    def finish(self, sums: Float64[np.ndarray, "bins numbers"]) -> None:
+        """Keep the sums; nothing is fitted to them."""
+        self.sums = sums
+
+
+def audit_votes(settings: AuditSettings) -> dict[Release | Votes, Sequence[AuditTest]]:
+    """Have class sums made and labels drawn, and test what each side gets to see.
+
+    Args:
+        settings: What is audited.
+
+    Raises:
+        SecureVflError: Whatever goes wrong at a party.
+
+    Reveals:
+        Nothing: all records and labels are made up.
+    """
+    records, labels = _SumsStage(settings).seen()
+    return {
+        "class_sums": sums_tests(records, what="record"),
+        "label_sums": sums_tests(labels, what="label"),
+        "drawn_labels": _drawn(settings),
+    }
+
+
+class _SumsStage:
+    """Class sums under a dealer's masks: what primary and secondaries each see of them."""
+
+    def __init__(self, settings: AuditSettings) -> None:
+        self._settings = settings
+        self._config = _federation(settings, labels="shares", classes=_CLASSES)
+        rows = _LINKS * _RECORDS + _LABELS
+        self._plan = _plan(self._config, rows=rows)
+        of_records = np.repeat(np.arange(_RECORDS), _LINKS)
+        of_labels = _RECORDS + 2 * np.arange(_LABELS) + self._exchanged
+        self._data = _data(np.concatenate([of_records, of_labels]), classes=_CLASSES)
+
+    @property
+    def _there(self) -> np.ndarray:
+        """Which classes' records are there."""
+        return np.arange(_RECORDS) % 2 == 1
+
+    @property
+    def _exchanged(self) -> np.ndarray:
+        """Which rows' labels are the second of their pair."""
+        return np.arange(_LABELS) % 2 == 1
+
+    def seen(self) -> tuple[SumsSeen, SumsSeen]:
+        """Return what primaries see of records, and secondaries of labels.
+
+        Raises:
+            SecureVflError: Whatever goes wrong at a party.
+        """
+        settings, parties = self._settings, len(self._plan.secondaries)
+        label_noise = settings.label_noise
+        of_labels = worlds_needed(label_noise) / (_LABELS // 2)
+        # Each round gives two sums behind a secondary's own noise.
+        of_records = worlds_needed(settings.noise_multiplier) / (_RECORDS // 2) / 2
+        rounds = max(2, math.ceil(max(of_labels, of_records) / parties))
+        by_primary, by_secondaries = [], []
+        for _ in range(rounds):
+            for shown, told in self._round():
+                by_primary.extend(shown)
+                by_secondaries.append(told)
+        vector = self._vector
+        length = float(np.linalg.norm(vector))
+        records = np.stack(by_primary) - self._expected
+        labels = np.stack(by_secondaries) - self._expected
+        of_record, of_label = _LINKS * length, math.sqrt(2) * length
+        # The whole of what each change moves, along which the two worlds are furthest apart.
+        along = np.stack(by_primary)[:, :_RECORDS] @ vector / length / of_record
+        pairs = np.stack(by_secondaries)[:, _RECORDS:-1] @ vector / length
+        moved = (pairs[:, 1::2] - pairs[:, ::2]) / math.sqrt(2) / of_label
+        return (
+            SumsSeen(
+                noise=settings.noise_multiplier,
+                residual=records / of_record,
+                scores=along,
+                made=self._there,
+            ),
+            SumsSeen(
+                noise=label_noise,
+                residual=labels / of_label,
+                scores=moved + 0.5,
+                made=self._exchanged,
+            ),
+        )
+
+    def _round(self) -> list[tuple[list[np.ndarray], np.ndarray]]:
+        """Let every secondary's class sums be made once.
+
+        Returns:
+            For each secondary: its sums as the primary sees them, under masks and by labels that
+            were shown; and as it sees them itself.
+        """
+        plan, config = self._plan, self._config
+        wires = Wires(self._settings.timeout_s)
+        voters = [self._voter(plan.config.party(name)) for name in plan.secondaries.values()]
+        hidden: list[Int64[np.ndarray, "bins numbers"]] = []
+        whole = self._ballot.label_noise
+        assert whole is not None, "labels stay at home"
+
+        def heard(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
+            hidden.append(whole(sums))
+            return hidden[-1]
+
+        ballot = _with_noise(self._ballot, heard)
+        primary, dealer = config.primary.name, config.helper("dealer")
+        assert dealer is not None, "in the federation file"
+
+        def vote(name: str, voter: Voter) -> None:
+            part = SecondaryVoting(plan, voter, wires.of(name))
+            part(wires.queue(primary, name).get(timeout=wires.deadline_s))
+
+        lives: dict[str, Callable[[], object]] = {
+            name: partial(vote, name, voter)
+            for name, voter in zip(plan.secondaries.values(), voters, strict=True)
+        }
+        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda: ballot)
+        lives[dealer.name] = partial(deal_for_votes, config, wires.of(dealer.name), plan.facts)
+        run_lives(lives)
+        seen = []
+        # The primary takes secondaries in this order, and so draws noise for them.
+        for voter, noise in zip(voters, hidden, strict=True):
+            told = voter.sums - voter.drawn
+            shown = [voter.sums - noise, voter.by_labels(ballot.bins_of_rows, keep=None)]
+            seen.append((shown, told))
+        return seen
+
+    @cached_property
+    def _ballot(self) -> Ballot:
+        with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+            return _ballot(self._plan, self._data, _ledger(self._plan, "primary"), text)
+
+    def _voter(self, party: PartySettings) -> _Overheard:
+        """Return a secondary's part in one round; class sums leave it once."""
+        at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
+        assert isinstance(at_work.bottom, DirectionBottom), "encoders vote"
+        ledger = _ledger(self._plan, party.name)
+        return _Overheard(
+            self._plan, party, at_work.bottom, at_work.features, self._linked.source, ledger
+        )
+
+    @cached_property
+    def _direction(self) -> Float64[np.ndarray, " features"]:
+        """A dense unit vector, along which all records lie."""
+        drawn = stream(_SEED, "audit direction", "votes").normal(size=_FEATURES)
+        return np.asarray(drawn / np.linalg.norm(drawn))
+
+    @cached_property
+    def _vector(self) -> Float64[np.ndarray, " numbers"]:
+        """What a record, or a row of two, must count in a class sum, in units."""
+        sums = self._voter(self._config.secondaries[0]).format
+        return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
+
+    @cached_property
+    def _expected(self) -> Float64[np.ndarray, "bins numbers"]:
+        """Class sums without noise, but for rounding."""
+        weights = np.zeros(_CLASSES + 1)
+        weights[:_RECORDS] = _LINKS * self._there
+        weights[_RECORDS + 2 * np.arange(_LABELS) + self._exchanged] = 1.0
+        return weights[:, None] * self._vector
+
+    @cached_property
+    def _places(self) -> Float64[np.ndarray, " rows"]:
+        """Where rows lie: those of a record beside one another, all others by themselves."""
+        of_records = _FAR * np.repeat(np.arange(_RECORDS), _LINKS)
+        of_records[1::2] += 2 * _NEAR
+        others = _FAR * (_RECORDS + np.arange(_LABELS + 2))
+        return np.concatenate([of_records, others])
+
+    @cached_property
+    def _records(self) -> PartyTable:
+        """A secondary's table: one record between two rows, or two at one."""
+        between = _FAR * np.flatnonzero(self._there) + _NEAR
+        rows = _FAR * (_RECORDS + np.arange(_LABELS))
+        places = np.concatenate([between, rows - _NEAR, rows + _NEAR])
+        length = _BEYOND * math.sqrt(_FEATURES)
+        return table_at("records", places, np.tile(length * self._direction, (len(places), 1)))
+
+    @cached_property
+    def _linked(self) -> LinkedSecondary:
+        spec = link_spec(self._config)
+        primary = table_at("primary", self._places, np.zeros((len(self._places), 1)))
+        return Linker(spec, keys_of(spec.keys, primary))(keys_of(spec.keys, self._records))
+
+
+def _drawn(settings: AuditSettings) -> list[AuditTest]:
+    """Have labels drawn by randomised response, once and after the run is resumed."""
+    epsilon, classes = settings.label_epsilon, _DRAWN_CLASSES
+    each = labels_needed(epsilon, classes=classes)
+    config = _federation(settings, labels="randomised", classes=classes)
+    plan = _plan(config, rows=2 * each)
+    data = _data(np.repeat([0, 1], each), classes=classes)
+    ledger = _ledger(plan, "primary")
+    with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
+        # A session of its own each: nothing is known but what lies in the run's folder.
+        once, again = (_ballot(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2))
+    return drawn_tests(once[:each], once[each:], again, epsilon=epsilon, classes=classes)
+
+
+def _federation(settings: AuditSettings, *, labels: str, classes: int) -> FederationConfig:
+    """Return a federation whose class sums have the noise of ``noise_multiplier``."""
+    names = settings.names
+    parties: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "role": "secondary" if rank else "primary",
+            "data": f"{name}.csv",
+            "key": ["place"],
+            "scaling": "none",
+            **({} if rank else {"label": "label", "address": "127.0.0.1:0"}),
+        }
+        for rank, name in enumerate(names)
+    ]
+    if labels == "shares":
+        parties.append({"name": "dealer", "role": "dealer"})
+    source = {
+        "federation": {"name": "audit", "task": "multiclass", "seed": _SEED},
+        "model": {
+            "family": "fet",
+            "neighbours": _LINKS,
+            "hidden": classes,
+            "heads": 1,
+            "release": "pooled",
+            "top": "tied",
+            "keys_as_features": False,
+        },
+        "base": {"estimator": "linear"},
+        # With half of the squared mu, fittings have the noise of releases.
+        "encoder": {
+            "method": "votes",
+            "labels": labels,
+            "label_epsilon": settings.label_epsilon,
+            "share": 0.5,
+        },
+        "privacy": {
+            "noise_multiplier": settings.noise_multiplier,
+            "delta": DELTA,
+            "encoder": "frozen",
+            "unit": "secondary-record",
+            "links_per_record": _LINKS,
+        },
+        "linkage": {"protection": "none", "choose": "records", "max_distance": 2 * _NEAR},
+        "party": parties,
+    }
+    return parse_federation(source, file="federation of the audit")
+
+
+def _plan(config: FederationConfig, *, rows: int) -> RunPlan:
+    """Return the plan of a run with so many training rows, and one for each other part."""
+    facts = RunFacts(rows=rows + 2, train_rows=rows, validation_rows=1, test_rows=1)
+    return plan_run(config, facts)
+
+
+def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
+    """Return a primary's table of labels alone; the last two rows are not for learning."""
+    rows = len(labels)
+    return PrimaryData(
+        features=torch.zeros(rows + 2, 0),
+        keys=torch.zeros(rows + 2, 0),
+        targets=torch.from_numpy(np.concatenate([labels, [0, 0]]).astype(np.int64)),
+        head=TaskHead(task="multiclass", num_classes=classes),
+        split=RowSplit(
+            train=np.arange(rows, dtype=np.int64),
+            validation=np.array([rows], dtype=np.int64),
+            test=np.array([rows + 1], dtype=np.int64),
+        ),
+    )
+
+
+def _with_noise(ballot: Ballot, noise: LabelNoise) -> Ballot:
+    return Ballot(bins_of_rows=ballot.bins_of_rows, bins=ballot.bins, label_noise=noise)
+
+
+def _ledger(plan: RunPlan, party: str) -> Ledger:
+    return Ledger(None, party=party, plan=plan.releases, noise_share_std=plan.noise_share_std)
+
+
+def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> Ballot:
+    state = StateFolder(Path(folder), settings_digest="")
+    return ballot_of(plan, data, data.targets.numpy(), ledger, state)

@@ -1,0 +1,1 @@
+"""Benchmarks of SplitAvg between processes."""

@@ -1,0 +1,471 @@
+"""Comparison of methods in the simulator on equal rows and seeds, and its table."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.methods import ALONE, IN_ONE_PLACE, method_family
+from securevfl.config.reading import method_adaptations, method_config
+from securevfl.config.rules import require_covered_channels
+from securevfl.core import checks, files
+from securevfl.core.conventions import Task as LabelTask
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.data.tables import PartyTable
+from securevfl.lab.engine import Done, Tell
+from securevfl.lab.one_run import (
+    LeftOut,
+    Recipe,
+    Run,
+    Task,
+    run_digest,
+)
+from securevfl.lab.pooled_methods import require_fitting
+from securevfl.lab.run_figures import (
+    by_name,
+    cell,
+    csv_of_runs,
+    markdown,
+    on_test_rows,
+    over_seeds,
+    spread,
+)
+from securevfl.lab.study import Engines, Study, TableStore, digest_of_tables, tables_for
+from securevfl.models.registry import family_named, require_installed
+from securevfl.models.task_metrics import TaskMetric, metrics_of
+from securevfl.version import __version__
+
+# A comparison's figures: mean and deviation over seeds, differences seed by seed.
+
+REFERENCES: Final = ("alone", "fedsim", "fet")
+"""Methods that the others are compared with seed by seed, where they take part."""
+
+PLACEBO: Final = "placebo"
+"""The same method without what partners know: what it gains as well is not the partners'."""
+
+_OTHERS_ON_A_SCREEN: Final = 3
+
+_CSV_FIELDS: Final = (
+    "method",
+    "family",
+    "seed",
+    "metric",
+    "test",
+    "validation",
+    "train",
+    "epochs",
+    "best_epoch",
+    "seconds",
+    "cpu_seconds",
+    "chosen",
+)
+
+
+def summary(
+    results: Sequence[Mapping[str, Any]],
+    *,
+    federation: str,
+    task: LabelTask,
+    metric: str | None = None,
+    left_out: Sequence[LeftOut] = (),
+    adapted: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a comparison as one JSON object.
+
+    Args:
+        results: What :func:`securevfl.lab.comparison.compare_methods` returned.
+        federation: Its name.
+        task: What the label is.
+        metric: The metric that methods are compared by; default: the one that training went by.
+        left_out: Methods without figures, and why.
+        adapted: What methods have otherwise than the file says, in words.
+
+    Returns:
+        ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
+        each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
+        test metric of each), and the same of every metric of the task in ``metrics``; of the
+        primary alone, and of ``auto``, also what was ``chosen`` with each seed; of the primary
+        alone every model's figures in ``candidates``; and ``differences``: for each reference that
+        takes part, each other method minus it, seed by seed, and each method minus its own
+        ``placebo`` (partners' rows permuted, or no partners: the better one); ``left_out`` with the
+        ``status`` and ``reason`` of each method without figures; and ``adapted``. A metric that is
+        not defined for some seed's rows has no mean and no deviation.
+
+    Raises:
+        ConfigError: If the task has no such metric.
+    """
+    methods = by_name(results)
+    first = results[0]
+    ordered = metrics_of(task, metric or first["metric"])
+    shown = ordered[0]
+    tests = {name: on_test_rows(runs, shown.name) for name, runs in methods.items()}
+    return {
+        "federation": federation,
+        "task": task,
+        "metric": shown.name,
+        "higher_is_better": shown.higher_is_better,
+        "chosen_by": first["metric"],
+        "seed_numbers": [run["seed"] for run in methods[first["name"]]],
+        "methods": {
+            name: {
+                **over_seeds(runs, ordered),
+                "family": runs[0]["family"],
+                **_chosen(runs),
+                **_candidates(runs, shown.name),
+            }
+            for name, runs in methods.items()
+        },
+        "differences": _from_partners(methods, shown)
+        | {
+            reference: {
+                name: spread(
+                    [
+                        None if mine is None or theirs is None else mine - theirs
+                        for mine, theirs in zip(tests[name], tests[reference], strict=True)
+                    ]
+                )
+                for name in methods
+                if name != reference
+            }
+            for reference in REFERENCES
+            if reference in methods
+        },
+        "left_out": {one.name: {"status": one.status, "reason": one.reason} for one in left_out},
+        "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
+        "version": __version__,
+    }
+
+
+def _from_partners(
+    methods: Mapping[str, Sequence[Mapping[str, Any]]], metric: TaskMetric
+) -> dict[str, Any]:
+    """Return each method's test figure minus that of the best of its placebos, seed by seed.
+
+    It is 0 where the local baseline answers: then no partner is asked.
+    """
+    better = max if metric.higher_is_better else min
+
+    def less(run: Mapping[str, Any]) -> float | None:
+        if run["used"] == "alone":
+            return 0.0
+        mine = run["test_metrics"][metric.name]
+        theirs = [one[metric.name] for one in run["placebos"].values()]
+        return None if mine is None or None in theirs else mine - better(theirs)
+
+    found = {
+        name: spread([less(run) for run in runs])
+        for name, runs in methods.items()
+        if all(run["placebos"] for run in runs)
+    }
+    return {PLACEBO: found} if found else {}
+
+
+def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what was chosen with each seed by a method that chooses; nothing of others."""
+    chosen = [run["chosen"] for run in runs if run.get("chosen")]
+    return {"chosen": chosen} if chosen else {}
+
+
+def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Return how each model of the primary alone did on test rows; nothing of other methods."""
+    each = [run.get("candidates") or {} for run in runs]
+    common = [name for name in each[0] if all(name in one for one in each)]
+    if not common:
+        return {}
+    return {"candidates": {name: spread([one[name][metric] for one in each]) for name in common}}
+
+
+def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
+    """Return the table for people, its heading first.
+
+    Args:
+        figures: What :func:`summary` returned.
+        narrow: Whether it is for a screen, which has room for a few metrics beside the first,
+            without deviations, and for no reason why a method is left out.
+    """
+    references = list(figures["differences"])
+    first = next(iter(figures["methods"].values()))
+    others = [name for name in first["metrics"] if name != figures["metric"]]
+    if narrow:
+        others = others[:_OTHERS_ON_A_SCREEN]
+    differences = (f"minus {name}" for name in references)
+    rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
+    seeds = len(figures["seed_numbers"])
+    for name, method in figures["methods"].items():
+        cells = [name, cell(method)]
+        for reference in references:
+            other = figures["differences"][reference].get(name)
+            cells.append("" if other is None else cell(other, sign="+"))
+        spreads = [method["metrics"][other] for other in others]
+        cells += [cell({**one, "std": None} if narrow else one) for one in spreads]
+        cpu = method["cpu_seconds"]
+        rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
+    empty = [""] * (len(rows[0]) - 2)
+    for name, one in figures["left_out"].items():
+        rows.append(
+            [name, one["status"] if narrow else f"{one['status']}: {one['reason']}", *empty]
+        )
+    return rows
+
+
+def markdown_table(figures: Mapping[str, Any]) -> str:
+    """Return the table as Markdown."""
+    return markdown(table_rows(figures))
+
+
+def write_comparison(
+    folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
+    rows = [{**result, "method": result["name"]} for result in results]
+    text = csv_of_runs(rows, first=_CSV_FIELDS, splits=("test", "validation"))
+    files.write_text(folder / "comparison.csv", text, for_others=True)
+    files.write_text(folder / "comparison.md", markdown_table(figures), for_others=True)
+    files.write_json(folder / "comparison.json", figures, for_others=True)
+
+
+# Methods side by side in the simulator, on equal rows and seeds; finished runs are kept.
+
+_HERE: Final = Engines()
+
+AUTO: Final = "auto"
+"""The method that is, with each seed, the best of the others on validation rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is compared, where, and on how many seeds."""
+
+    config: FederationConfig
+    """The federation file; its ``[methods]`` may say more of each method."""
+
+    methods: tuple[str, ...]
+    """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables; ``auto``
+    is, with each seed, the family among them that is best on validation rows."""
+
+    seeds: int
+    """How many; they count up from ``federation.seed``."""
+
+    data_root: Path
+    """Where relative data paths start."""
+
+    folder: Path
+    """Gets one folder for each run; a comparison that was cut off goes on from there."""
+
+    device: str = "cpu"
+    """Where models are computed."""
+
+    metric: str | None = None
+    """The metric that methods are compared by; None: the one that training goes by."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, seeds=self.seeds)
+        metrics_of(self.config.federation.task, self.metric, named="metric")
+        if not self.methods:
+            raise ConfigError("methods: name at least one")
+        for name in self.methods:
+            if self.methods.count(name) > 1:
+                raise ConfigError(f"methods: {name!r} is named twice")
+            if name != AUTO:
+                method_family(self.config.source, name)
+        if AUTO in self.methods:
+            if AUTO in self.config.source.get("methods", {}):
+                raise ConfigError(
+                    f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
+                )
+            families = {method_family(self.config.source, name) for name in self.trained}
+            if families <= set(IN_ONE_PLACE):
+                raise ConfigError(
+                    f'methods: "{AUTO}" chooses among families; name some beside it, such as '
+                    "fedsim,fet,assist"
+                )
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The methods that have runs of their own."""
+        return tuple(name for name in self.methods if name != AUTO)
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The run seeds."""
+        first = self.config.federation.seed
+        return tuple(range(first, first + self.seeds))
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run; all methods with one seed come before the next seed."""
+        return tuple(
+            Run(name=method, seed=seed) for seed in self.seed_numbers for method in self.trained
+        )
+
+
+def compare_methods(
+    comparison: Comparison,
+    *,
+    engines: Engines = _HERE,
+    tell: Tell = lambda _run, _event: None,
+    done: Done = lambda _run, _result: None,
+    leave_out: Callable[[LeftOut], None] = lambda _method: None,
+) -> list[dict[str, Any]]:
+    """Train every method with every seed, or take what was trained before.
+
+    A method that does not fit is skipped, and one that fails is left out; the others go on.
+
+    Args:
+        comparison: What is compared.
+        engines: Where runs are trained, and how many at a time; default: one after another in
+            this process.
+        tell: Hears of progress.
+        done: Gets each run's result as soon as it is there, those found first.
+        leave_out: Gets each method that has no figures, and why.
+
+    Returns:
+        One result a run of every method that has all of its runs, in the order of
+        :attr:`Comparison.runs`.
+
+    Raises:
+        ConfigError: If a setting is impossible, ``folder`` holds runs of other settings, or no
+            method fits.
+        DataError: If a table is not what it should be.
+        SecureVflError: If every method that fits has failed.
+
+    Reveals:
+        Everything is inside one organisation: a comparison protects nobody's table.
+    """
+    engines.require_there(comparison.device)
+    tables = tables_for(comparison.config, comparison.trained, comparison.data_root)
+    config = _with_outputs(comparison, tables)
+    comparison = replace(comparison, config=config)
+    out: dict[str, LeftOut] = {}
+    for method in comparison.trained:
+        reason = _misfit(config, method, tables)
+        if reason is not None:
+            out[method] = LeftOut(name=method, status="skipped", reason=reason)
+    _require_some(comparison, out)
+    fitting = [method for method in comparison.trained if method not in out]
+    if engines.elsewhere:
+        # Other processes read the file itself first, and so the family that it names.
+        for one in (config, *(method_config(config, method) for method in fitting)):
+            require_installed(one.family, by="comparing in other processes")
+    for skipped in out.values():
+        leave_out(skipped)
+    recipes = {method: Recipe(source=config.source, method=method) for method in fitting}
+    store = TableStore(comparison.data_root)
+    everyone = store.keep(tables)
+    primary = digest_of_tables([tables[config.primary.name]])
+    tasks = [
+        Task(
+            run=run,
+            recipe=recipes[run.name],
+            digest=run_digest(
+                recipes[run.name],
+                run,
+                tables_digest=primary if recipes[run.name].family in ALONE else everyone,
+            ),
+            tables=everyone,
+        )
+        for run in comparison.runs
+        if run.name in recipes
+    ]
+    with Study(
+        folder=comparison.folder,
+        device=comparison.device,
+        tables=store.by_digest,
+        engines=engines,
+        tell=tell,
+        done=done,
+        leave_out=leave_out,
+    ) as study:
+        results = study.train(tasks)
+        out |= study.failed
+    _require_some(comparison, out)
+    found = [results[run] for run in comparison.runs if run.name not in out]
+    return (
+        [*found, *_chosen_by_validation(found, config.federation.task)]
+        if AUTO in comparison.methods
+        else found
+    )
+
+
+def _chosen_by_validation(
+    results: Sequence[Mapping[str, Any]], task: LabelTask
+) -> list[dict[str, Any]]:
+    """Return a result a seed: that of the family which is best on validation rows.
+
+    What all of them took to train, and what their releases would cost together, is its cost.
+    """
+    chosen = []
+    for seed in dict.fromkeys(result["seed"] for result in results):
+        asked = [
+            result
+            for result in results
+            if result["seed"] == seed and result["family"] not in IN_ONE_PLACE
+        ]
+        if not asked:
+            return []  # every family was left out
+        metric = asked[0]["metric"]
+        known = [one for one in asked if one["validation_metrics"][metric] is not None]
+        sign = 1 if metrics_of(task, metric)[0].higher_is_better else -1
+        best = max(
+            known or asked[:1], key=lambda one: sign * (one["validation_metrics"][metric] or 0)
+        )
+        costs = {
+            field: None if None in values else sum(values)
+            for field in ("seconds", "cpu_seconds", "epsilon")
+            if (values := [one[field] for one in asked])
+        }
+        chosen.append({**best, **costs, "name": AUTO, "chosen": best["name"]})
+    return chosen
+
+
+def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
+    """Return what each method has otherwise than the file says, in words.
+
+    Args:
+        comparison: What is compared.
+        without: Methods that are left out.
+    """
+    found = {
+        name: method_adaptations(comparison.config, name)
+        for name in comparison.trained
+        if name not in without
+    }
+    return {name: notes for name, notes in found.items() if notes}
+
+
+def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> FederationConfig:
+    """Return the file with the classes of the label written out for methods that plan by them."""
+    config = comparison.config
+    if config.federation.task != "multiclass":
+        return config
+    outputs = len(tables[config.primary.name].classes or ())
+    methods = dict(config.source.get("methods", {}))
+    for name in comparison.trained:
+        family = method_family(config.source, name)
+        if family not in IN_ONE_PLACE and family_named(family).assisted:
+            methods[name] = {"outputs": outputs, **methods.get(name, {})}
+    return replace(config, source={**config.source, "methods": methods})
+
+
+def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:
+    """Return why a method can't be trained on this file and these tables, if it can't."""
+    family = method_family(config.source, method)
+    try:
+        own = method_config(config, method)
+        if family in IN_ONE_PLACE:
+            require_fitting(own, family, tables)
+        else:
+            require_covered_channels(own)
+    except SecureVflError as error:
+        return str(error).removeprefix(f"method {method!r}: ")
+    return None
+
+
+def _require_some(comparison: Comparison, out: Mapping[str, LeftOut]) -> None:
+    if len(out) < len(comparison.trained):
+        return
+    reasons = "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out.values())
+    kind = ConfigError if all(one.status == "skipped" for one in out.values()) else SecureVflError
+    raise kind(f"no method could be trained: {reasons}")

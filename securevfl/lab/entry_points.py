@@ -1,0 +1,300 @@
+"""Where linkage alone, comparisons and sweeps start, from Python and the command line alike."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from securevfl.core import files
+from securevfl.core.progress import Observer
+from securevfl.lab.comparison import (
+    Comparison,
+    adaptations,
+    compare_methods,
+    summary,
+    write_comparison,
+)
+from securevfl.lab.engine import Done, Tell
+from securevfl.lab.links_alone import LinkStudy, study_links
+from securevfl.lab.one_run import LeftOut
+from securevfl.lab.search import search as search_settings
+from securevfl.lab.study import Engines
+from securevfl.lab.sweep import Sweep, train_grid
+from securevfl.lab.sweep_settings import setting_of
+from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
+from securevfl.lab.sweep_table import summary as grid_summary
+from securevfl.runtime.entry import FederationSource, opened
+
+
+def link(
+    federation: FederationSource,
+    *,
+    out: Path | None = None,
+    data_root: Path | None = None,
+    estimate: bool = False,
+    observe: Observer = lambda _event: None,
+) -> LinkStudy:
+    """Link the tables of a federation in this process, and measure how good the links are.
+
+    Args:
+        federation: The path of a federation file, or what :func:`securevfl.read_federation`
+            returned.
+        out: Folder for every party's lists, which a later call finds there; default: a temporary
+            one that is removed.
+        data_root: Where relative data paths start; default: next to the file, and the current
+            folder if there is no file.
+        estimate: Whether FedSim's Delta over simpler linkage is estimated too.
+        observe: Hears of progress.
+
+    Returns:
+        Figures by secondary, never a row or a record, and the curves of similarities.
+
+    Raises:
+        ConfigError: If a setting is impossible.
+        DataError: If a table can't be linked.
+
+    Reveals:
+        Nothing leaves the process, which holds everybody's table.
+    """
+    config, root = opened(federation, data_root, only_linkage=True)
+    with _kept_or_temporary(out) as folder:
+        files.require_writable_folder(folder)
+        return study_links(config, root, folder, estimate=estimate, observe=observe)
+
+
+def compare(
+    federation: FederationSource,
+    methods: Sequence[str],
+    *,
+    seeds: int = 5,
+    jobs: int | None = None,
+    out: Path | None = None,
+    metric: str | None = None,
+    device: str = "cpu",
+    data_root: Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_run: float | None = None,
+    tell: Tell = lambda _run, _event: None,
+    done: Done = lambda _run, _result: None,
+    leave_out: Callable[[LeftOut], None] = lambda _method: None,
+) -> dict[str, Any]:
+    """Train methods side by side in the simulator, and return how they compare.
+
+    Args:
+        federation: The path of a federation file, or what :func:`securevfl.read_federation`
+            returned.
+        methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
+            ``boosting-combine``, ``fedcvt``; names of the file's ``[methods.NAME]`` tables; and
+            ``auto``, with each seed the family among them that is best on validation rows.
+        seeds: How many run seeds, counting up from the file's.
+        jobs: Runs at a time, with one thread each; default: one, and on Ray as many as there is
+            room for.
+        out: Folder that gets the table and a folder a run, and where a comparison that was cut off
+            goes on; default: a temporary one that is removed.
+        metric: Which of the task's metrics the methods are compared by; nothing is trained again
+            for another one. Default: the one that training goes by, ``training.metric``.
+        device: ``"cpu"`` or ``"cuda"``.
+        data_root: Where relative data paths start; default: next to the file, and the current
+            folder if there is no file.
+        engine: ``"local"``, or ``"ray"`` for the nodes of one organisation's Ray cluster.
+        address: Of the Ray cluster, ``"auto"`` or ``"HOST:PORT"``; default: this machine alone.
+        gpus_per_run: GPUs that a run takes of a Ray node, such as 0.25.
+        tell: Hears of the progress of each run.
+        done: Gets each run's result as soon as it is there.
+        leave_out: Gets each method that does not fit or has failed; the others go on.
+
+    Returns:
+        What ``comparison.json`` holds; see :func:`securevfl.lab.comparison.summary`.
+
+    Raises:
+        ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
+            fits.
+        DataError: If a table is not what it should be.
+        SecureVflError: If every method that fits has failed.
+
+    Reveals:
+        Everything is inside one organisation: a comparison protects nobody's table.
+    """
+    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    config, root = opened(federation, data_root)
+    with _kept_or_temporary(out) as folder:
+        comparison = Comparison(
+            config=config,
+            methods=tuple(methods),
+            seeds=seeds,
+            data_root=root,
+            folder=folder,
+            device=device,
+            metric=metric,
+        )
+        figures = compare_and_write(
+            comparison, engines=engines, tell=tell, done=done, leave_out=leave_out
+        )
+        if out is None:
+            del figures["folder"]
+        return figures
+
+
+def compare_and_write(
+    comparison: Comparison,
+    *,
+    engines: Engines,
+    tell: Tell,
+    done: Done,
+    leave_out: Callable[[LeftOut], None],
+) -> dict[str, Any]:
+    """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.
+
+    Args:
+        comparison: What is compared, and where.
+        engines: Where runs are trained, and how many at a time.
+        tell: Hears of the progress of each run.
+        done: Gets each run's result as soon as it is there.
+        leave_out: Gets each method that has no figures, and why.
+
+    Returns:
+        What ``comparison.json`` holds.
+
+    Raises:
+        SecureVflError: As :func:`compare_methods`.
+    """
+    out: list[LeftOut] = []
+
+    def note(one: LeftOut) -> None:
+        out.append(one)
+        leave_out(one)
+
+    results = compare_methods(comparison, engines=engines, tell=tell, done=done, leave_out=note)
+    federation = comparison.config.federation
+    figures = summary(
+        results,
+        federation=federation.name,
+        task=federation.task,
+        metric=comparison.metric,
+        left_out=out,
+        adapted=adaptations(comparison, without={one.name for one in out}),
+    )
+    figures["folder"] = str(comparison.folder)
+    write_comparison(comparison.folder, figures, results)
+    return figures
+
+
+def sweep(
+    federation: FederationSource,
+    settings: Mapping[str, str | Sequence[Any]],
+    *,
+    search: int | None = None,
+    jobs: int | None = None,
+    out: Path | None = None,
+    metric: str | None = None,
+    device: str = "cpu",
+    data_root: Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_run: float | None = None,
+    tell: Tell = lambda _run, _event: None,
+    done: Done = lambda _run, _result: None,
+    leave_out: Callable[[LeftOut], None] = lambda _point: None,
+) -> dict[str, Any]:
+    """Train one federation file under many settings in the simulator, and return how they compare.
+
+    Args:
+        federation: The path of a federation file, or what :func:`securevfl.read_federation`
+            returned.
+        settings: Values by ``table.field``, or by ``seed``: a list, or a text such as
+            ``"1,10,50"``, ``"0..4"``, and for a search ``"16..256"`` or ``"log:1e-4..1e-1"``.
+        search: None trains every combination; a number lets Optuna choose so many of them, by
+            validation rows alone.
+        jobs: Runs at a time, with one thread each; default: one, and on Ray as many as there is
+            room for.
+        out: Folder that gets the table and a folder a run, and where a sweep that was cut off goes
+            on; default: a temporary one that is removed.
+        metric: Which of the task's metrics settings are compared by. Default: the one that training
+            goes by, ``training.metric``.
+        device: ``"cpu"`` or ``"cuda"``.
+        data_root: Where relative data paths start; default: next to the file, and the current
+            folder if there is no file.
+        engine: ``"local"``, or ``"ray"`` for the nodes of one organisation's Ray cluster.
+        address: Of the Ray cluster, ``"auto"`` or ``"HOST:PORT"``; default: this machine alone.
+        gpus_per_run: GPUs that a run takes of a Ray node, such as 0.25.
+        tell: Hears of the progress of each run.
+        done: Gets each run's result as soon as it is there.
+        leave_out: Gets each point of the grid that has failed; the others go on.
+
+    Returns:
+        What ``sweep.json`` holds, or ``search.json``; see
+        :func:`securevfl.lab.sweep_table.summary` and
+        :func:`securevfl.lab.sweep_table.search_summary`.
+
+    Raises:
+        ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
+        DataError: If a table is not what it should be.
+        PrivacyError: If the privacy settings of a point contradict one another.
+        SecureVflError: If every point has failed.
+
+    Reveals:
+        Everything is inside one organisation: a sweep protects nobody's table.
+    """
+    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    config, root = opened(federation, data_root)
+    tried = tuple(setting_of(name, values) for name, values in settings.items())
+    with _kept_or_temporary(out) as folder:
+        asked = Sweep(
+            config=config, tried=tried, data_root=root, folder=folder, device=device, metric=metric
+        )
+        figures = sweep_and_write(
+            asked, trials=search, engines=engines, tell=tell, done=done, leave_out=leave_out
+        )
+        if out is None:
+            del figures["folder"]
+        return figures
+
+
+def sweep_and_write(
+    asked: Sweep,
+    *,
+    trials: int | None,
+    engines: Engines,
+    tell: Tell,
+    done: Done,
+    leave_out: Callable[[LeftOut], None],
+) -> dict[str, Any]:
+    """Train what is asked, and write ``sweep.json``, ``.csv`` and ``.md``, or ``search``'s.
+
+    Args:
+        asked: What is tried, and where.
+        trials: None trains every combination; a number searches with so many trials.
+        engines: Where runs are trained, and how many at a time.
+        tell: Hears of the progress of each run.
+        done: Gets each run's result as soon as it is there.
+        leave_out: Gets each point that has no figures, and why.
+
+    Returns:
+        What the JSON file holds.
+
+    Raises:
+        SecureVflError: As :func:`sweep`.
+    """
+    heard: dict[str, Any] = {"tell": tell, "done": done, "leave_out": leave_out}
+    if trials is None:
+        results, out = train_grid(asked, engines=engines, **heard)
+        figures = grid_summary(asked, results, left_out=out)
+        figures["folder"] = str(asked.folder)
+        write_sweep(asked.folder, figures, results)
+        return figures
+    found = search_settings(asked, trials=trials, engines=engines, **heard)
+    figures = search_summary(asked, found)
+    figures["folder"] = str(asked.folder)
+    write_search(asked.folder, figures, found)
+    return figures
+
+
+@contextmanager
+def _kept_or_temporary(out: Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
+        yield Path(folder)

@@ -1,0 +1,376 @@
+"""One run of a study: train it, and write the file that marks it as done."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
+from securevfl.config.reading import method_config, parse_federation
+from securevfl.core import files
+from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.progress import Observer
+from securevfl.data.tables import PartyTable
+from securevfl.federation.base import Base
+from securevfl.federation.run_plan import run_facts
+from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.version import __version__
+
+_KEPT: Final = (
+    "metric",
+    "higher_is_better",
+    "train",
+    "validation",
+    "test",
+    "validation_metrics",
+    "test_metrics",
+    "epochs",
+    "best_epoch",
+    "placebos",
+)
+"""What of a simulated run's figures stands in its result, as every method's does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run of a study."""
+
+    name: str
+    """What is trained: a method of a comparison, or settings of a sweep. A folder is called so."""
+
+    seed: int
+    """Run seed: of the split into training, validation and test rows, of initialisation, of
+    shuffling and of dropout."""
+
+    def folder(self, study: Path) -> Path:
+        """Return this run's own folder."""
+        return study / "runs" / self.name / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What all runs of one name train; a run adds its seed."""
+
+    source: Mapping[str, Any]
+    """The parsed federation file."""
+
+    method: str | None
+    """A method as a comparison knows it; None trains what the file says."""
+
+    def config(self) -> FederationConfig:
+        """Return the federation that is trained.
+
+        Raises:
+            ConfigError: If there is no such method, or its settings do not go with the file.
+        """
+        config = parse_federation(self.source, file="study")
+        return config if self.method is None else method_config(config, self.method)
+
+    @property
+    def family(self) -> str:
+        """The family that is trained, or which method in one place."""
+        if self.method is not None:
+            return method_family(self.source, self.method)
+        return self.config().family.name
+
+    @property
+    def in_one_place(self) -> bool:
+        """Whether no federation is trained."""
+        return self.method is not None and self.family in IN_ONE_PLACE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A run that is still to be trained, with all that it needs but the tables."""
+
+    run: Run
+    """Which run."""
+
+    recipe: Recipe
+    """What it trains."""
+
+    digest: str
+    """Of all that its result depends on: settings and tables."""
+
+    tables: str
+    """Digest of the tables that it is handed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A method, or settings, without figures."""
+
+    name: str
+    """What its runs are called."""
+
+    status: str
+    """``"skipped"``: it does not fit the file or the tables, so nothing was trained; ``"failed"``:
+    a run of it ended in an error."""
+
+    reason: str
+    """What people read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailure:
+    """Why a run has no result."""
+
+    reason: str
+    """What people read."""
+
+    trace: str | None = None
+    """Where it is no error of ours, and so a defect here or in another package: its trace."""
+
+
+def run_config(recipe: Recipe, run: Run) -> FederationConfig:
+    """Return the federation that a run trains.
+
+    Raises:
+        ConfigError: If there is no such method.
+    """
+    own = recipe.config()
+    source = dict(own.source)
+    source["federation"] = {**source["federation"], "seed": run.seed}
+    federation = dataclasses.replace(own.federation, seed=run.seed)
+    return dataclasses.replace(own, federation=federation, source=source)
+
+
+def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
+    """Return a digest of all that a run's result depends on, this version of securevfl among it."""
+    own = run_config(recipe, run)
+    # With defaults filled in: where a newer version has others, the same file means another run.
+    told = {
+        field.name: getattr(own, field.name)
+        for field in dataclasses.fields(own)
+        if field.name not in ("family", "source", "chosen", "parties")
+    }
+    parties = [
+        {name: told for name, told in party.items() if name not in ("address", "identity")}
+        for party in map(dataclasses.asdict, own.parties)
+    ]
+    settings = f"{__version__} {own.settings_digest} {told} {parties}"
+    if recipe.method is not None and recipe.in_one_place:
+        settings += f" {baseline_settings(recipe.source, recipe.method)}"
+    return f"{hashlib.sha256(settings.encode()).hexdigest()} {tables_digest}"
+
+
+def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None:
+    """Return what a finished run found, or None if it is still to be done.
+
+    Raises:
+        ConfigError: If it was trained under other settings or defaults, on other tables or by
+            another version, or lacks figures.
+    """
+    path = run.folder(study) / "result.json"
+    if not path.exists():
+        return None
+    try:
+        result = files.read_json(path)
+        made_from = result["made_from"]
+    except (ConfigError, KeyError):
+        raise ConfigError(f"{path}: is not a run's result; remove it") from None
+    if made_from != digest:
+        raise ConfigError(
+            f"{path}: was trained under other settings, on other tables or by another version; "
+            f"remove {path.parent}, or choose another --out"
+        )
+    if not {"name", "used", *_KEPT} <= {*result}:
+        raise ConfigError(
+            f"{path}: was written by another version, which kept other figures; "
+            f"remove {path.parent}, or choose another --out"
+        )
+    return result
+
+
+def attempt(
+    task: Task,
+    tables: Mapping[str, PartyTable],
+    *,
+    study: Path,
+    device: torch.device,
+    observe: Observer,
+) -> dict[str, Any] | RunFailure:
+    """Train a run as :func:`train_run` does; whatever goes wrong with it is told, not raised.
+
+    Reveals:
+        Everything is in one process: a study protects nobody's table.
+    """
+    try:
+        return train_run(task, tables, study=study, device=device, observe=observe)
+    except SecureVflError as error:
+        return RunFailure(reason=f"seed {task.run.seed}: {error}")
+    except Exception as error:  # noqa: BLE001, other runs go on
+        text = " ".join(str(error).split())
+        return RunFailure(
+            reason=f"seed {task.run.seed}: {type(error).__name__}: {text}",
+            trace="".join(traceback.format_exception(error)),
+        )
+
+
+def train_run(
+    task: Task,
+    tables: Mapping[str, PartyTable],
+    *,
+    study: Path,
+    device: torch.device,
+    observe: Observer,
+) -> dict[str, Any]:
+    """Train, and write ``result.json`` as the last thing.
+
+    Args:
+        task: What to train.
+        tables: Every party's table.
+        study: The study's folder.
+        device: Where models are computed.
+        observe: Hears of progress.
+
+    Raises:
+        SecureVflError: As the run itself.
+
+    Reveals:
+        Everything is in one process: a study protects nobody's table.
+    """
+    run, recipe = task.run, task.recipe
+    own = run_config(recipe, run)
+    folder = run.folder(study)
+    wall, cpu, saved = time.monotonic(), time.process_time(), 0.0
+    if recipe.method is not None and recipe.in_one_place:
+        settings = baseline_settings(recipe.source, recipe.method)
+        figures, head = train_in_one_place(own, tables, recipe.family, settings, device)
+        result, whole = (
+            {
+                "metric": head.metric_name,
+                "higher_is_better": head.higher_is_better,
+                **dataclasses.asdict(figures),
+                "placebos": {},
+                "used": None,
+                "epsilon": None,
+            },
+            True,
+        )
+    else:
+        key = _base_key(own, task.tables)
+        base = _bases.get(key)
+        result, whole, found = _simulate(
+            own,
+            tables,
+            folder,
+            base,
+            device=device,
+            observe=observe,
+            # A sweep chooses settings on validation rows, and says nothing of partners.
+            placebo=recipe.method is not None,
+        )
+        if found is not None:
+            _bases.clear()
+            _bases[key] = found
+            # As if it had fitted its own, or a seed's first run would look slower than others.
+            saved = base.cpu_seconds if base is found else 0.0
+    split, _ = run_facts(own, tables[own.primary.name])
+    result |= {
+        "name": run.name,
+        "family": recipe.family,
+        "seed": run.seed,
+        "train_rows": len(split.train),
+        "seconds": round(time.monotonic() - wall, 3) if whole else None,
+        "cpu_seconds": round(time.process_time() - cpu + saved, 3) if whole else None,
+        "made_from": task.digest,
+        "version": __version__,
+    }
+    files.write_json(folder / "result.json", result)
+    # Checkpoints and ledgers were for going on; what is left is small enough to keep many.
+    shutil.rmtree(folder / "parties", ignore_errors=True)
+    return result
+
+
+_bases: Final[dict[str, Base]] = {}
+"""The base of this process's last run, by what it was fitted to: most of a short run's time is its
+base's, and all methods of a seed begin at the same one."""
+
+
+def _base_key(own: FederationConfig, tables: str) -> str:
+    """Return what a run's base follows from: tables, split, seed, and who has the labels."""
+    told = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
+    return f"{tables} {json.dumps(told, sort_keys=True, default=str)}"
+
+
+def _simulate(
+    own: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    folder: Path,
+    base: Base | None,
+    *,
+    device: torch.device,
+    observe: Observer,
+    placebo: bool,
+) -> tuple[dict[str, Any], bool, Base | None]:
+    """Return a simulated run's figures, whether it was done in one go, and its base.
+
+    Args:
+        own: What is trained.
+        tables: Every party's table.
+        folder: The run's.
+        base: Of an earlier run that fitted the same.
+        device: Where models are computed.
+        observe: Hears of progress.
+        placebo: Whether a placebo is trained too.
+    """
+    metrics, whole = None, True
+    if (folder / "parties").is_dir():
+        # What a run with noise has released before would count against its budget a second time,
+        # and it would end earlier than one in one go.
+        if own.privacy.mechanism == "none":
+            metrics = _go_on(own, tables, folder, device=device, observe=observe, placebo=placebo)
+            whole = metrics is None
+        if metrics is None:
+            shutil.rmtree(folder)
+    if metrics is None:
+        result = simulate_federation(
+            own,
+            tables,
+            folder,
+            device=device,
+            with_alone=False,
+            observe=observe,
+            fitted=base,
+            with_placebo=placebo,
+        )
+        metrics, base = result.metrics, result.base
+    figures = {name: metrics[name] for name in _KEPT}
+    used = (metrics.get("base") or {}).get("used", "joint")
+    return {**figures, "used": used, "epsilon": metrics["privacy"]["epsilon"]}, whole, base
+
+
+def _go_on(
+    own: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    folder: Path,
+    *,
+    device: torch.device,
+    observe: Observer,
+    placebo: bool,
+) -> dict[str, Any] | None:
+    try:
+        return simulate_federation(
+            own,
+            tables,
+            folder,
+            device=device,
+            resume=True,
+            with_alone=False,
+            observe=observe,
+            with_placebo=placebo,
+        ).metrics
+    except (ConfigError, PrivacyError):
+        # Cut off before its first epoch was saved by all, or under other settings.
+        return None

@@ -1,0 +1,461 @@
+"""Methods of a comparison that train in one place."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64, Shaped
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
+from securevfl.config.methods import JOINED, Settings
+from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import PartyTable
+from securevfl.federation.build import primary_data
+from securevfl.federation.own_numbers import features_of, own_inputs, places_of
+from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.run_plan import run_facts
+from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
+from securevfl.linkage.spec import LinkedSecondary
+from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.baselines.fit import BaselineResult, solo_inputs
+from securevfl.models.baselines.settings import BaselineConfig, BoostingConfig, FedCVTConfig
+from securevfl.models.fedhssl.encoders import EncoderConfig
+from securevfl.models.tasks import HALF, Metrics, TaskHead
+from securevfl.runtime.baselines import (
+    joined_inputs,
+    train_alone,
+    train_combined,
+    train_solo,
+    true_matches,
+)
+
+# Gradient-boosted trees on one table: the baseline that tables are usually measured against.
+
+_Trees: TypeAlias = HistGradientBoostingClassifier | HistGradientBoostingRegressor
+
+# What a class that no training row has gets: less than any other, and still finite.
+_NEVER = -1e9
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BoostingResult:
+    """Metrics of the chosen number of trees."""
+
+    train: float
+    """Like the next two, the metric that training goes by: of the training rows."""
+
+    validation: float | None
+    """None where no rows chose it."""
+
+    test: float
+
+    validation_metrics: Metrics | None
+    """All metrics of the task, like the next ones; None where no rows chose it."""
+
+    test_metrics: Metrics
+
+    iterations: int
+    """Rounds of boosting that are used."""
+
+    grown: int
+    """Rounds after which boosting ended."""
+
+    outputs: Float[Tensor, "test_rows outputs"]
+    """What :class:`TaskHead` reads of the test rows."""
+
+
+def fit_boosting(
+    inputs: Float[Tensor, "rows inputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    head: TaskHead,
+    train: Int[Tensor, " train_rows"],
+    validation: Int[Tensor, " validation_rows"],
+    test: Int[Tensor, " test_rows"],
+    config: BoostingConfig,
+    seed: int,
+) -> BoostingResult:
+    """Boost on the training rows until the validation rows no longer gain.
+
+    The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
+
+    Args:
+        inputs: One table, as :mod:`securevfl.models.baselines.fit` makes it.
+        targets: As :class:`TaskHead` wants them.
+        head: Loss and metrics.
+        train: Rows to learn from.
+        validation: Rows that choose; without any, the first number of leaves and all rounds.
+        test: Rows that are reported.
+        config: The trees.
+        seed: Run seed.
+
+    Raises:
+        DataError: If there is no training or test row, only one class to learn, or a split for
+            whose labels the metric that training goes by is not defined.
+    """
+    for name, rows in (("training", train), ("test", test)):
+        if len(rows) == 0:
+            raise DataError(f"the baseline has no {name} rows")
+    table, labels = inputs.cpu().numpy(), targets.cpu().numpy()
+    own, shown = train.cpu().numpy(), validation.cpu().numpy()
+    if head.task != "regression" and len(np.unique(labels[own])) < 2:
+        raise DataError("boosting: its training rows are all of one class")
+    known = targets.cpu()
+
+    def staged(model: _Trees, rows: Tensor) -> Iterator[Tensor]:
+        return _staged(model, table[rows.cpu().numpy()], head)
+
+    def of_round(rows: Tensor, number: int) -> Tensor:
+        return next(islice(staged(model, rows), number - 1, None))
+
+    # A class that no training row has says nothing of when to end.
+    of_known = shown if head.task == "regression" else shown[np.isin(labels[shown], labels[own])]
+    best, rounds, threshold = math.nan, config.iterations, HALF
+    fitted = []
+    for leaves in config.leaves if len(of_known) else config.leaves[:1]:
+        one = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
+        if len(of_known):
+            one.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
+        else:
+            one.fit(table[own], labels[own])
+        fitted.append(one)
+    model = fitted[0]
+    for one in fitted if len(validation) else ():
+        for number, outputs in enumerate(staged(one, validation), 1):
+            true = known[validation.cpu()]
+            cut = head.choose_threshold(outputs, true)
+            value = head.metric(outputs, true, threshold=cut)
+            if head.is_better(value, best):
+                model, best, rounds, threshold = one, value, number, cut
+    validated = None
+    if len(validation):
+        validated = head.metrics(
+            of_round(validation, rounds), known[validation.cpu()], threshold=threshold
+        )
+    outputs = of_round(test, rounds)
+    tested = head.metrics(outputs, known[test.cpu()], threshold=threshold)
+    return BoostingResult(
+        train=head.metric(of_round(train, rounds), known[train.cpu()], threshold=threshold),
+        validation=None if validated is None else head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
+        iterations=rounds,
+        grown=model.n_iter_,
+        outputs=outputs,
+    )
+
+
+def _model(
+    config: BoostingConfig, head: TaskHead, seed: int, *, leaves: int, stops: bool
+) -> _Trees:
+    kind = (
+        HistGradientBoostingRegressor
+        if head.task == "regression"
+        else HistGradientBoostingClassifier
+    )
+    return kind(
+        max_iter=config.iterations,
+        learning_rate=config.learning_rate,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=config.smallest_leaf,
+        early_stopping=stops,
+        n_iter_no_change=config.patience,
+        random_state=derive_seed(seed, "boosting") % 2**32,
+    )
+
+
+def _staged(
+    model: _Trees,
+    table: Float[np.ndarray, "rows inputs"],
+    head: TaskHead,
+) -> Iterator[Float[Tensor, "rows outputs"]]:
+    """Yield the outputs after each round, as :class:`TaskHead` reads them."""
+    if isinstance(model, HistGradientBoostingRegressor):
+        for predicted in model.staged_predict(table):
+            yield torch.as_tensor(predicted, dtype=torch.float32)[:, None]
+        return
+    known = torch.as_tensor(model.classes_.astype(np.int64))
+    for decided in model.staged_decision_function(table):
+        scores = torch.as_tensor(decided, dtype=torch.float32).reshape(len(table), -1)
+        if head.task == "binary":
+            yield scores
+            continue
+        if scores.shape[1] == 1:  # two classes of several: one score, of the second
+            scores = torch.cat([-scores, scores], dim=1)
+        outputs = torch.full((len(table), head.outputs), _NEVER)
+        outputs[:, known] = scores
+        yield outputs
+
+
+# Runs of a comparison that need no federation: all that they need is in one place.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodFigures:
+    """The results of one method."""
+
+    train: float
+    """Like the next two, the metric that training goes by."""
+    validation: float
+    test: float
+    validation_metrics: Metrics
+    """All metrics of the task, like the next ones."""
+    test_metrics: Metrics
+    epochs: int
+    """Epochs, or rounds of boosting, that were run."""
+    best_epoch: int
+    """The epoch whose model is measured."""
+    chosen: str | None = None
+    """Which model the primary alone is; None of other methods."""
+    candidates: Mapping[str, Metrics] | None = None
+    """Of the primary alone, each model's metrics of the test rows; None of other methods."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Joined:
+    """Everything that a method in one place may read."""
+
+    config: FederationConfig
+    data: PrimaryData
+    head: TaskHead
+    primary: PartyTable
+    secondaries: Sequence[PartyTable]
+    features: Sequence[Float[Tensor, "records _"]]
+
+
+def train_in_one_place(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    family: str,
+    settings: Settings,
+    device: torch.device,
+) -> tuple[MethodFigures, TaskHead]:
+    """Train a method that needs no federation, on the rows that a federation would have.
+
+    Args:
+        config: The federation file, with the method's own settings.
+        tables: The primary's table; and for methods that join, every party's, with the truth.
+        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        settings: How it is trained.
+        device: Where to compute.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    primary = tables[config.primary.name]
+    split, _ = run_facts(config, primary)
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, primary))
+    data = primary_data(config, primary, split, link.primary, device=device)
+    head = data.head
+    if family == "alone":
+        assert isinstance(settings, BaselineConfig)
+        return _alone(config, primary, data, settings), head
+    if family == "solo":
+        assert isinstance(settings, BaselineConfig)
+        solo = train_solo(config, data, settings=settings)
+        return _figures(solo), head
+    if family == "boosting":
+        assert isinstance(settings, BoostingConfig)
+        # All that the primary has, keys too, whatever joint models read: its usual model.
+        own = solo_inputs(data.features, places_of(primary, data.keys))
+        return _boosted(config, data, own, settings), head
+    if family == "boosting-links":
+        assert isinstance(settings, BoostingConfig)
+        own = solo_inputs(data.features, places_of(primary, data.keys))
+        parts = [
+            _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
+            for party in config.secondaries
+        ]
+        inputs = torch.cat([own, *(part.to(own) for part in parts)], dim=1)
+        return _boosted(config, data, inputs, settings), head
+    joined = _Joined(
+        config=config,
+        data=data,
+        head=head,
+        primary=primary,
+        secondaries=[tables[party.name] for party in config.secondaries],
+        features=[
+            torch.from_numpy(features_of(party, tables[party.name])).to(device)
+            for party in config.secondaries
+        ],
+    )
+    if isinstance(settings, BoostingConfig):
+        inputs = joined_inputs(
+            config,
+            data,
+            primary=primary,
+            secondaries=joined.secondaries,
+            features=joined.features,
+        )
+        return _boosted(config, data, inputs, settings), head
+    if isinstance(settings, FedCVTConfig):
+        return _cross_view(joined, settings), head
+    combined = train_combined(
+        config,
+        data,
+        primary=primary,
+        secondaries=joined.secondaries,
+        features=joined.features,
+        settings=settings,
+    )
+    return _figures(combined), head
+
+
+def require_fitting(
+    config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
+) -> None:
+    """Refuse a method in one place that does not go with the task, the parties or the tables.
+
+    Args:
+        config: The federation file.
+        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        tables: The primary's table; and for methods that join, every party's.
+
+    Raises:
+        ConfigError: If the method does not fit the task or the number of parties.
+        DataError: If a table has no truth, or some row has no match.
+    """
+    if family == "fedcvt" and config.federation.task == "regression":
+        raise ConfigError("is a method for classes, not for numbers to predict")
+    if family == "fedcvt" and len(config.secondaries) != 1:
+        raise ConfigError(f"needs one secondary, got {len(config.secondaries)}")
+    if family in JOINED:
+        for party in config.secondaries:
+            true_matches(tables[config.primary.name], tables[party.name])
+
+
+def _alone(
+    config: FederationConfig, table: PartyTable, data: PrimaryData, settings: BaselineConfig
+) -> MethodFigures:
+    """Fit the candidates of the primary alone, and measure the one that validates best."""
+    alone = train_alone(config, table, data, settings=settings)
+    head, targets = data.head, data.targets.cpu().numpy()
+
+    def measured(rows: Int64[np.ndarray, " rows"]) -> dict[str, Metrics]:
+        return alone.measured(own_inputs(table).take(rows), targets[rows])
+
+    trained, candidates = measured(data.split.train)[alone.chosen], measured(data.split.test)
+    tested = candidates[alone.chosen]
+    return MethodFigures(
+        train=head.headline(trained),
+        validation=head.headline(alone.best.validation),
+        test=head.headline(tested),
+        validation_metrics=alone.best.validation,
+        test_metrics=tested,
+        epochs=alone.epochs,
+        best_epoch=alone.epochs,
+        chosen=alone.chosen,
+        candidates=candidates,
+    )
+
+
+def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, "rows inputs"]:
+    """Return what a row's links give: the nearest record, the mean of all, how many and how far.
+
+    NaN, which trees take, where a row has no link.
+    """
+    links = linked.source.link(np.arange(linked.primary_rows, dtype=np.int64))
+    present = torch.from_numpy(links.present)
+    number = present.sum(dim=1, keepdim=True)
+    records = torch.from_numpy(table.features)[torch.from_numpy(links.indices)]
+    records = torch.where(present.unsqueeze(-1), records, 0.0)
+    mean = records.sum(dim=1) / number
+    nearest = torch.where(number > 0, records[:, 0], torch.nan)
+    distance = torch.from_numpy(links.distances[:, :1])
+    return torch.cat([nearest, mean, number, torch.where(number > 0, distance, torch.nan)], dim=1)
+
+
+def _boosted(
+    config: FederationConfig,
+    data: PrimaryData,
+    inputs: Float[Tensor, "rows inputs"],
+    settings: BoostingConfig,
+) -> MethodFigures:
+    split, head = data.split, data.head
+    fit = fit_boosting(
+        inputs,
+        data.targets,
+        head=head,
+        train=torch.as_tensor(split.train),
+        validation=torch.as_tensor(split.validation),
+        test=torch.as_tensor(split.test),
+        config=settings,
+        seed=config.federation.seed,
+    )
+    assert fit.validation is not None, "a federation has validation rows"
+    assert fit.validation_metrics is not None, "a federation has validation rows"
+    return MethodFigures(
+        train=fit.train,
+        validation=fit.validation,
+        test=fit.test,
+        validation_metrics=fit.validation_metrics,
+        test_metrics=fit.test_metrics,
+        epochs=fit.grown,
+        best_epoch=fit.iterations,
+    )
+
+
+def _cross_view(joined: _Joined, settings: FedCVTConfig) -> MethodFigures:
+    """Train FedCVT: rows without labels count as aligned, and no row is held back unaligned."""
+    head, split, device = joined.head, joined.data.split, joined.data.features.device
+    match = torch.as_tensor(true_matches(joined.primary, joined.secondaries[0]), device=device)
+    views = (joined.data.features, joined.features[0][match])
+    known = torch.as_tensor(split.train, device=device)
+    all_rows = torch.cat([known, torch.as_tensor(split.unlabelled, device=device)])
+    network = fit_fedcvt(
+        views,
+        joined.data.targets.long(),
+        classes=2 if head.task == "binary" else head.outputs,
+        rows=KnownRows(labelled=known, aligned=all_rows, local=all_rows),
+        encoder=EncoderConfig(hidden=settings.hidden, width=settings.width),
+        config=settings,
+        seed=joined.config.federation.seed,
+    )
+    epochs = settings.passes(len(known))
+
+    @torch.no_grad()
+    def outputs_of(rows: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = network(views[0][rows], views[1][rows])
+        if head.task == "binary":
+            outputs = outputs[:, 1:] - outputs[:, :1]
+        return outputs, joined.data.targets[rows]
+
+    def measure(rows: Tensor) -> Metrics:
+        return head.metrics(*outputs_of(rows), threshold=threshold)
+
+    validation = torch.as_tensor(split.validation, device=device)
+    threshold = head.choose_threshold(*outputs_of(validation))
+    validated = measure(validation)
+    tested = measure(torch.as_tensor(split.test, device=device))
+    return MethodFigures(
+        train=head.headline(measure(known)),
+        validation=head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
+        epochs=epochs,
+        best_epoch=epochs,
+    )
+
+
+def _figures(fit: BaselineResult) -> MethodFigures:
+    return MethodFigures(
+        train=fit.train,
+        validation=fit.validation,
+        test=fit.test,
+        validation_metrics=fit.validation_metrics,
+        test_metrics=fit.test_metrics,
+        epochs=fit.epochs,
+        best_epoch=fit.best_epoch,
+    )

@@ -1,0 +1,254 @@
+"""Tables of a sweep and of a search: mean and deviation over seeds."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from securevfl.core import files
+from securevfl.lab.one_run import LeftOut
+from securevfl.lab.run_figures import (
+    by_name,
+    cell,
+    csv_of_runs,
+    markdown,
+    over_seeds,
+)
+from securevfl.lab.search import SearchResult
+from securevfl.lab.sweep import ALONE, Sweep
+from securevfl.lab.sweep_settings import text_of
+from securevfl.version import __version__
+
+# A grid's figures: mean and deviation over seeds of every point, and the primary alone.
+
+_COLUMNS_ON_A_SCREEN: Final = 3
+"""Of settings and of metrics beside the first."""
+
+_CSV_FIELDS: Final = (
+    "seed",
+    "metric",
+    "test",
+    "validation",
+    "train",
+    "epsilon",
+    "epochs",
+    "best_epoch",
+    "seconds",
+    "cpu_seconds",
+)
+
+
+def summary(
+    sweep: Sweep, results: Sequence[Mapping[str, Any]], *, left_out: Mapping[str, LeftOut]
+) -> dict[str, Any]:
+    """Return a grid as one JSON object.
+
+    Args:
+        sweep: What was tried.
+        results: What :func:`securevfl.lab.sweep.train_grid` returned.
+        left_out: Points without figures, by name.
+
+    Returns:
+        ``metric``, by which points are compared on test rows; ``chosen_by``, the metric that chose
+        every run's best epoch; ``settings`` with all values of each; ``points``, each with its
+        ``settings`` and the figures of :func:`securevfl.lab.run_figures.over_seeds`; ``alone``
+        with the same figures, None where settings change what the primary alone would be; ``best``,
+        the point whose mean on validation rows is best, None where that is not defined; and
+        ``left_out`` with the reason.
+    """
+    shown = sweep.metrics[0]
+    runs = by_name(results)
+    points = {
+        point.name: {
+            "settings": dict(point.settings),
+            **over_seeds(runs[point.name], sweep.metrics),
+        }
+        for point in sweep.grid()
+        if point.name in runs
+    }
+    measured = {
+        name: one["validation"] for name, one in points.items() if one["validation"] is not None
+    }
+    sign = 1 if shown.higher_is_better else -1
+    return {
+        "federation": sweep.config.federation.name,
+        "task": sweep.config.federation.task,
+        "metric": shown.name,
+        "higher_is_better": shown.higher_is_better,
+        "chosen_by": results[0]["metric"],
+        "seed_numbers": list(sweep.seeds),
+        "settings": {one.name: list(one.values()) for one in sweep.settings},
+        "points": points,
+        "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
+        "best": max(measured, key=lambda name: sign * measured[name], default=None),
+        "left_out": {
+            one.name: {"status": one.status, "reason": one.reason} for one in left_out.values()
+        },
+        "version": __version__,
+    }
+
+
+def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
+    """Return the table for people, its heading first.
+
+    Args:
+        figures: What :func:`summary` returned.
+        narrow: Whether it is for a screen, which has room for a few metrics beside the first,
+            without deviations.
+    """
+    points, metric = figures["points"], figures["metric"]
+    names = _headings(figures["settings"]) or ["settings"]
+    others = [name for name in next(iter(points.values()))["metrics"] if name != metric]
+    if narrow:
+        others = others[: max(0, _COLUMNS_ON_A_SCREEN - len(names))]
+    noised = any(one["epsilon"] is not None for one in points.values())
+    rows = [
+        [
+            *names,
+            f"test {metric}",
+            "validation",
+            *(["epsilon"] if noised else []),
+            *others,
+            "CPU s a run",
+        ]
+    ]
+    alone = figures["alone"]
+    lines = [
+        ([text_of(value) for value in one["settings"].values()] or ["as written"], one)
+        for one in points.values()
+    ]
+    if alone is not None:
+        lines.append(([ALONE, *[""] * (len(names) - 1)], alone))
+    for first, one in lines:
+        spreads = [one["metrics"][other] for other in others]
+        cpu = one["cpu_seconds"]
+        epsilon = "" if one["epsilon"] is None else f"{one['epsilon']:.4g}"
+        rows.append(
+            [
+                *first,
+                cell(one),
+                cell({"mean": one["validation"], "std": None}),
+                *([epsilon] if noised else []),
+                *(cell({**other, "std": None} if narrow else other) for other in spreads),
+                "" if cpu is None else f"{cpu / len(figures['seed_numbers']):.1f}",
+            ]
+        )
+    return rows
+
+
+def _headings(settings: Collection[str]) -> list[str]:
+    """Return settings by their last part, where that leaves no doubt."""
+    last = [name.rpartition(".")[2] for name in settings]
+    return [
+        short if last.count(short) == 1 else name
+        for name, short in zip(settings, last, strict=True)
+    ]
+
+
+def write_sweep(
+    folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write ``sweep.json``, ``sweep.csv`` (a row a run, a column a setting) and ``sweep.md``."""
+    names = list(figures["settings"])
+    rows = [
+        {**result, "run": result["name"], **settings_of(figures["points"], result["name"])}
+        for result in results
+    ]
+    text = csv_of_runs(rows, first=("run", *names, *_CSV_FIELDS), splits=("test", "validation"))
+    files.write_text(folder / "sweep.csv", text, for_others=True)
+    files.write_text(folder / "sweep.md", markdown(table_rows(figures)), for_others=True)
+    files.write_json(folder / "sweep.json", figures, for_others=True)
+
+
+def settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return a run's settings as columns of CSV; none of the primary alone."""
+    settings = points[name]["settings"] if name in points else {}
+    return {setting: text_of(value) for setting, value in settings.items()}
+
+
+# A search's figures: what validation rows say of each trial, and the best trial's own run.
+
+# No column of test rows: whoever sorts trials by these chooses by them.
+_TRIAL_FIELDS: Final = ("seed", "metric", "validation", "train", "epsilon", "epochs", "best_epoch")
+
+
+def search_summary(sweep: Sweep, found: SearchResult) -> dict[str, Any]:
+    """Return a search as one JSON object.
+
+    Returns:
+        ``metric``, the validation metric that trials are chosen by; ``settings`` with the range of
+        each; ``trials``, each with ``number``, ``settings`` and ``validation``, the mean over
+        ``seed_numbers`` (None if it failed); ``best``, the trial with the best one, and with
+        ``test``, the figures of its own runs; ``alone``, the same of the primary alone, None where
+        settings change what that is; and ``left_out`` with reasons. No other trial's test rows are
+        in it.
+    """
+    runs = by_name(found.results)
+    return {
+        "federation": sweep.config.federation.name,
+        "task": sweep.config.federation.task,
+        "metric": sweep.metrics[0].name,
+        "higher_is_better": sweep.metrics[0].higher_is_better,
+        "chosen_by": found.results[0]["metric"],
+        "seed_numbers": list(sweep.seeds),
+        "settings": {setting.name: setting.text for setting in sweep.settings},
+        "trials": [
+            {
+                "number": trial.number,
+                "settings": dict(trial.point.settings),
+                "validation": trial.validation,
+            }
+            for trial in found.trials
+        ],
+        "best": {
+            "number": found.best.number,
+            "name": found.best.point.name,
+            "settings": dict(found.best.point.settings),
+            "validation": found.best.validation,
+            "test": over_seeds(runs[found.best.point.name], sweep.metrics),
+        },
+        "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
+        "left_out": {
+            one.name: {"status": one.status, "reason": one.reason}
+            for one in found.left_out.values()
+        },
+        "version": __version__,
+    }
+
+
+def trial_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    """Return the trials for people, the best first, beneath a heading.
+
+    Args:
+        figures: What :func:`search_summary` returned.
+    """
+    sign = -1 if figures["higher_is_better"] else 1
+    known = [trial for trial in figures["trials"] if trial["validation"] is not None]
+    failed = [trial for trial in figures["trials"] if trial["validation"] is None]
+    ordered = [*sorted(known, key=lambda trial: sign * trial["validation"]), *failed]
+    return [
+        ["trial", *figures["settings"], f"validation {figures['metric']}"],
+        *(
+            [
+                str(trial["number"]),
+                *(text_of(value) for value in trial["settings"].values()),
+                "failed"
+                if trial["validation"] is None
+                else cell({"mean": trial["validation"], "std": None}),
+            ]
+            for trial in ordered
+        ),
+    ]
+
+
+def write_search(folder: Path, figures: Mapping[str, Any], found: SearchResult) -> None:
+    """Write ``search.json``, ``search.csv`` (a row a run, validation alone) and ``search.md``."""
+    points = {trial.point.name: {"settings": dict(trial.point.settings)} for trial in found.trials}
+    names = list(figures["settings"])
+    rows = [
+        {**result, "run": result["name"], **settings_of(points, result["name"])}
+        for result in found.results
+    ]
+    text = csv_of_runs(rows, first=("run", *names, *_TRIAL_FIELDS), splits=("validation",))
+    files.write_text(folder / "search.csv", text, for_others=True)
+    files.write_text(folder / "search.md", markdown(trial_rows(figures)), for_others=True)
+    files.write_json(folder / "search.json", figures, for_others=True)

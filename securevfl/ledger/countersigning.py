@@ -1,0 +1,744 @@
+"""Countersigning: parties sign the heads of their ledgers, and keep one another's signatures.
+
+A ledger is its owner's own file: cut, emptied or written anew it looks whole to whoever reads it
+alone. So parties tell one another their ledger's head at a session's start, at the end of every
+epoch, when a frozen encoder has released all rows and at the end. Everybody keeps what the others
+signed, and at the next meeting every ledger must be shown to go on from there.
+
+The primary relays all of it and is trusted with none of it: every text is signed by a long-term
+identity over the federation file, the run, the meeting and the point. A meeting is known by fresh
+random numbers of all parties, so that nothing said in an earlier one fits.
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
+from securevfl.ledger.chain import HASH_BYTES, ChainedFile, head_after, now
+from securevfl.transport.identity import Identity, verify
+from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+
+# What parties tell one another of their ledgers: hashes, numbers of lines and signatures.
+
+NONCE_BYTES: Final = 16
+MOST_LINES: Final = 1 << 18
+"""Lines that one proof may have: 8 MiB of hashes."""
+
+_SIGNATURE_BYTES: Final = 64
+_NOTHING: Final = (bytes(HASH_BYTES), -1)
+
+Request = Literal["released", "end"]
+"""When the primary asks for heads; a session's start and an epoch's end say so by themselves."""
+
+
+class LedgerKind(MessageKind):
+    """What parties tell one another of their ledgers."""
+
+    MEMORIES = 17
+    HEADS = 18
+    COUNTERSIGN = 19
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Which heads of others' ledgers one party remembers, signed with a fresh number."""
+
+    nonce: bytes
+    heads: Mapping[str, tuple[bytes, int]]
+    """By party: a head, and the number of lines that it stands for."""
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedHead:
+    """One party's ledger as it is now: head, number of lines, and how it goes on."""
+
+    head: bytes
+    lines: int
+    signature: bytes
+    since: int
+    """After how many lines the proof begins."""
+    proof: npt.NDArray[np.uint8]
+    """SHA-256 of each line from there on, shape [lines - since, 32]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memories(TypedMessage):
+    """Which heads of the others' ledgers the sender remembers from earlier runs, signed.
+
+    With them comes a fresh random number. It tells whom the sender has met before, and how many
+    lines their ledgers had then.
+    """
+
+    KIND: ClassVar = LedgerKind.MEMORIES
+    WAY: ClassVar = "secondary to primary; the primary passes all of them, and its own, on"
+
+    parties: Sequence[str]
+    """All parties that have a ledger; heads are in their order."""
+    memories: Mapping[str, Memory]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        tensors: dict[str, npt.NDArray[np.generic]] = {}
+        for name, memory in self.memories.items():
+            found = [memory.heads.get(other, _NOTHING) for other in self.parties]
+            tensors[f"nonce:{name}"] = _array(memory.nonce)
+            tensors[f"signature:{name}"] = _array(memory.signature)
+            tensors[f"heads:{name}"] = _array(b"".join(head for head, _ in found)).reshape(
+                len(found), HASH_BYTES
+            )
+            tensors[f"lines:{name}"] = np.array([lines for _, lines in found], dtype=np.int64)
+        return Message(kind=self.KIND, tensors=tensors)
+
+    @classmethod
+    def from_message(
+        cls, message: Message, *, senders: Collection[str], parties: Sequence[str]
+    ) -> "Memories":
+        """Read those of ``senders``, each about any of ``parties``.
+
+        Raises:
+            ProtocolError: If one is missing or malformed.
+        """
+        memories, count = {}, len(parties)
+        for name in senders:
+            heads = message.tensor(f"heads:{name}", dtype=np.uint8, shape=(count, HASH_BYTES))
+            lines = message.tensor(f"lines:{name}", dtype=np.int64, shape=(count,)).tolist()
+            memories[name] = Memory(
+                nonce=_bytes(message, f"nonce:{name}", NONCE_BYTES),
+                heads={
+                    other: (head.tobytes(), number)
+                    for other, head, number in zip(parties, heads, lines, strict=True)
+                    if number >= 0
+                },
+                signature=_bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+            )
+        return cls(parties=parties, memories=memories)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads(TypedMessage):
+    """The head of the sender's ledger and its number of lines, signed.
+
+    With them come salted hashes of the lines that are new to the others, as proof that the ledger
+    goes on from what they remember. They tell how many lines were added, so how often something
+    was charged, in other federations too; not what, for whom or how much.
+    """
+
+    KIND: ClassVar = LedgerKind.HEADS
+    WAY: ClassVar = "secondary to primary; the primary passes all of them, and its own, on"
+
+    heads: Mapping[str, SignedHead]
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        tensors: dict[str, npt.NDArray[np.generic]] = {}
+        for name, signed in self.heads.items():
+            tensors[f"head:{name}"] = _array(signed.head)
+            tensors[f"lines:{name}"] = np.array([signed.since, signed.lines], dtype=np.int64)
+            tensors[f"signature:{name}"] = _array(signed.signature)
+            tensors[f"proof:{name}"] = signed.proof
+        return Message(kind=self.KIND, tensors=tensors)
+
+    @classmethod
+    def from_message(cls, message: Message, *, senders: Collection[str]) -> "Heads":
+        """Read those of ``senders``.
+
+        Raises:
+            ProtocolError: If one is missing or malformed.
+        """
+        heads = {}
+        for name in senders:
+            since, lines = message.tensor(f"lines:{name}", dtype=np.int64, shape=(2,)).tolist()
+            if not 0 <= since <= lines <= since + MOST_LINES:
+                raise ProtocolError(
+                    f"party {name!r}: a proof from line {since} to line {lines} of its ledger is "
+                    f"none that can be; at most {MOST_LINES} lines are taken"
+                )
+            heads[name] = SignedHead(
+                head=_bytes(message, f"head:{name}", HASH_BYTES),
+                lines=lines,
+                signature=_bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+                since=since,
+                proof=message.tensor(
+                    f"proof:{name}", dtype=np.uint8, shape=(lines - since, HASH_BYTES)
+                ),
+            )
+        return cls(heads=heads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountersignRequest(TypedMessage):
+    """State your ledger's head: all rows are released, or the run ends."""
+
+    KIND: ClassVar = LedgerKind.COUNTERSIGN
+    WAY: ClassVar = "primary to every secondary"
+
+    point: Request
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"point": self.point})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "CountersignRequest":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If it names no such point.
+        """
+        named = message.figure("point", str)
+        for point in get_args(Request):
+            if point == named:
+                return cls(point=point)
+        raise ProtocolError("the primary asks for ledger heads at a point that there is not")
+
+
+def _array(raw: bytes) -> npt.NDArray[np.generic]:
+    return np.frombuffer(raw, dtype=np.uint8)
+
+
+def _bytes(message: Message, name: str, length: int) -> bytes:
+    return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
+
+
+# Parties sign the heads of their ledgers, and keep one another's signatures.
+
+COUNTERSIGNED: Final = "countersigned"
+FORGOTTEN: Final = "forgotten"
+"""A ledger's kinds of lines about others; they charge nothing."""
+
+START: Final = "start"
+
+
+def epoch_point(epoch: int) -> str:
+    """Return what an epoch's end is called in a statement."""
+    return f"epoch {epoch}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Occasion:
+    """What every text of a run is signed for."""
+
+    federation: str
+    """The federation's name; what is remembered of a party is remembered under it."""
+    digest: str
+    """SHA-256 of the federation file, hexadecimal."""
+    run: str
+    """The run's id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remembered:
+    """A party's ledger as it was when it last signed."""
+
+    head: bytes
+    lines: int
+    time: str
+    """When, by the clock of the party that remembers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadStatement:
+    """What a party signs of its own ledger, beside the :class:`Occasion`."""
+
+    meeting: str
+    """Names the session; see :meth:`Countersigner.open`."""
+    point: str
+    """``start``, ``epoch N``, ``released`` or ``end``."""
+    party: str
+    """Whose ledger it is."""
+    head: str
+    """Its chain's head, hexadecimal."""
+    lines: int
+    """How many lines it has."""
+    since: int
+    """After how many lines the proof begins that came with it."""
+    proof: str
+    """SHA-256 of that proof, so that whoever passes it on cannot alter it unnoticed."""
+
+    def text(self, occasion: Occasion) -> bytes:
+        """Return what is signed."""
+        return _text("ledger head", {**asdict(occasion), **asdict(self)})
+
+    def line(self) -> dict[str, Any]:
+        """Return what a line keeps of it, beside what all statements of the line share."""
+        kept = asdict(self)
+        del kept["meeting"], kept["point"]
+        return kept
+
+
+def require_signed(entry: Mapping[str, Any]) -> list[HeadStatement]:
+    """Check the signatures of a ledger's line about others; return what was signed.
+
+    Raises:
+        AuthenticationError: If a statement is not signed by the identity that stands with it.
+        ConfigError: If that is no identity.
+        PrivacyError: If the line is malformed.
+    """
+    try:
+        occasion = Occasion(**{name: str(entry[name]) for name in ("federation", "digest", "run")})
+        found = []
+        for one in entry["statements"]:
+            kept = {name: one[name] for name in ("party", "head", "lines", "since", "proof")}
+            said = HeadStatement(meeting=entry["meeting"], point=entry["point"], **kept)
+            verify(one["identity"], bytes.fromhex(one["signature"]), said.text(occasion))
+            found.append(said)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise PrivacyError(f"a line about other parties is malformed ({error})") from None
+    return found
+
+
+class OtherLedgers:
+    """What a ledger's lines remember of other parties, by federation: the newest of each."""
+
+    def __init__(self) -> None:
+        self.by_federation: dict[str, dict[str, Remembered]] = {}
+
+    def take(self, entry: Mapping[str, Any], where: str = "a ledger") -> None:
+        """Take in a line; one of another kind says nothing of others.
+
+        Raises:
+            PrivacyError: If a line of this kind is malformed.
+        """
+        try:
+            if entry["kind"] == COUNTERSIGNED:
+                found = self.by_federation.setdefault(entry["federation"], {})
+                for one in entry["statements"]:
+                    found[one["party"]] = Remembered(
+                        head=bytes.fromhex(one["head"]), lines=one["lines"], time=entry["time"]
+                    )
+            elif entry["kind"] == FORGOTTEN:
+                self.by_federation.get(entry["federation"], {}).pop(entry["party"], None)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"a line about other parties is malformed ({error})"
+            raise PrivacyError(f"{where}: {why}") from None
+
+    def of(self, federation: str) -> dict[str, Remembered]:
+        """Return what is remembered of each other party of a federation."""
+        return dict(self.by_federation.get(federation, {}))
+
+
+def forget_party(path: Path, *, party: str) -> list[str]:
+    """Forget what a table's ledger remembers of another party's ledger.
+
+    The other's next ledger is then taken as it comes. The line that says so stays.
+
+    Args:
+        path: The ledger that remembers.
+        party: Whose ledger has changed for a good reason.
+
+    Returns:
+        The federations in which it was remembered.
+
+    Raises:
+        ConfigError: If there is no such ledger, it is in use, or it remembers nothing of the party.
+        PrivacyError: If the ledger was altered.
+    """
+    if not path.exists():
+        raise ConfigError(f"ledger {path}: does not exist, so it remembers nobody")
+    remembered = OtherLedgers()
+    ledger = ChainedFile(path, take=remembered.take)
+    try:
+        known = remembered.by_federation
+        federations = sorted(name for name, parties in known.items() if party in parties)
+        if not federations:
+            others = sorted({other for parties in known.values() for other in parties})
+            raise ConfigError(
+                f"ledger {path}: remembers nothing of {party!r}; it knows of "
+                f"{', '.join(map(repr, others)) or 'nobody'}"
+            )
+        for name in federations:
+            ledger.append({"kind": FORGOTTEN, "time": now(), "federation": name, "party": party})
+    finally:
+        ledger.close()
+    return federations
+
+
+class Countersigner:
+    """One party's part: state the own ledger's head, check the others', keep what they signed."""
+
+    def __init__(
+        self,
+        ledger: ChainedFile,
+        identity: Identity,
+        pinned: Mapping[str, str],
+        occasion: Occasion,
+        *,
+        session: bytes,
+        known: Mapping[str, Remembered],
+    ) -> None:
+        """Make it.
+
+        Args:
+            ledger: The party's own, open.
+            identity: Its long-term identity.
+            pinned: The public identity of every party that has a ledger, this one among them.
+            occasion: The run.
+            session: The transport's id of the session.
+            known: What the ledger remembers of each other party of the federation.
+        """
+        self._ledger = ledger
+        self._identity = identity
+        self._pinned = dict(pinned)
+        self._occasion = occasion
+        self._session = session
+        self._meeting = ""
+        self._since = 0
+        self._remembered = {name: known[name] for name in self.others if name in known}
+        self._own: Memory | None = None
+
+    @property
+    def name(self) -> str:
+        """This party."""
+        return self._identity.name
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """All parties that have a ledger, sorted."""
+        return tuple(sorted(self._pinned))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The others that have one."""
+        return tuple(name for name in self.parties if name != self.name)
+
+    def memory(self) -> Memory:
+        """Return which heads this party remembers, signed, with a fresh random number."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        heads = {name: (one.head, one.lines) for name, one in self._remembered.items()}
+        text = self._memory_text(self.name, nonce, heads)
+        self._own = Memory(nonce=nonce, heads=heads, signature=self._identity.sign(text))
+        return self._own
+
+    def open(self, memories: Mapping[str, Memory]) -> None:
+        """Learn what everybody remembers; it names this meeting.
+
+        Args:
+            memories: Every party's, this one's as it was sent.
+
+        Raises:
+            AuthenticationError: If one is not signed by the identity that is pinned.
+            ProtocolError: If the primary passed on another one of this party, or the ledger has
+                grown by more lines than a proof may have.
+        """
+        if memories[self.name] != self._own:
+            raise ProtocolError("the primary passed on other ledger heads than this party sent")
+        texts = []
+        for name in self.parties:
+            memory = memories[name]
+            text = self._memory_text(name, memory.nonce, memory.heads)
+            self._check(name, memory.signature, text, what="list of ledger heads")
+            texts.append(text)
+        self._meeting = hashlib.sha256(b"".join(texts)).hexdigest()
+        lines = self._ledger.chain.lines
+        asked = [
+            memory.heads[self.name][1] for memory in memories.values() if self.name in memory.heads
+        ]
+        self._since = min([*asked, lines])
+        if lines - self._since > MOST_LINES:
+            raise ProtocolError(
+                f"party {self.name!r}: its ledger has {lines - self._since} lines that the others "
+                f"have not seen, and a proof takes {MOST_LINES}; they must forget the old one "
+                f"(securevfl ledger forget)"
+            )
+
+    def state(self, point: str) -> SignedHead:
+        """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
+        chain = self._ledger.chain
+        lines = chain.lines
+        since = min(self._since, lines)
+        fresh = chain.hashes_after(since)
+        unsigned = SignedHead(
+            head=chain.head,
+            lines=lines,
+            signature=b"",
+            since=since,
+            proof=np.frombuffer(b"".join(fresh), dtype=np.uint8).reshape(len(fresh), HASH_BYTES),
+        )
+        text = self._statement(point, self.name, unsigned).text(self._occasion)
+        return replace(unsigned, signature=self._identity.sign(text))
+
+    def keep(self, point: str, stated: Mapping[str, SignedHead]) -> None:
+        """Check what the others signed, and write it into the own ledger.
+
+        Args:
+            point: Where the run is, as this party knows.
+            stated: Every party's head.
+
+        Raises:
+            AuthenticationError: If one is not signed by the identity that is pinned, for this
+                point of this meeting.
+            ProtocolError: Naming a party whose ledger does not go on from what it signed before.
+        """
+        statements = {name: self._statement(point, name, stated[name]) for name in self.others}
+        for name, one in statements.items():
+            text = one.text(self._occasion)
+            self._check(name, stated[name].signature, text, what=f"ledger head at {point}")
+        for name in self.others:
+            self._require_continued(name, stated[name])
+        at = now()
+        # What this party has stated is what the others know from here on.
+        self._since = self._ledger.chain.lines
+        self._ledger.append(
+            {
+                "kind": COUNTERSIGNED,
+                "time": at,
+                **asdict(self._occasion),
+                "meeting": self._meeting,
+                "point": point,
+                "statements": [
+                    {
+                        **one.line(),
+                        "identity": self._pinned[name],
+                        "signature": stated[name].signature.hex(),
+                    }
+                    for name, one in statements.items()
+                ],
+            }
+        )
+        self._remembered = {
+            name: Remembered(head=stated[name].head, lines=stated[name].lines, time=at)
+            for name in self.others
+        }
+
+    def _require_continued(self, name: str, one: SignedHead) -> None:
+        """Refuse a ledger that does not go on from the one that is remembered."""
+        known = self._remembered.get(name)
+        if known is None:
+            return
+        if one.since <= known.lines <= one.lines:
+            rest = [line.tobytes() for line in one.proof[known.lines - one.since :]]
+            if head_after(known.head, rest) == one.head:
+                return
+        error = ProtocolError(
+            f"party {name!r}: its ledger does not go on from the one that it signed on "
+            f"{known.time} (rolled back, emptied or rewritten); it must restore it from a copy. "
+            f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger "
+            f"forget TABLE --party {name}"
+        )
+        error.party = name
+        raise error
+
+    def _statement(self, point: str, party: str, stated: SignedHead) -> HeadStatement:
+        return HeadStatement(
+            meeting=self._meeting,
+            point=point,
+            party=party,
+            head=stated.head.hex(),
+            lines=stated.lines,
+            since=stated.since,
+            proof=hashlib.sha256(stated.proof.tobytes()).hexdigest(),
+        )
+
+    def _memory_text(
+        self, party: str, nonce: bytes, heads: Mapping[str, tuple[bytes, int]]
+    ) -> bytes:
+        return _text(
+            "ledger memory",
+            {
+                **asdict(self._occasion),
+                "session": self._session.hex(),
+                "party": party,
+                "nonce": nonce.hex(),
+                "heads": {name: [head.hex(), lines] for name, (head, lines) in heads.items()},
+            },
+        )
+
+    def _check(self, name: str, signature: bytes, text: bytes, *, what: str) -> None:
+        try:
+            verify(self._pinned[name], signature, text)
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"the {what} that came for {name!r} is not signed for this run by the identity "
+                f"that the federation file pins"
+            ) from None
+
+
+def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
+    # The purpose keeps kinds of signed texts apart, as the identity's own tag keeps them from TLS.
+    body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return f"securevfl {purpose} v1\0{body}".encode()
+
+
+# Both ends of countersigning over the star: a meeting at the start, then heads at every point.
+
+Log = Callable[..., None]
+_NO_ROUND: Final = 0
+
+
+class PrimaryCountersigning:
+    """The primary's end: it collects, passes on, and only then checks, like everybody else."""
+
+    def __init__(
+        self, signer: Countersigner, transport: PrimaryTransport, *, deadline_s: float, log: Log
+    ) -> None:
+        """Make it.
+
+        Args:
+            signer: The primary's own part.
+            transport: Its end of the star.
+            deadline_s: How long a secondary may take to answer, in seconds.
+            log: The primary's log.
+        """
+        self._signer = signer
+        self._transport = transport
+        self._deadline_s = deadline_s
+        self._log = log
+
+    def start(self) -> None:
+        """Open the meeting, and let every ledger be shown to go on from what others remember.
+
+        Raises:
+            AuthenticationError: If something is not signed by the identity that is pinned.
+            ProtocolError: Naming a party whose ledger does not go on.
+
+        Reveals:
+            To every secondary: what :class:`Memories` and :class:`Heads` tell, of all parties.
+        """
+        signer = self._signer
+        memories = {signer.name: signer.memory()}
+        for message in self._collect(LedgerKind.MEMORIES):
+            theirs = Memories.from_message(
+                message, senders=[message.sender], parties=signer.parties
+            )
+            memories.update(theirs.memories)
+        told = Memories(parties=signer.parties, memories=memories)
+        self._transport.broadcast(signer.others, told.to_message())
+        signer.open(memories)
+        self.meet(START)
+
+    def request(self, point: Request) -> None:
+        """Ask for heads where no other message says that they are due, and exchange them.
+
+        Raises:
+            AuthenticationError: As :meth:`start` does.
+            ProtocolError: As :meth:`start` does.
+
+        Reveals:
+            To every secondary: what :class:`Heads` tells, of all parties.
+        """
+        asked = CountersignRequest(point=point)
+        self._transport.broadcast(self._signer.others, asked.to_message())
+        self.meet(point)
+
+    def meet(self, point: str) -> None:
+        """Exchange heads at a point that every party knows.
+
+        Raises:
+            AuthenticationError: As :meth:`start` does.
+            ProtocolError: As :meth:`start` does.
+
+        Reveals:
+            To every secondary: what :class:`Heads` tells, of all parties.
+        """
+        begin, signer = time.monotonic(), self._signer
+        heads = {signer.name: signer.state(point)}
+        for message in self._collect(LedgerKind.HEADS):
+            heads.update(Heads.from_message(message, senders=[message.sender]).heads)
+        self._transport.broadcast(signer.others, Heads(heads=heads).to_message())
+        signer.keep(point, heads)
+        self._log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
+
+    def _collect(self, kind: LedgerKind) -> list[Message]:
+        return list(
+            self._transport.receive_each(
+                self._signer.others, kind, round_number=_NO_ROUND, deadline_s=self._deadline_s
+            )
+        )
+
+
+class SecondaryCountersigning:
+    """A secondary's end: it states its head when that is due, and keeps what the others signed."""
+
+    def __init__(
+        self,
+        signer: Countersigner,
+        transport: SecondaryTransport,
+        *,
+        frozen: bool,
+        deadline_s: float,
+        log: Log,
+    ) -> None:
+        """Make it.
+
+        Args:
+            signer: This party's own part.
+            transport: Its end of the star.
+            frozen: Whether all rows are released at once, which the primary may mark.
+            deadline_s: How long the others may take, in seconds.
+            log: This party's log.
+        """
+        self._signer = signer
+        self._transport = transport
+        self._deadline_s = deadline_s
+        self._log = log
+        self._due: set[str] = {"end", "released"} if frozen else {"end"}
+
+    def start(self) -> None:
+        """Open the meeting; see :meth:`PrimaryCountersigning.start`.
+
+        Raises:
+            AuthenticationError: If something is not signed by the identity that is pinned.
+            ProtocolError: Naming a party whose ledger does not go on.
+
+        Reveals:
+            To all parties: what :class:`Memories` and :class:`Heads` tell, of this one.
+        """
+        signer = self._signer
+        own = Memories(parties=signer.parties, memories={signer.name: signer.memory()})
+        self._transport.send(own.to_message())
+        told = Memories.from_message(
+            self._receive(LedgerKind.MEMORIES), senders=signer.parties, parties=signer.parties
+        )
+        signer.open(told.memories)
+        self.meet(START)
+
+    def answer(self, message: Message) -> bool:
+        """Do what the primary asks for; return whether the run has ended with it.
+
+        Raises:
+            AuthenticationError: As :meth:`start` does.
+            ProtocolError: As :meth:`start` does, and if it is not due.
+
+        Reveals:
+            To all parties: what :class:`Heads` tells, of this one.
+        """
+        point = CountersignRequest.from_message(message).point
+        if point not in self._due:
+            raise ProtocolError(
+                f"the primary asks for ledger heads ({point}) where none are due; nothing is signed"
+            )
+        self._due.discard(point)
+        self.meet(point)
+        return point == "end"
+
+    def meet(self, point: str) -> None:
+        """Exchange heads at a point that every party knows.
+
+        Raises:
+            AuthenticationError: As :meth:`start` does.
+            ProtocolError: As :meth:`start` does.
+
+        Reveals:
+            To all parties: what :class:`Heads` tells, of this one.
+        """
+        begin, signer = time.monotonic(), self._signer
+        self._transport.send(Heads(heads={signer.name: signer.state(point)}).to_message())
+        told = Heads.from_message(self._receive(LedgerKind.HEADS), senders=signer.parties)
+        signer.keep(point, told.heads)
+        self._log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
+
+    def _receive(self, kind: LedgerKind) -> Message:
+        return self._transport.receive(kind, round_number=_NO_ROUND, deadline_s=self._deadline_s)

@@ -1,0 +1,1 @@
+"""Protections of the linking stage: who compares keys, and what each party learns of them."""

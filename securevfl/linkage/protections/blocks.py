@@ -1,0 +1,884 @@
+"""Blocks of a coordinated search: which rows and records are compared in one exchange.
+
+Quantised keys fall into square cells of a width. The rows of a cell are first compared with the
+records of the nearest cells that hold K of them; then, knowing how far their K-th link is at most,
+with those of every other cell that has a point as near. The links are those of all pairs, whatever
+the width.
+
+Works with any way to link a block of rows to a block of records (Paillier, secret shares). Blocks
+of many rows fill the lanes of Paillier's plaintexts better.
+
+Under a record-side cap the records seek rows, so the two change places: a "row" is whoever seeks.
+
+Four roles: the primary holds keys X, the secondary keys Y, a *dealer* makes masks before it sees
+anything, a *coordinator* adds two shares of each squared distance. Dealer and coordinator must not
+be one organisation, nor collude: both together know X and Y up to what distances tell.
+
+With A, B uniform and 2 A B^T = C_0 + C_1 split into two shares ([Beaver91], for matrices), and
+D = X - A, E = Y - B exchanged between the data parties, all mod 2^64:
+
+    2 X Y^T = (C_0 + 2 X E^T) + (C_1 + 2 D B^T)
+
+so each data party computes one term without the other's keys, and with its own squared norms,
+|x|^2 - (.) and |y|^2 - (.), one share of |x - y|^2. Twice the product is shared, as doubling a
+share of it would leave the lowest bit unmasked, and with it the parity of a norm.
+
+Every mask hides one matrix, once: a second linkage needs a new dealing.
+
+An exchange has as many blocks as fit: over a slow line each exchange waits for round trips, however
+little it compares, and grid cells make many small blocks.
+
+Without grid cells it is every row with every record; with them, rows and records of cells that are
+near enough (:mod:`securevfl.linkage.protections.blocks`), and the links are the same. As many
+blocks as fit are compared in one exchange; its size bounds what the parties hold in memory.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import scipy  # its trees load when they are first named
+from jaxtyping import Int64, UInt64
+
+from securevfl.core import checks
+from securevfl.core.errors import DataError, ProtocolError
+from securevfl.linkage.capped import pairs_of_picks
+from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, nearest_in_block
+from securevfl.linkage.metrics.metric import LARGEST_UNIT
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.candidates import Candidates, ranked_length
+from securevfl.linkage.stage.messages import LinkingKind, require_numbers
+from securevfl.transport.message import Message, TypedMessage
+
+# Exact links from few pairs, where each pair is expensive: only cells that can matter are tried.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CellBlock:
+    """Rows of one cell, and the records that they are compared with."""
+
+    rows: Int64[np.ndarray, " block_rows"]
+    """Rows, ascending."""
+
+    records: Int64[np.ndarray, " block_records"]
+    """Records, ascending, at least one."""
+
+
+PassLinker = Callable[[Sequence[CellBlock], int], Iterable[LinkTable]]
+"""Links the rows of each block to the block's records: for each row the given number of links, or
+one to every record if the block has fewer. Yields one table a block, in which a record is numbered
+by its place in the block, and distances are in units of quantised keys."""
+
+
+def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.ndarray, "own _"]:
+    """Return the cell of each quantised key.
+
+    Raises:
+        ConfigError: If the width is below 1.
+
+    Reveals:
+        To whoever gets the cells: each key up to ``width`` units, and which rows or records are
+        near one another. Choose the width by what may be known.
+    """
+    checks.at_least(1, width=width)
+    return units // width
+
+
+def links_by_cell(
+    row_cells: Int64[np.ndarray, "rows key_dim"],
+    record_cells: Int64[np.ndarray, "records other_dim"],
+    k: int,
+    *,
+    width: int,
+    link: PassLinker,
+) -> LinkTable:
+    """Link every row exactly, block by block, in two passes.
+
+    Args:
+        row_cells: From :func:`cells_of`, of those who seek.
+        record_cells: From :func:`cells_of`, of the same width.
+        k: Links a row, at most the number of records.
+        width: Units of a cell.
+        link: Links the blocks of a pass; for Paillier and shares, the whole protocol.
+
+    Returns:
+        The links of all pairs, ascending by (distance, record number); distances in units.
+
+    Raises:
+        ConfigError: If ``k`` or ``width`` is below 1.
+        DataError: If a table is empty, the dimensions differ, or ``k`` exceeds the records.
+
+    Reveals:
+        To whoever runs this: the cells, and every distance that ``link`` returns.
+    """
+    checks.at_least(1, width=width)
+    if 0 in row_cells.shape or 0 in record_cells.shape:
+        raise DataError("cells: a table is empty")
+    if row_cells.shape[1] != record_cells.shape[1]:
+        raise DataError(
+            f"cells: the primary's have {row_cells.shape[1]} dimensions, the secondary's "
+            f"{record_cells.shape[1]}"
+        )
+    eligible_ids(len(record_cells), k, None)
+    seeking, members = _by_cell(row_cells)
+    grid = _Grid(record_cells, width=width)
+    indices, distances = empty_links(len(row_cells), k)
+    links = LinkTable(indices=indices, distances=distances)
+    first = grid.nearest(seeking, k)
+    _compare(links, members, [grid.records_of(cells) for cells in first], link)
+    bounds = [float(links.distances[rows, -1].max()) for rows in members]
+    rest = [
+        np.setdiff1d(grid.within(cell, bound), tried)
+        for cell, bound, tried in zip(seeking, bounds, first, strict=True)
+    ]
+    _compare(links, members, [grid.records_of(cells) for cells in rest], link)
+    return links
+
+
+class _Grid:
+    """The cells that hold records."""
+
+    def __init__(self, record_cells: Int64[np.ndarray, "records key_dim"], *, width: int) -> None:
+        self._width = width
+        self._cells, self._members = _by_cell(record_cells)
+        self._sizes = np.array([len(records) for records in self._members])
+        self._tree = scipy.spatial.cKDTree(self._cells)
+
+    def nearest(self, cells: Int64[np.ndarray, "own key_dim"], k: int) -> list[np.ndarray]:
+        """Return, for each cell, so many of the nearest ones that they hold ``k`` records."""
+        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(cells)
+        pending, count = np.arange(len(cells)), 1
+        while len(pending):
+            count = min(2 * count, len(self._cells))
+            near = np.asarray(self._tree.query(cells[pending], k=np.arange(1, count + 1))[1])
+            held = np.cumsum(self._sizes[near], axis=1)
+            enough = held[:, -1] >= k
+            for place in np.flatnonzero(enough):
+                wanted = int(np.searchsorted(held[place], k)) + 1
+                found[pending[place]] = near[place, :wanted]
+            pending = pending[~enough]
+        return found
+
+    def within(self, cell: Int64[np.ndarray, " key_dim"], bound: float) -> Int64[np.ndarray, "_"]:
+        """Return the cells that may hold a record at most ``bound`` from a point of a cell."""
+        reach = bound / self._width + np.sqrt(len(cell)) + 1
+        near = np.array(self._tree.query_ball_point(cell, reach), dtype=np.int64)
+        # Points of cells that are d apart in one dimension are (d - 1) widths and a unit apart.
+        apart = np.maximum(np.abs(self._cells[near] - cell) - 1, -1)
+        gaps = np.where(apart >= 0, apart * self._width + 1, 0).astype(np.float64)
+        inside: Int64[np.ndarray, " _"] = near[np.sqrt((gaps**2).sum(axis=1)) <= bound]
+        return inside
+
+    def records_of(self, cells: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " records"]:
+        """Return the records of some cells, ascending."""
+        none = np.empty(0, dtype=np.int64)
+        return np.sort(np.concatenate([none, *(self._members[cell] for cell in cells)]))
+
+
+def _compare(
+    links: LinkTable,
+    members: Sequence[Int64[np.ndarray, " _"]],
+    tried: Sequence[Int64[np.ndarray, " _"]],
+    link: PassLinker,
+) -> None:
+    """Compare rows with the records tried now; keep the nearest of these and of earlier ones."""
+    blocks = [
+        CellBlock(rows=rows, records=records)
+        for rows, records in zip(members, tried, strict=True)
+        if len(records)
+    ]
+    for block, near in zip(blocks, link(blocks, links.num_links), strict=True):
+        records = np.where(near.present, block.records[near.indices], near.indices)
+        indices = np.concatenate([links.indices[block.rows], records], axis=1)
+        distances = np.concatenate([links.distances[block.rows], near.distances], axis=1)
+        order = np.lexsort((indices, distances), axis=1)[:, : links.num_links]
+        links.indices[block.rows] = np.take_along_axis(indices, order, axis=1)
+        links.distances[block.rows] = np.take_along_axis(distances, order, axis=1)
+
+
+def _by_cell(
+    cells: Int64[np.ndarray, "own key_dim"],
+) -> tuple[Int64[np.ndarray, "different key_dim"], list[Int64[np.ndarray, " _"]]]:
+    """Return the different cells, and the members of each, ascending."""
+    different, cell_of = np.unique(cells, axis=0, return_inverse=True)
+    order = np.argsort(cell_of.ravel(), kind="stable")
+    return different, np.split(order, np.cumsum(np.bincount(cell_of.ravel()))[:-1])
+
+
+# Squared distances from additive secret shares mod 2^64, with multiplication triples of a
+# dealer.
+
+_TWO: Final = np.uint64(2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class Dealing:
+    """What the dealer gives to one data party: its mask, and a share of twice the product."""
+
+    mask: UInt64[np.ndarray, "own key_dim"]
+    """A at the primary, B at the secondary."""
+
+    product: UInt64[np.ndarray, "rows records"]
+    """C_0 at the primary, C_1 at the secondary."""
+
+    def __repr__(self) -> str:
+        return f"Dealing({self.mask.shape}, {self.product.shape})"
+
+
+def deal(rows: int, records: int, key_dim: int) -> tuple[Dealing, Dealing]:
+    """Make the masks of one block of primary rows and all records.
+
+    Returns:
+        The primary's dealing and the secondary's.
+
+    Reveals:
+        To each data party: uniform numbers. The dealer learns nothing but the sizes, and must see
+        no message of the protocol.
+    """
+    mine, theirs = _uniform(rows, key_dim), _uniform(records, key_dim)
+    share = _uniform(rows, records)
+    return (
+        Dealing(mask=mine, product=share),
+        Dealing(mask=theirs, product=_TWO * (mine @ theirs.T) - share),
+    )
+
+
+def masked_keys(
+    units: Int64[np.ndarray, "own key_dim"], dealing: Dealing
+) -> UInt64[np.ndarray, "own key_dim"]:
+    """Return the party's keys under its mask, for the other data party.
+
+    Raises:
+        DataError: If the dealing is of another size, or keys are not quantised.
+
+    Reveals:
+        To the other data party: uniform numbers. It must not know the mask.
+    """
+    if units.shape != dealing.mask.shape:
+        raise DataError(f"keys {units.shape} and their mask {dealing.mask.shape} differ in size")
+    if units.size and not 0 <= units.min() <= units.max() <= LARGEST_UNIT:
+        raise DataError(f"keys must be whole numbers of 0 to {LARGEST_UNIT}")
+    return units.astype(np.uint64) - dealing.mask
+
+
+def primary_share(
+    units: Int64[np.ndarray, "rows key_dim"],
+    dealing: Dealing,
+    masked_records: UInt64[np.ndarray, "records key_dim"],
+) -> UInt64[np.ndarray, "rows records"]:
+    """Return the primary's share of all squared distances, for the coordinator.
+
+    Reveals:
+        To the coordinator, together with the secondary's share: all squared distances of quantised
+        keys. Alone: uniform numbers, as C_0 masks it.
+    """
+    keys = units.astype(np.uint64)
+    product = dealing.product + _TWO * (keys @ masked_records.T)
+    return (keys * keys).sum(axis=1)[:, None] - product
+
+
+def secondary_share(
+    units: Int64[np.ndarray, "records key_dim"],
+    dealing: Dealing,
+    masked_rows: UInt64[np.ndarray, "rows key_dim"],
+) -> UInt64[np.ndarray, "rows records"]:
+    """Return the secondary's share of all squared distances, for the coordinator.
+
+    Reveals:
+        To the coordinator, together with the primary's share: all squared distances of quantised
+        keys. Alone: uniform numbers, as C_1 masks it.
+    """
+    keys = units.astype(np.uint64)
+    product = dealing.product + _TWO * (masked_rows @ dealing.mask.T)
+    return (keys * keys).sum(axis=1)[None] - product
+
+
+def links_from_shares(
+    primary: UInt64[np.ndarray, "rows records"],
+    secondary: UInt64[np.ndarray, "rows records"],
+    k: int,
+    *,
+    key_dim: int,
+    step: float,
+) -> LinkTable:
+    """Add two shares and link, as the coordinator does.
+
+    Args:
+        primary: From :func:`primary_share`.
+        secondary: From :func:`secondary_share`.
+        k: Links a row.
+        key_dim: Dimensions of the keys, which bound the largest distance.
+        step: Width of a unit, to bring distances back to the keys' unit.
+
+    Returns:
+        The links of :func:`~securevfl.linkage.metrics.euclidean.nearest_records` on quantised keys.
+
+    Raises:
+        DataError: If a sum is no squared distance: the shares do not belong together.
+
+    Reveals:
+        The coordinator learns every pairwise distance, hence both parties' keys up to rotation,
+        reflection and shift, and all of them if it knows a few. It learns no features.
+    """
+    squared = primary + secondary
+    largest = key_dim * LARGEST_UNIT**2
+    if squared.size and int(squared.max()) > largest:
+        raise DataError("shares of distances: do not belong together; deal anew and link again")
+    near = nearest_in_block(squared, k)
+    distances = np.where(near.present, np.sqrt(near.distances) * step, np.inf)
+    return LinkTable(indices=near.indices, distances=distances)
+
+
+def _uniform(rows: int, columns: int) -> UInt64[np.ndarray, "rows columns"]:
+    words = np.frombuffer(os.urandom(8 * rows * columns), dtype=np.uint64)
+    return words.reshape(rows, columns)
+
+
+# How large the blocks of one exchange are, and how what is sent flat is cut into them.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shapes:
+    """Rows and records of each block."""
+
+    rows: Int64[np.ndarray, " blocks"]
+    """Primary rows of each block."""
+
+    records: Int64[np.ndarray, " blocks"]
+    """The secondary's records of each block."""
+
+    @classmethod
+    def read(cls, message: Message, *, most_pairs: int, none_ends: bool = False) -> "Shapes":
+        """Read them from the tensor that :meth:`tensor` gives.
+
+        Args:
+            message: What came.
+            most_pairs: How many pairs an exchange may have.
+            none_ends: Whether there may be no block, which ends a secondary's turn.
+
+        Raises:
+            ProtocolError: If there is no block, one is empty, or all have more pairs than that.
+        """
+        sizes = message.tensor("sizes", dtype=np.int64, shape=(None, 2))
+        # Each size is checked before any is multiplied: products of 64 bits would wrap.
+        fits = 1 <= sizes.min() <= sizes.max() <= most_pairs if sizes.size else none_ends
+        if not fits or sum(rows * records for rows, records in sizes.tolist()) > most_pairs:
+            raise ProtocolError(
+                f"{message.sender}: named no blocks, empty ones, or more than {most_pairs} pairs"
+            )
+        return cls(rows=sizes[:, 0], records=sizes[:, 1])
+
+    @property
+    def tensor(self) -> Int64[np.ndarray, "blocks 2"]:
+        """They as they are sent."""
+        return np.column_stack([self.rows, self.records])
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of all blocks."""
+        return int(self.rows @ self.records)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def by_rows(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut what has one entry for each row of each block."""
+        return _cut(values, self.rows)
+
+    def by_records(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut what has one entry for each record of each block."""
+        return _cut(values, self.records)
+
+    def by_pairs(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut what has one entry for each pair of each block, into (rows, records)."""
+        parts = _cut(values, self.rows * self.records)
+        sizes = self.tensor.tolist()
+        return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def flat(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the numbers of all blocks in one row."""
+    return parts[0].ravel() if len(parts) == 1 else np.concatenate([one.ravel() for one in parts])
+
+
+def _cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.ndarray]:
+    return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
+
+
+# What parties tell one another to compare quantised keys block by block.
+
+ShareWords = UInt64[np.ndarray, "_ _"]
+"""One party's share of a block's squared distances, (rows, records), mod 2^64."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Shift(TypedMessage):
+    """A random shift of the grid that ``linkage.cell`` asks for, unknown to the coordinator."""
+
+    KIND = LinkingKind.LINK_CELLS
+    WAY = "primary to every secondary"
+
+    shift: Int64[np.ndarray, " key_dim"]
+    """In units of quantised keys."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, tensors={"shift": self.shift})
+
+    @classmethod
+    def from_message(cls, message: Message, *, key_dim: int) -> "Shift":
+        """Check a received one.
+
+        Raises:
+            ProtocolError: If it has another dimension.
+        """
+        return cls(shift=message.tensor("shift", dtype=np.int64, shape=(key_dim,)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Cells(TypedMessage):
+    """The grid cell of each of a party's keys, shifted, where ``linkage.cell`` asks for cells."""
+
+    KIND = LinkingKind.LINK_CELLS
+    WAY = "data party to coordinator"
+
+    cells: Int64[np.ndarray, "own key_dim"]
+    """One a row or record."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, tensors={"cells": self.cells})
+
+    @classmethod
+    def from_message(cls, message: Message, *, count: int, key_dim: int) -> "Cells":
+        """Check received cells.
+
+        Raises:
+            ProtocolError: If they are not as many as rows or records.
+        """
+        return cls(cells=message.tensor("cells", dtype=np.int64, shape=(count, key_dim)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Offer(TypedMessage):
+    """How many records a secondary has, and a tag by which its table is known again."""
+
+    KIND = LinkingKind.LINK_TURN
+    WAY = "secondary to primary"
+
+    records: int
+    tag: str
+    """The same in every run for the same keys, where links are kept."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"records": self.records, "tag": self.tag})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "Offer":
+        """Check a received one.
+
+        Raises:
+            ProtocolError: If a figure is none.
+        """
+        return cls(records=message.figure("records", int), tag=message.figure("tag", str))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Turn(TypedMessage):
+    """How many records a secondary has, and tags by which both tables are known again."""
+
+    KIND = LinkingKind.LINK_TURN
+    WAY = "primary to coordinator"
+
+    records: int
+    tags: tuple[str, str]
+    """The primary's and the secondary's."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, meta={"records": self.records, "tags": list(self.tags)})
+
+    @classmethod
+    def from_message(cls, message: Message, *, name: str, neighbours: int) -> "Turn":
+        """Check a received one.
+
+        Args:
+            message: What came.
+            name: The secondary whose turn it is.
+            neighbours: K, the fewest records that it must have.
+
+        Raises:
+            ProtocolError: If it has fewer, or a figure is none.
+        """
+        records = message.figure("records", int)
+        if records < neighbours:
+            raise ProtocolError(f"{name}: has {records} records, fewer than model.neighbours")
+        tags = [str(tag) for tag in message.figure("tags", list)]
+        if len(tags) != 2:
+            raise ProtocolError(f"{message.sender}: sent {len(tags)} tags of two tables")
+        return cls(records=records, tags=(tags[0], tags[1]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class RowBlocks(TypedMessage):
+    """Numbers of the primary's rows to compare next, block by block, and with how many records.
+
+    Without ``linkage.cell`` that is nothing but sizes.
+    """
+
+    KIND = LinkingKind.LINK_BLOCK
+    WAY = "coordinator to primary"
+
+    rows: Int64[np.ndarray, " all_rows"]
+    """Those of the first block, then those of the second; a row may be in several."""
+
+    shapes: Shapes
+    """No block: the secondary's turn is over."""
+
+    done: int = 0
+    """How many of those who seek were in blocks before these."""
+
+    of: int = 0
+    """How many will be in any block, as far as is known."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        tensors = {"rows": self.rows, "sizes": self.shapes.tensor}
+        return Message(kind=self.KIND, meta={"done": self.done, "of": self.of}, tensors=tensors)
+
+    @classmethod
+    def from_message(cls, message: Message, *, rows: int, most_pairs: int) -> "RowBlocks":
+        """Check a received one.
+
+        Args:
+            message: What came.
+            rows: How many rows the primary has.
+            most_pairs: How many pairs may be compared at once.
+
+        Raises:
+            ProtocolError: If it names a row that there is not, blocks are empty or too large, or a
+                figure is none.
+        """
+        shapes = Shapes.read(message, most_pairs=most_pairs, none_ends=True)
+        chosen = message.tensor("rows", dtype=np.int64, shape=(int(shapes.rows.sum()),))
+        require_numbers(message, chosen, below=rows)
+        done, of = (message.figure(name, int) for name in ("done", "of"))
+        return cls(rows=chosen, shapes=shapes, done=done, of=of)
+
+    @property
+    def blocks(self) -> list[np.ndarray]:
+        """The rows of each block."""
+        return self.shapes.by_rows(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class RecordBlocks(TypedMessage):
+    """Numbers of a secondary's records to compare next, block by block, and with how many rows.
+
+    Without ``linkage.cell`` that is nothing but sizes.
+    """
+
+    KIND = LinkingKind.LINK_BLOCK
+    WAY = "coordinator to a secondary"
+
+    records: Int64[np.ndarray, " all_records"]
+    """Those of the first block, then those of the second; a record may be in several."""
+
+    shapes: Shapes
+
+    due: int
+    """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        tensors = {"records": self.records, "sizes": self.shapes.tensor}
+        return Message(kind=self.KIND, meta={"due": self.due}, tensors=tensors)
+
+    @classmethod
+    def from_message(cls, message: Message, *, records: int, most_pairs: int) -> "RecordBlocks":
+        """Check a received one.
+
+        Args:
+            message: What came.
+            records: How many records the secondary has.
+            most_pairs: How many pairs may be compared at once.
+
+        Raises:
+            ProtocolError: If it names a record that there is not, blocks are empty or too large,
+                or a figure is none.
+        """
+        shapes = Shapes.read(message, most_pairs=most_pairs)
+        chosen = message.tensor("records", dtype=np.int64, shape=(int(shapes.records.sum()),))
+        require_numbers(message, chosen, below=records)
+        return cls(records=chosen, shapes=shapes, due=message.figure("due", int))
+
+    @property
+    def blocks(self) -> list[np.ndarray]:
+        """The records of each block."""
+        return self.shapes.by_records(self.records)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class DistanceShare(TypedMessage):
+    """A party's share of the squared distances of all blocks of an exchange."""
+
+    KIND = LinkingKind.LINK_SHARE
+    WAY = "data party to coordinator"
+
+    words: list[ShareWords]
+    """One a block."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, tensors={"share": flat(self.words).view(np.int64)})
+
+    @classmethod
+    def from_message(cls, message: Message, *, shapes: Shapes) -> "DistanceShare":
+        """Check a received share.
+
+        Raises:
+            ProtocolError: If it is not of the blocks' size.
+        """
+        words = message.tensor("share", dtype=np.int64, shape=(shapes.pairs,))
+        return cls(words=shapes.by_pairs(words.view(np.uint64)))
+
+
+# How a coordinator searches quantised keys: which rows and records are compared at once.
+
+# An exchange of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
+_BLOCK_PAIRS: Final = 2**21
+_BLOCK_ANSWERS: Final = 2**14
+# Small blocks cost their parties some 0.1 ms each, whatever they compare.
+_EXCHANGE_BLOCKS: Final = 2**12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """Rows and records of which each is compared with each."""
+
+    rows: Int64[np.ndarray, " block_rows"]
+    """Row numbers of the primary."""
+
+    records: Int64[np.ndarray, " block_records"]
+    """Record numbers of the secondary."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockExchange:
+    """Blocks that are compared in one go."""
+
+    blocks: Sequence[Block]
+
+    done: int
+    """How many of those who seek (rows, or records under a cap) were in blocks before these."""
+
+    of: int
+    """How many will be in any block, as far as is known."""
+
+    due: int
+    """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """How large the blocks are."""
+        sizes = [(len(block.rows), len(block.records)) for block in self.blocks]
+        rows, records = np.array(sizes, dtype=np.int64).T
+        return Shapes(rows=rows, records=records)
+
+
+SquaredShares = tuple[UInt64[np.ndarray, "_ _"], UInt64[np.ndarray, "_ _"]]
+"""The primary's and the secondary's share of a block's squared distances, (rows, records)."""
+
+Ask = Callable[[Iterator[BlockExchange]], Iterable[Sequence[SquaredShares]]]
+"""Yields for each exchange, in their order, the shares of each of its blocks. It may take an
+exchange before the one ahead of it is done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlocksFound:
+    """What the blocks gave together, and what they cost."""
+
+    candidates: Candidates
+    """Those of all pairs, whatever was compared."""
+
+    pairs: int
+    """Pairs that were compared."""
+
+    ciphertexts: int
+    """Ciphertexts that the secondary answered; 0 without any."""
+
+
+class Search:
+    """The search for one secondary's links, over blocks that the data parties compare.
+
+    Args:
+        spec: What linking needs.
+        rows: How many rows the primary has.
+        records: How many records the secondary has.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+        ask: Has the data parties compare blocks.
+    """
+
+    def __init__(self, spec: LinkSpec, *, rows: int, records: int, lanes: int, ask: Ask) -> None:
+        self._spec = spec
+        self._rows = rows
+        self._records = records
+        self._ask = ask
+        self._capped = spec.choice.links_per_record is not None
+        self._lanes = lanes
+        self._seen = self._pairs = self._answered = 0
+
+    def run(
+        self, cells: tuple[Int64[np.ndarray, "rows dim"], Int64[np.ndarray, "records dim"]] | None
+    ) -> BlocksFound:
+        """Find all candidates.
+
+        Args:
+            cells: The primary's cells and the secondary's; None compares all pairs.
+
+        Raises:
+            DataError: If shares do not belong together.
+        """
+        spec, cap = self._spec, self._spec.choice.links_per_record
+        width = spec.cell_units
+        if cells is None:
+            # One cell holds everything.
+            cells, width = (_one_cell(self._rows), _one_cell(self._records)), 1
+        k = ranked_length(spec, self._records)
+        if cap is not None:
+            cells, k = (cells[1], cells[0]), min(cap, self._rows)
+        found = links_by_cell(*cells, k, width=width, link=self._link)
+        links = LinkTable(
+            indices=found.indices,
+            distances=found.distances * spec.keys.key_range().step,
+        )
+        if cap is None:
+            candidates = Candidates(ranked=links.within(spec.choice.max_distance))
+        else:
+            pairs = pairs_of_picks(links, num_rows=self._rows)
+            candidates = Candidates(pairs=pairs.within(spec.choice.max_distance))
+        return BlocksFound(candidates=candidates, pairs=self._pairs, ciphertexts=self._answered)
+
+    def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
+        """Compare the blocks of one pass; those who seek are their rows."""
+        parts = [list(self._parts(block)) for block in blocks]
+        shares = itertools.chain.from_iterable(
+            self._ask(self._exchanges([part for some in parts for part in some]))
+        )
+        key_dim = len(self._spec.keys.columns)
+        for some in parts:
+            tables = []
+            for part, (one, other) in zip(some, itertools.islice(shares, len(some)), strict=True):
+                ours, theirs = (one.T, other.T) if self._capped else (one, other)
+                most = min(k, len(part.records))
+                tables.append(links_from_shares(ours, theirs, most, key_dim=key_dim, step=1.0))
+            yield LinkTable(
+                indices=np.concatenate([table.indices for table in tables]),
+                distances=np.concatenate([table.distances for table in tables]),
+            )
+
+    def _exchanges(self, parts: Sequence[CellBlock]) -> Iterator[BlockExchange]:
+        """Put as many parts into one exchange as its limits allow."""
+        of = self._seen + sum(len(part.rows) for part in parts)
+        sides = [self._sides(part) for part in parts]
+        ciphertexts = [self.ciphertexts(len(rows), len(records)) for rows, records in sides]
+        pairs = [len(rows) * len(records) for rows, records in sides]
+        due, start = sum(ciphertexts), 0
+        while start < len(parts):
+            end = start + 1
+            most = min(len(parts), start + _EXCHANGE_BLOCKS)
+            own_pairs, own_ciphertexts = pairs[start], ciphertexts[start]
+            while (
+                end < most
+                and own_pairs + pairs[end] <= _BLOCK_PAIRS
+                and own_ciphertexts + ciphertexts[end] <= _BLOCK_ANSWERS
+            ):
+                own_pairs += pairs[end]
+                own_ciphertexts += ciphertexts[end]
+                end += 1
+            blocks = [Block(rows=rows, records=records) for rows, records in sides[start:end]]
+            exchange = BlockExchange(blocks=blocks, done=self._seen, of=of, due=due)
+            self._seen += sum(len(part.rows) for part in parts[start:end])
+            self._pairs += own_pairs
+            self._answered += own_ciphertexts
+            due -= own_ciphertexts
+            start = end
+            yield exchange
+
+    def _parts(self, block: CellBlock) -> Iterator[CellBlock]:
+        """Cut a block whose shares or ciphertexts are too many for one exchange."""
+        step = max(1, _BLOCK_PAIRS // len(block.records))
+        if self._lanes and self._capped:
+            step = max(1, _BLOCK_ANSWERS // -(-len(block.records) // self._lanes))
+        elif self._lanes:
+            step = self._lanes * max(1, _BLOCK_ANSWERS // len(block.records))
+        for start in range(0, len(block.rows), step):
+            yield CellBlock(rows=block.rows[start : start + step], records=block.records)
+
+    def _sides(self, block: CellBlock) -> tuple[np.ndarray, np.ndarray]:
+        """Return the primary's rows and the secondary's records of a block."""
+        return (block.records, block.rows) if self._capped else (block.rows, block.records)
+
+    def ciphertexts(self, rows: int, records: int) -> int:
+        """Return how many ciphertexts a secondary answers for so many rows and records."""
+        return -(-rows // self._lanes) * records if self._lanes else 0
+
+
+def comparing_cost(
+    spec: LinkSpec,
+    mine: Int64[np.ndarray, "rows key_dim"],
+    theirs: Int64[np.ndarray, "records key_dim"],
+    *,
+    lanes: int,
+) -> dict[str, Any]:
+    """Return how many pairs a protected linkage compares; with cells, found by doing so in clear.
+
+    The parties' grid has a random place, so theirs may be a little more or less.
+
+    Args:
+        spec: What linking needs.
+        mine: The primary's quantised keys.
+        theirs: The secondary's.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+    """
+
+    def compared(block: Block) -> SquaredShares:
+        own, other = mine[block.rows, None], theirs[None, block.records]
+        squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
+        return squared, np.zeros_like(squared)
+
+    def ask(exchanges: Iterator[BlockExchange]) -> Iterator[Sequence[SquaredShares]]:
+        for exchange in exchanges:
+            yield [compared(block) for block in exchange.blocks]
+
+    search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
+    width, pairs = spec.cell_units, len(mine) * len(theirs)
+    if not width:
+        everything = search.ciphertexts(len(mine), len(theirs))
+        return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
+    found = search.run((cells_of(mine, width), cells_of(theirs, width)))
+    return {
+        "pairs": found.pairs,
+        "share_of_pairs": found.pairs / pairs,
+        "ciphertexts": found.ciphertexts,
+    }
+
+
+def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:
+    return np.zeros((count, 1), dtype=np.int64)
+
+
+def most_pairs(rows: int, records: int, *, lanes: int) -> int:
+    """Return how many pairs an exchange may have; more is refused by whoever is asked.
+
+    Args:
+        rows: How many rows the primary has.
+        records: How many records the secondary has.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+    """
+    # One who seeks, or one ciphertext of them, is compared with all others at once.
+    return max(_BLOCK_PAIRS, lanes * _BLOCK_ANSWERS, max(1, lanes) * max(rows, records))

@@ -1,0 +1,437 @@
+"""Blockwise comparison of 16-bit keys: the coordinator adds two shares of each distance."""
+
+import secrets
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.progress import LinksMade, Pace
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
+from securevfl.linkage.on_cores import Progress
+from securevfl.linkage.protections.blocks import (
+    BlockExchange,
+    Cells,
+    DistanceShare,
+    Offer,
+    RecordBlocks,
+    RowBlocks,
+    Search,
+    Shapes,
+    ShareWords,
+    Shift,
+    SquaredShares,
+    Turn,
+    cells_of,
+    comparing_cost,
+    flat,
+    most_pairs,
+)
+from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.candidates import Candidates
+from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key, table_tag
+from securevfl.linkage.stage.messages import (
+    Linked,
+    LinkingKind,
+    Lists,
+    MadeSimilarities,
+)
+from securevfl.transport.message import Message, TypedMessage
+
+# How often a coordinator may have a party's keys compared: every pair once.
+
+
+class Comparisons:
+    """Counts with how many of another party's keys each of one's own was compared.
+
+    A search compares every pair at most once, with grid cells or without. Whoever asks for more
+    asks for something that the federation file has not agreed to.
+    """
+
+    def __init__(self, own: int, others: int) -> None:
+        """Make it.
+
+        Args:
+            own: How many keys this party has.
+            others: How many the other one has.
+        """
+        self._others = others
+        self._compared = np.zeros(own, dtype=np.int64)
+
+    def admit_all(
+        self, blocks: Sequence[np.ndarray], others: Int64[np.ndarray, " blocks"], *, sender: str
+    ) -> None:
+        """Take the blocks of an exchange into account, or refuse them; see :meth:`admit`.
+
+        Args:
+            blocks: Numbers of this party's keys, those of each block.
+            others: For each block, with how many of the other's they are compared.
+            sender: Who asks.
+        """
+        for chosen, count in zip(blocks, others.tolist(), strict=True):
+            self.admit(chosen, count, sender=sender)
+
+    def admit(self, chosen: Int64[np.ndarray, " block"], others: int, *, sender: str) -> None:
+        """Take a block into account, or refuse it.
+
+        Args:
+            chosen: Numbers of this party's keys.
+            others: With how many of the other's each of them is compared.
+            sender: Who asks.
+
+        Raises:
+            ProtocolError: If a key is named twice, or a pair would be compared again.
+        """
+        again = not 1 <= others <= self._others or len(np.unique(chosen)) != len(chosen)
+        if again or (self._compared[chosen] + others > self._others).any():
+            raise ProtocolError(
+                f"{sender}: asks to compare {len(chosen)} keys with {others} others, and every "
+                f"pair of the {len(self._compared)} and {self._others} is compared once"
+            )
+        self._compared[chosen] += others
+
+
+# Numbers of 16 bits, compared block by block: the coordinator adds two shares of each distance.
+
+Units = Int64[np.ndarray, "own key_dim"]
+"""A party's keys as whole numbers."""
+
+PrimaryShare = Callable[[str, RowBlocks, Progress], list[ShareWords]]
+"""Makes the primary's share of each block of an exchange: the secondary, the blocks, progress."""
+
+SecondaryShare = Callable[[RecordBlocks], list[ShareWords]]
+"""Makes a secondary's share of each block of an exchange."""
+
+BLOCK_MESSAGES: Final[tuple[type[TypedMessage], ...]] = (
+    *(Shift, Cells, Offer, Turn, RowBlocks, RecordBlocks, DistanceShare),
+    *(Lists, MadeSimilarities, Linked),
+)
+"""What is told however shares are made."""
+
+COORDINATOR_LEARNS: Final = (
+    "the distance of every primary row to every record (with linkage.cell: to those it is compared "
+    "with), rounded to 16 bits: both tables' shape up to rotation and shift, and with a few known "
+    "rows all keys"
+)
+"""What adding both shares tells, whoever made them."""
+
+_CELLS: Final = {
+    "primary": "for the rows of each grid cell, how many of a secondary's records they are "
+    "compared with, first in the nearest cells, then within reach: how dense records are there, "
+    "and roughly how far the K-th is",
+    "secondary": "which of its records are near to cells that hold rows, and how many rows",
+    "coordinator": "the grid cell of every row and record under a shift that it does not know: a "
+    "map of both tables, to within a cell's width",
+    "dealer": "how many rows and records each block of neighbouring cells has",
+}
+_CELLS_CAPPED: Final = {
+    **_CELLS,
+    "primary": "for each grid cell that holds a secondary's records, how many these are and which "
+    "of its own rows are near: roughly where the records lie",
+    "secondary": "how many rows are near to the records of each of its cells",
+}
+
+# Exchanges that a coordinator has asked for: parties begin one while it adds another's shares.
+_UNDER_WAY: Final = 2
+
+# A shift hides where a key lies within 2^16 units: the coordinator sees positions that a shift of
+# any other key could give, but with probability 2^-24.
+_SHIFT_BELOW: Final = 2**40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QuantisedKeys:
+    """Numeric keys as whole numbers: the distances that shares and Paillier give."""
+
+    units: ComparedKeys
+    """Both parties' keys in units of one step, whole numbers in float64."""
+
+    step: float
+    """Width of a unit, in the keys' unit."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return self.units.num_rows
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return self.units.num_records
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+        links = self.units.nearest(rows, k, eligible=eligible)
+        return LinkTable(indices=links.indices, distances=links.distances * self.step)
+
+    def swapped(self) -> "QuantisedKeys":
+        """Exchange the parties' roles."""
+        return QuantisedKeys(units=self.units.swapped(), step=self.step)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return nothing: every pair is compared here, whatever the parties spare."""
+        return {}
+
+
+class Blockwise(Coordinated):
+    """Two data parties each make a share of a block's squared distances, for the coordinator."""
+
+    takes_cells: ClassVar[bool] = True
+
+    @abstractmethod
+    def primary_shares(
+        self, party: DataParty, units: Units
+    ) -> AbstractContextManager[PrimaryShare]:
+        """Return how the primary makes its shares of blocks."""
+
+    @abstractmethod
+    def secondary_shares(
+        self, party: DataParty, units: Units
+    ) -> AbstractContextManager[SecondaryShare]:
+        """Return how a secondary makes its shares of blocks."""
+
+    def lanes(self, spec: LinkSpec) -> int:  # noqa: ARG002
+        """Return how many rows share one ciphertext; 0 without any."""
+        return 0
+
+    def check(self, keys: KeySpec) -> None:
+        """Ask for numbers of agreed ranges, by Euclidean distance."""
+        if not keys.metric.quantised:
+            others = '"hashes"' if keys.metric.equal_only else '"bloom"'
+            raise ConfigError(
+                f"linkage.protection: {self.name!r} computes Euclidean distances of numbers; "
+                f'metric = {keys.metric.name!r} goes with {others} or "none"'
+            )
+        if keys.ranges is None:
+            raise ConfigError(
+                f"linkage.ranges: protection = {self.name!r} needs the agreed [low, high] of every "
+                f"key column; values are rounded to 16 bits within it"
+            )
+
+    def learns(self, spec: LinkSpec, role: str) -> list[str]:
+        """Return what a party of that role learns, with grid cells a sentence more."""
+        if spec.hiding.cell is None:
+            return super().learns(spec, role)
+        # Under a cap the records seek rows, and blocks follow the cells of the records.
+        capped = spec.choice.links_per_record is not None
+        return [*super().learns(spec, role), (_CELLS_CAPPED if capped else _CELLS)[role]]
+
+    def figures(self, spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
+        """Return how many pairs are compared, and how many ciphertexts that takes."""
+        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        return {"comparing": comparing_cost(spec, mine, theirs, lanes=self.lanes(spec))}
+
+    def compare(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        records: KeyTable,
+        secret: LinkageSecret,  # noqa: ARG002
+    ) -> QuantisedKeys:
+        """Compare keys as whole numbers of 16 bits."""
+        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        return QuantisedKeys(
+            units=EuclideanKeys(primary=mine.astype(np.float64), records=theirs.astype(np.float64)),
+            step=spec.keys.key_range().step,
+        )
+
+    @contextmanager
+    def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:
+        """Send the primary's cells, if any; then compare block after block in a secondary's turn.
+
+        Reveals:
+            To the coordinator: shares of squared distances and, with ``linkage.cell``, grid cells.
+            To each secondary: the shift of the grid.
+        """
+        spec, lines = party.spec, party.lines
+        units = quantised(spec.keys, party.keys)
+        tag = table_tag(party.cache.folder, units)
+        if spec.hiding.cell is not None:
+            shift = fresh_shift(units.shape[1])
+            lines.send(Shift(shift=shift).to_message(), *spec.roles.present)
+            self._send_cells(party, units, shift)
+        with self.primary_shares(party, units) as share:
+
+            def compare(name: str) -> None:
+                offer = Offer.from_message(lines.receive(name, LinkingKind.LINK_TURN))
+                turn = Turn(records=offer.records, tags=(tag, offer.tag))
+                lines.send(turn.to_message(), spec.roles.helpers["coordinator"])
+                self._share_rows(party, name, share, offer.records)
+
+            yield compare
+
+    def at_secondary(self, party: DataParty) -> Message:
+        """Compare block by block until the coordinator has the lists, which come last.
+
+        Reveals:
+            To the coordinator: shares of squared distances and, with ``linkage.cell``, grid cells.
+            To the primary: how many records there are, and their tag.
+        """
+        spec, lines = party.spec, party.lines
+        units = quantised(spec.keys, party.keys)
+        primary, coordinator = spec.roles.primary, spec.roles.helpers["coordinator"]
+        if spec.hiding.cell is not None:
+            message = lines.receive(primary, LinkingKind.LINK_CELLS)
+            shift = Shift.from_message(message, key_dim=units.shape[1]).shift
+            self._send_cells(party, units, shift)
+        offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
+        lines.send(offer.to_message(), primary)
+        asked = Comparisons(len(units), party.rows)
+        most = most_pairs(party.rows, len(units), lanes=self.lanes(spec))
+        with self.secondary_shares(party, units) as share:
+            while True:
+                message = lines.receive(coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS)
+                if message.kind is LinkingKind.LINK_LISTS:
+                    return message
+                blocks = RecordBlocks.from_message(message, records=len(units), most_pairs=most)
+                asked.admit_all(blocks.blocks, blocks.shapes.rows, sender=coordinator)
+                lines.send(DistanceShare(words=share(blocks)).to_message(), coordinator)
+
+    def hear_primary(self, helper: LinkageHelper) -> np.ndarray | None:
+        """Return the primary's cells, if there are any."""
+        return self._receive_cells(helper, helper.spec.roles.primary, helper.rows)
+
+    def find(
+        self, helper: LinkageHelper, name: str, heard: np.ndarray | None
+    ) -> tuple[Candidates, SimilarLinks | None]:
+        """Have the data parties compare blocks, unless links of the same tables are kept.
+
+        Reveals:
+            To the primary and the secondary: numbers of rows and records to compare.
+        """
+        spec, primary = helper.spec, helper.spec.roles.primary
+        turn = Turn.from_message(
+            helper.lines.receive(primary, LinkingKind.LINK_TURN),
+            name=name,
+            neighbours=spec.choice.neighbours,
+        )
+        record_cells = self._receive_cells(helper, name, turn.records)
+        cells = None if heard is None or record_cells is None else (heard, record_cells)
+        search = Search(
+            spec,
+            rows=helper.rows,
+            records=turn.records,
+            lanes=self.lanes(spec),
+            ask=partial(self._ask, helper, name),
+        )
+        found = coordinate(
+            spec,
+            lambda: search.run(cells).candidates,
+            cache=helper.cache,
+            key=links_key(spec, secret=" ".join(turn.tags)),
+        )
+        nothing = np.empty(0, dtype=np.int64)
+        over = RowBlocks(rows=nothing, shapes=Shapes(rows=nothing, records=nothing))
+        helper.lines.send(over.to_message(), primary)
+        return found
+
+    def _share_rows(self, party: DataParty, name: str, share: PrimaryShare, records: int) -> None:
+        """Make the primary's shares of blocks until the secondary's turn is over."""
+        spec, coordinator = party.spec, party.spec.roles.helpers["coordinator"]
+        asked = Comparisons(party.rows, records)
+        most = most_pairs(party.rows, records, lanes=self.lanes(spec))
+        pace = Pace(party.observe, LinksMade, name=name)
+        while True:
+            message = party.lines.receive(coordinator, LinkingKind.LINK_BLOCK)
+            blocks = RowBlocks.from_message(message, rows=party.rows, most_pairs=most)
+            shapes = blocks.shapes
+            if not len(shapes):
+                return
+            asked.admit_all(blocks.blocks, shapes.records, sender=coordinator)
+            capped = spec.choice.links_per_record is not None
+            seeking = int((shapes.records if capped else shapes.rows).sum())
+            tell = partial(_tell, pace, blocks.done, seeking, blocks.of)
+            words = share(name, blocks, tell)
+            party.lines.send(DistanceShare(words=words).to_message(), coordinator)
+
+    def _ask(
+        self, helper: LinkageHelper, name: str, exchanges: Iterator[BlockExchange]
+    ) -> Iterator[list[SquaredShares]]:
+        """Have data parties compare blocks; the next ones are named before the last are done."""
+        under_way: deque[Shapes] = deque()
+        for exchange in exchanges:
+            under_way.append(self._announce(helper, name, exchange))
+            if len(under_way) == _UNDER_WAY:
+                yield self._shares(helper, name, under_way.popleft())
+        while under_way:
+            yield self._shares(helper, name, under_way.popleft())
+
+    def _announce(self, helper: LinkageHelper, name: str, exchange: BlockExchange) -> Shapes:
+        shapes = exchange.shapes
+        mine = RowBlocks(
+            rows=flat([block.rows for block in exchange.blocks]),
+            shapes=shapes,
+            done=exchange.done,
+            of=exchange.of,
+        )
+        records = flat([block.records for block in exchange.blocks])
+        theirs = RecordBlocks(records=records, shapes=shapes, due=exchange.due)
+        helper.lines.send(mine.to_message(), helper.spec.roles.primary)
+        helper.lines.send(theirs.to_message(), name)
+        return shapes
+
+    def _shares(self, helper: LinkageHelper, name: str, shapes: Shapes) -> list[SquaredShares]:
+        one, other = (
+            DistanceShare.from_message(
+                helper.lines.receive(sender, LinkingKind.LINK_SHARE), shapes=shapes
+            ).words
+            for sender in (helper.spec.roles.primary, name)
+        )
+        return list(zip(one, other, strict=True))
+
+    def _send_cells(
+        self, party: DataParty, units: Units, shift: Int64[np.ndarray, " key_dim"]
+    ) -> None:
+        spec = party.spec
+        cells = Cells(cells=cells_of(units + shift, spec.cell_units))
+        party.lines.send(cells.to_message(), spec.roles.helpers["coordinator"])
+
+    def _receive_cells(self, helper: LinkageHelper, name: str, count: int) -> np.ndarray | None:
+        spec = helper.spec
+        if spec.hiding.cell is None:
+            return None
+        message = helper.lines.receive(name, LinkingKind.LINK_CELLS)
+        return Cells.from_message(message, count=count, key_dim=len(spec.keys.columns)).cells
+
+
+def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
+    """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
+
+    Raises:
+        DataError: If a value leaves its range, naming the row.
+    """
+    return spec.key_range().quantise(numbers_of(keys), whose=keys.name)
+
+
+def fresh_shift(key_dim: int) -> Int64[np.ndarray, " key_dim"]:
+    """Draw by how much the data parties shift the grid in this session.
+
+    Reveals:
+        Nothing yet; the data parties share it, the coordinator must not have it.
+    """
+    return np.array([secrets.randbelow(_SHIFT_BELOW) for _ in range(key_dim)], dtype=np.int64)
+
+
+def _tell(
+    pace: Pace, before: int, seeking: int, of: int, part: int, parts: int, _left: float
+) -> None:
+    """Tell the part of a block that is done as rows of all (as records, where those seek)."""
+    pace(before + seeking * part // parts, of)

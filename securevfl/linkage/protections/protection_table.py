@@ -1,0 +1,52 @@
+"""Every protection by the name that a federation file asks for it."""
+
+import math
+from typing import Final
+
+from securevfl.linkage.protections.hashes import BloomProtection, Hashes
+from securevfl.linkage.protections.paillier import Paillier
+from securevfl.linkage.protections.protection import Protection
+from securevfl.linkage.protections.shares import Shares
+from securevfl.linkage.protections.shown import Shown
+from securevfl.linkage.spec import LinkSpec
+
+PROTECTIONS: Final[dict[str, Protection]] = {
+    protection.name: protection
+    for protection in (
+        Shown(),
+        BloomProtection(),
+        Hashes(),
+        Shares(),
+        Paillier(),
+    )
+}
+"""What ``linkage.protection`` may be."""
+
+
+def protection_of(spec: LinkSpec) -> Protection:
+    """Return how keys are hidden."""
+    return PROTECTIONS[spec.hiding.protection]
+
+
+def reveals_of(spec: LinkSpec, role: str) -> list[str]:
+    """Return what a party of that role learns from linking, one sentence each."""
+    protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
+    nearest = not (limited or spec.keys.metric.equal_only)
+    learned = protection.learns(spec, role)
+    if spec.similarities is not None and role == "primary":
+        learned.append(
+            "for each of its rows and each secondary, K noised similarities in falling order, "
+            "without record numbers"
+        )
+        if limited:
+            learned.append("how many of these K records lie within the largest distance of a link")
+    if spec.tells_rows and role == "primary":
+        learned.append("for each of its rows and each secondary, whether it has a link")
+        if nearest:
+            learned.append("whether some row's nearest record there has another key")
+    if role == "secondary" and protection.helpers:
+        if limited and not spec.keys.metric.equal_only:
+            learned.append("how many of these lie within the largest distance of a link")
+        elif nearest and spec.tells_rows:
+            learned.append("whether some row's nearest record has another key")
+    return learned

@@ -1,0 +1,238 @@
+"""Additive secret shares of squared distances, with masks of a dealer that sees nothing else."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from jaxtyping import UInt64
+
+from securevfl.core.errors import ProtocolError
+from securevfl.linkage.on_cores import Progress
+from securevfl.linkage.protections.blocks import (
+    Dealing,
+    RecordBlocks,
+    RowBlocks,
+    Shapes,
+    ShareWords,
+    deal,
+    flat,
+    masked_keys,
+    primary_share,
+    secondary_share,
+)
+from securevfl.linkage.protections.blockwise import (
+    BLOCK_MESSAGES,
+    COORDINATOR_LEARNS,
+    Blockwise,
+    PrimaryShare,
+    SecondaryShare,
+    Units,
+)
+from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
+from securevfl.linkage.spec import LinkRoles
+from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.transport.message import Message, StarKind, TypedMessage
+
+# A dealer knows no table, so it goes by what it can hold: 1 GiB.
+_MOST_DEALT: Final = 2**27
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class DealerTurn(TypedMessage):
+    """Whose turn it is, and how many rows and records each of the next blocks has."""
+
+    KIND = LinkingKind.LINK_TURN
+    WAY = "primary to dealer"
+
+    secondary: int
+    """Its rank."""
+
+    shapes: Shapes
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        meta = {"secondary": self.secondary}
+        return Message(kind=self.KIND, meta=meta, tensors={"sizes": self.shapes.tensor})
+
+    @classmethod
+    def from_message(cls, message: Message, *, roles: LinkRoles) -> "DealerTurn":
+        """Check a received one.
+
+        Raises:
+            ProtocolError: If it names nobody, or blocks are empty or too large.
+        """
+        rank = message.figure("secondary", int)
+        if rank not in [roles.ranks[name] for name in roles.present]:
+            raise ProtocolError("the primary named a secondary that there is not")
+        shapes = Shapes.read(message, most_pairs=_MOST_DEALT)
+        return cls(secondary=rank, shapes=shapes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Dealt(TypedMessage):
+    """Uniformly random masks for the blocks of one exchange."""
+
+    KIND = LinkingKind.LINK_DEALING
+    WAY = "dealer to a data party"
+
+    dealings: list[Dealing]
+    """The party's masks, and its shares of twice the products of both masks, one a block."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        masks = np.concatenate([dealing.mask for dealing in self.dealings])
+        products = flat([dealing.product for dealing in self.dealings])
+        tensors = {"mask": masks.view(np.int64), "product": products.view(np.int64)}
+        return Message(kind=self.KIND, tensors=tensors)
+
+    @classmethod
+    def from_message(
+        cls, message: Message, *, shapes: Shapes, primary: bool, key_dim: int
+    ) -> "Dealt":
+        """Check a received one.
+
+        Args:
+            message: What came.
+            shapes: The blocks.
+            primary: Whether masks are the primary's; a secondary's otherwise.
+            key_dim: Dimensions of the keys.
+
+        Raises:
+            ProtocolError: If masks are not of the blocks' size.
+        """
+        own = int((shapes.rows if primary else shapes.records).sum())
+        mask = message.tensor("mask", dtype=np.int64, shape=(own, key_dim)).view(np.uint64)
+        product = message.tensor("product", dtype=np.int64, shape=(shapes.pairs,)).view(np.uint64)
+        masks = shapes.by_rows(mask) if primary else shapes.by_records(mask)
+        return cls(
+            dealings=[
+                Dealing(mask=one, product=other)
+                for one, other in zip(masks, shapes.by_pairs(product), strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class MaskedKeys(TypedMessage):
+    """A party's keys of an exchange's blocks under masks that the other does not know."""
+
+    KIND = LinkingKind.LINK_MASKED
+    WAY = "data party to data party"
+
+    keys: UInt64[np.ndarray, "own key_dim"]
+    """Uniform numbers to whoever does not know the mask."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        return Message(kind=self.KIND, tensors={"keys": self.keys.view(np.int64)})
+
+    @classmethod
+    def from_message(cls, message: Message, *, count: int, key_dim: int) -> "MaskedKeys":
+        """Check received keys.
+
+        Raises:
+            ProtocolError: If they are not as many as the blocks have.
+        """
+        keys = message.tensor("keys", dtype=np.int64, shape=(count, key_dim))
+        return cls(keys=keys.view(np.uint64))
+
+
+class Shares(Blockwise):
+    """A dealer's masks hide the data parties' keys from one another."""
+
+    name: ClassVar[str] = "shares"
+    helpers: ClassVar[tuple[HelperRole, ...]] = ("coordinator", "dealer")
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "uniformly random numbers, and how many records each secondary has",
+        "secondary": "uniformly random numbers; for each primary row, which of its own records are "
+        "nearest, in order and without distances",
+        "coordinator": COORDINATOR_LEARNS,
+        "dealer": "how many rows and records there are",
+    }
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (
+        *BLOCK_MESSAGES,
+        *(DealerTurn, Dealt, MaskedKeys),
+    )
+
+    @contextmanager
+    def primary_shares(self, party: DataParty, units: Units) -> Iterator[PrimaryShare]:
+        """Ask the dealer for masks, and exchange masked keys with the secondary.
+
+        Reveals:
+            To the dealer: numbers of rows and records. To the secondary: masked keys.
+        """
+        lines, roles = party.lines, party.spec.roles
+        dealer, ranks, key_dim = roles.helpers["dealer"], roles.ranks, units.shape[1]
+
+        def share(name: str, blocks: RowBlocks, tell: Progress) -> list[ShareWords]:
+            shapes, mine = blocks.shapes, [units[rows] for rows in blocks.blocks]
+            turn = DealerTurn(secondary=ranks[name], shapes=shapes)
+            lines.send(turn.to_message(), dealer)
+            message = lines.receive(dealer, LinkingKind.LINK_DEALING)
+            dealt = Dealt.from_message(message, shapes=shapes, primary=True, key_dim=key_dim)
+            lines.send(_masked(mine, dealt.dealings), name)
+            answer = lines.receive(name, LinkingKind.LINK_MASKED)
+            count = int(shapes.records.sum())
+            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
+            parts = zip(mine, dealt.dealings, shapes.by_records(theirs), strict=True)
+            words = [primary_share(*part) for part in parts]
+            tell(1, 1, 0)
+            return words
+
+        yield share
+
+    @contextmanager
+    def secondary_shares(self, party: DataParty, units: Units) -> Iterator[SecondaryShare]:
+        """Exchange masked keys with the primary, under masks of the dealer.
+
+        Reveals:
+            To the primary: masked keys.
+        """
+        lines, primary = party.lines, party.spec.roles.primary
+        dealer, key_dim = party.spec.roles.helpers["dealer"], units.shape[1]
+
+        def share(blocks: RecordBlocks) -> list[ShareWords]:
+            shapes, mine = blocks.shapes, [units[records] for records in blocks.blocks]
+            message = lines.receive(dealer, LinkingKind.LINK_DEALING)
+            dealt = Dealt.from_message(message, shapes=shapes, primary=False, key_dim=key_dim)
+            lines.send(_masked(mine, dealt.dealings), primary)
+            answer = lines.receive(primary, LinkingKind.LINK_MASKED)
+            count = int(shapes.rows.sum())
+            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
+            parts = zip(mine, dealt.dealings, shapes.by_rows(theirs), strict=True)
+            return [secondary_share(*part) for part in parts]
+
+        yield share
+
+    def help_to_link(self, role: HelperRole, helper: LinkageHelper) -> Mapping[str, Any]:
+        """Rank as the coordinator, or deal masks as the dealer; see :class:`Protection`.
+
+        Reveals:
+            By the coordinator: what :class:`Coordinated` says. By the dealer, to the primary and
+            each secondary: uniformly random numbers.
+        """
+        return {"blocks": _deal(helper)} if role == "dealer" else super().help_to_link(role, helper)
+
+
+def _masked(keys: Sequence[np.ndarray], dealings: Sequence[Dealing]) -> Message:
+    parts = [masked_keys(*part) for part in zip(keys, dealings, strict=True)]
+    return MaskedKeys(keys=np.concatenate(parts)).to_message()
+
+
+def _deal(helper: LinkageHelper) -> int:
+    """Deal masks until the primary says that linkage is done; return how many blocks there were."""
+    lines, roles, blocks = helper.lines, helper.spec.roles, 0
+    key_dim = len(helper.spec.keys.columns)
+    while True:
+        message = lines.receive(roles.primary, LinkingKind.LINK_TURN, StarKind.DONE)
+        if message.kind is StarKind.DONE:
+            return blocks
+        turn = DealerTurn.from_message(message, roles=roles)
+        dealt = [deal(rows, records, key_dim) for rows, records in turn.shapes.tensor.tolist()]
+        mine, theirs = zip(*dealt, strict=True)
+        lines.send(Dealt(dealings=list(mine)).to_message(), roles.primary)
+        name = roles.secondaries[turn.secondary - 1]
+        lines.send(Dealt(dealings=list(theirs)).to_message(), name)
+        blocks += len(dealt)

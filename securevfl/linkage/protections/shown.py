@@ -1,0 +1,317 @@
+"""No protection: the primary shows its keys, and every secondary links by itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import LinkTable, empty_links
+from securevfl.linkage.metrics.metric import KeyMetric, Keys, KeySpec
+from securevfl.linkage.protections.protection import DataParty, Protection
+from securevfl.linkage.sampling import FixedLinks, LinkSource
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.candidates import (
+    find_candidates,
+    linked_secondary,
+    source_of_metric,
+    tells_apart,
+)
+from securevfl.linkage.stage.kept_links import LinkCache, keep, links_key, similar_links, stacked
+from securevfl.linkage.stage.messages import Linked, LinkingKind, alignment_of
+from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
+from securevfl.linkage.text import normalise_text
+from securevfl.transport.message import Message, TypedMessage
+
+# Keys that are there: a row or record without any key is linked to nothing, by every metric.
+
+
+def compare_present(spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> KeyMetric:
+    """Compare two parties' keys by the file's metric; rows and records without a key link nowhere.
+
+    Args:
+        spec: Which keys are compared, and how.
+        primary: The primary's keys.
+        records: The secondary's.
+        neighbours: K.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+    """
+    metric = spec.metric.compare(spec, primary, records, neighbours=neighbours)
+    mine, theirs = have_keys(primary), have_keys(records)
+    if mine.all() and theirs.all():
+        return metric
+    return PresentKeys(metric=metric, rows_there=mine, records_there=theirs)
+
+
+def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
+    """Return which rows have a value in some key column; a blank text is none."""
+    columns = [
+        ~np.isnan(column)
+        if isinstance(column, np.ndarray) and column.dtype != object
+        else np.array([text is not None and _says_something(text) for text in column])
+        for column in keys.columns.values()
+    ]
+    return np.asarray(np.any(columns, axis=0))
+
+
+def _says_something(text: str) -> bool:
+    # Most texts are plain, and normalising a million of them takes seconds.
+    return bool(text.strip()) and (text.isascii() or normalise_text(text) != "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PresentKeys:
+    """A :class:`KeyMetric` of which some rows or records have no key."""
+
+    metric: KeyMetric
+    """Distances of all keys, in which a missing one is some text or number."""
+
+    rows_there: Bool[np.ndarray, " rows"]
+    """Rows that have a key."""
+
+    records_there: Bool[np.ndarray, " records"]
+    """Records that have one."""
+
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return self.metric.num_rows
+
+    @property
+    def num_records(self) -> int:
+        """Records of the secondary."""
+        return self.metric.num_records
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link the chosen rows that have a key to their nearest eligible records that have one."""
+        chosen = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
+        there = self.rows_there[chosen]
+        indices, distances = empty_links(len(chosen), k)
+        records = self.records_there if eligible is None else self.records_there & eligible
+        if there.any():
+            found = self.metric.nearest(chosen[there], k, eligible=records)
+            indices[there], distances[there] = found.indices, found.distances
+        return LinkTable(indices=indices, distances=distances)
+
+    def swapped(self) -> "PresentKeys":
+        """Exchange the parties' roles."""
+        return PresentKeys(
+            metric=self.metric.swapped(),
+            rows_there=self.records_there,
+            records_there=self.rows_there,
+        )
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return what a log says of how keys were compared."""
+        return self.metric.figures()
+
+
+# No protection: the primary shows its keys, and every secondary links by itself.
+
+_MISSING: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class LinkKeys(TypedMessage):
+    """The primary's key columns with their mean and deviation."""
+
+    KIND = LinkingKind.LINK_KEYS
+    WAY = "primary to every secondary"
+
+    keys: KeyTable
+    """The primary's keys, in their own units."""
+
+    scaler: KeyScaler | None
+    """Common statistics of keys, so that one place stays one place; None for texts."""
+
+    def to_message(self) -> Message:
+        """Return it as it is sent: numbers as they are, texts as UTF-8 and lengths."""
+        arrays: dict[str, np.ndarray] = {}
+        for number, column in enumerate(self.keys.columns.values()):
+            if column.dtype != object:
+                arrays[f"number:{number}"] = column
+                continue
+            words = [None if text is None else text.encode() for text in column.tolist()]
+            lengths = [_MISSING if word is None else len(word) for word in words]
+            joined = b"".join(word for word in words if word is not None)
+            arrays[f"text:{number}"] = np.frombuffer(joined, dtype=np.uint8)
+            arrays[f"lengths:{number}"] = np.array(lengths, dtype=np.int64)
+        if self.scaler is not None:
+            arrays |= {"centre": self.scaler.centre, "width": self.scaler.width}
+        return Message(kind=self.KIND, tensors=arrays)
+
+    @classmethod
+    def from_message(cls, message: Message, *, spec: KeySpec, rows: int) -> "LinkKeys":
+        """Check received keys.
+
+        Raises:
+            ConfigError: If statistics are impossible.
+            ProtocolError: If columns are not what was agreed on.
+        """
+        columns: dict[str, np.ndarray] = {}
+        for number, (name, kind) in enumerate(spec.kinds.items()):
+            if kind == "number":
+                gaps = spec.fields is not None
+                columns[name] = message.tensor(
+                    f"number:{number}", dtype=np.float64, shape=(rows,), finite=not gaps
+                )
+                continue
+            lengths = message.tensor(f"lengths:{number}", dtype=np.int64, shape=(rows,))
+            joined = message.tensor(f"text:{number}", dtype=np.uint8, shape=(None,)).tobytes()
+            columns[name] = _texts(joined, lengths, sender=message.sender)
+        keys = KeyTable(name=message.sender, columns=columns)
+        if not spec.are_numbers:
+            return cls(keys=keys, scaler=None)
+        centre, width = (
+            message.tensor(name, dtype=np.float64, shape=(len(spec.columns),))
+            for name in ("centre", "width")
+        )
+        if not (width > 0).all():
+            raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
+        return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
+
+
+class Shown(Protection):
+    """Every secondary sees the primary's keys."""
+
+    name: ClassVar[str] = "none"
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "nothing of a secondary's records",
+        "secondary": "the primary's keys, and their mean and deviation",
+    }
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked)
+
+    def compare(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        records: KeyTable,
+        secret: LinkageSecret | None = None,  # noqa: ARG002
+    ) -> KeyMetric:
+        """Compare keys as they are."""
+        neighbours = spec.choice.neighbours
+        return compare_present(spec.keys, primary, records, neighbours=neighbours)
+
+    def link_in_process(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        *,
+        secret: LinkageSecret,  # noqa: ARG002
+        cache: LinkCache,
+    ) -> LinkedSecondary:
+        """Link as every secondary does by itself."""
+        return self._link(spec, primary, own, key_scaler(spec, primary), cache)
+
+    def link_as_primary(self, party: DataParty) -> LinkedPrimary:
+        """Show the primary's keys, and wait for all secondaries; see :class:`Protection`.
+
+        Reveals:
+            To every secondary: the primary's keys, their mean and deviation.
+        """
+        spec, names, lines = party.spec, party.spec.roles.present, party.lines
+        scaler = key_scaler(spec, party.keys)
+        lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
+        parts, linked = [], []
+        for name in names:
+            done = lines.receive(name, LinkingKind.LINKED)
+            parts.append(Linked.from_message(done, spec=spec, rows=party.rows).similarities)
+            linked.append(self.hear_linked_rows(party, name))
+        return LinkedPrimary(
+            keys=model_keys(scaler, party.keys),
+            key_scale=scale_of(scaler),
+            similarities=stacked(parts),
+            alignment=alignment_of(spec, linked),
+        )
+
+    def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
+        """Link this party's records to the keys that it is shown; see :class:`Protection`.
+
+        Reveals:
+            To the primary: that linkage is done, or that this party refused to go on; if the family
+            reads them, noised similarities; and, where the file asks for it, which rows are linked.
+        """
+        spec = party.spec
+        message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
+        shown = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
+        linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
+        linked = self.report_links(spec, party.keys, linked, party.observe)
+        done = Linked(similarities=linked.similarities)
+        party.lines.send(done.to_message(), spec.roles.primary)
+        self.tell_linked_rows(party, linked)
+        return linked
+
+    def _link(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        scaler: KeyScaler | None,
+        cache: LinkCache,
+    ) -> LinkedSecondary:
+        metric, similar = self.compare(spec, primary, own), None
+        if spec.choice.fixed:
+            kept = cache.get(
+                links_key(spec, primary, own),
+                lambda: keep(spec, lambda: find_candidates(spec, metric)),
+            )
+            similar = kept.similar
+            source: LinkSource = FixedLinks(table=kept.links if similar is None else similar.links)
+        else:
+            source = source_of_metric(spec, metric)
+            if spec.similarities is not None:
+                assert isinstance(source, FixedLinks), "checked with the federation file"
+                similar = similar_links(spec, source.table)
+                source = FixedLinks(table=similar.links)
+        told = {} if similar is None else {"similarities": similar.figures()}
+        return linked_secondary(
+            own,
+            source,
+            scaler,
+            rows=metric.num_rows,
+            similarities=None if similar is None else similar.values,
+            similarity_scale=None if similar is None else similar.scale,
+            apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
+            meet=_meet(primary, own),
+            figures={**metric.figures(), **told},
+        )
+
+
+def _meet(primary: KeyTable, own: KeyTable) -> bool:
+    """Return whether numeric key columns of both parties have values in common ranges."""
+    pairs = zip(primary.columns.values(), own.columns.values(), strict=True)
+    return all(
+        np.nanmin(mine) <= np.nanmax(theirs) and np.nanmin(theirs) <= np.nanmax(mine)
+        for mine, theirs in pairs
+        if mine.dtype != object and not (np.isnan(mine).all() or np.isnan(theirs).all())
+    )
+
+
+def _texts(joined: bytes, lengths: np.ndarray, *, sender: str) -> np.ndarray:
+    sizes = np.maximum(lengths, 0)
+    ends = np.cumsum(sizes)
+    if lengths.min(initial=0) < _MISSING or (ends[-1] if len(ends) else 0) != len(joined):
+        raise ProtocolError(f"{sender}: sent key texts whose lengths do not add up")
+    column = np.empty(len(lengths), dtype=object)
+    try:
+        column[:] = [
+            None if length == _MISSING else joined[end - length : end].decode()
+            for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+        ]
+    except UnicodeDecodeError:
+        raise ProtocolError(f"{sender}: sent key texts that are not UTF-8") from None
+    return column

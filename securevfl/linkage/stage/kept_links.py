@@ -1,0 +1,391 @@
+"""Saved links: reuse between runs, with the noise of their similarities.
+
+Whoever knows the distances makes them: the secondary itself without protection, the coordinator
+under one. The primary gets each row's similarities in falling order and no record numbers; the
+secondary's links are put into the same order, so that the two belong together.
+
+Similarities whose noise is drawn anew in every run average out to the exact ones. So what was
+noised is kept where ``linkage.cache`` says, or else in the run's own folder, by a key of everything
+that it depends on.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from securevfl.core.checks import strict_json
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.files import require_unpackable, write_arrays, write_bytes
+from securevfl.data.rows import split_rows
+from securevfl.data.tables import KeyTable
+from securevfl.dp.sensitivity import (
+    reachable_floor,
+    recovery_bound,
+    similarity_epsilon,
+    similarity_noise_std,
+)
+from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.similarities import SimilarityScale, noised_similarities
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.candidates import Candidates, tells_apart
+
+# Similarities for families that read them: scaled by training links, noised once, in order.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SimilarLinks:
+    """One secondary's links and their similarities, both in the order of the similarities."""
+
+    links: LinkTable
+    """For the secondary."""
+
+    values: Float32[np.ndarray, "rows links"]
+    """For the primary: NaN where a slot holds no record."""
+
+    scale: SimilarityScale
+    """mu_0 and sigma_0."""
+
+    noise_std: float
+    """sigma, in units of sigma_0."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a log says of them."""
+        whole, noised = self.scale.whole_distances, self.noise_std > 0
+        tau = epsilon = None
+        if noised:
+            epsilon = similarity_epsilon(
+                noise_std=self.noise_std,
+                key_scale=self.scale.deviation,
+                key_mean=self.scale.mean,
+                rows=len(self.values),
+            )
+        if whole and noised:
+            tau = recovery_bound(noise_std=self.noise_std, key_scale=self.scale.deviation)
+        return {
+            "mu_0": self.scale.mean,
+            "sigma_0": self.scale.deviation,
+            "sigma": self.noise_std,
+            "epsilon_at_least": epsilon,
+            "tau": tau,
+            "tau_note": "no noise, no bound"
+            if not noised
+            else "not applicable: distances are no whole numbers"
+            if not whole
+            else "probability that one greedy attacker finds a record's key; not DP",
+        }
+
+
+def scaling_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " scaling"]:
+    """Return the rows whose links scale similarities, which any party can tell.
+
+    They are the primary's training rows where these are drawn by the public seed alone. A split by
+    classes, groups or times is the primary's own knowledge, so all rows are taken.
+    """
+    if spec.split is None:
+        return np.arange(rows, dtype=np.int64)
+    return split_rows(
+        rows,
+        validation_fraction=spec.split.validation_fraction,
+        test_fraction=spec.split.test_fraction,
+        seed=spec.split.seed,
+    ).train
+
+
+def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
+    """Scale and noise the links of all primary rows, and put them into the noised order.
+
+    Raises:
+        DataError: If no training row has a link.
+        ConfigError: If the bound tau cannot be had.
+
+    Reveals:
+        To the primary, once sent: K numbers a row in falling order. It is not differential
+        privacy; tau, where it applies, bounds one greedy attacker.
+    """
+    scale = spec.similarity_scale or SimilarityScale.fit(
+        links.take(scaling_rows(spec, links.num_rows))
+    )
+    noise_std = _noise_std(spec, scale)
+    table = noised_similarities(links, scale, noise_std=noise_std)
+    # Missing links are least similar of all; equal ones keep their order by record number.
+    order = np.argsort(np.where(table.present, -table.values, np.inf), axis=1, kind="stable")
+    values = np.take_along_axis(table.values, order, axis=1)
+    indices = np.take_along_axis(links.indices, order, axis=1)
+    values[indices == NO_RECORD] = np.nan
+    return SimilarLinks(
+        links=LinkTable(
+            indices=indices, distances=np.take_along_axis(links.distances, order, axis=1)
+        ),
+        values=values,
+        scale=scale,
+        noise_std=noise_std,
+    )
+
+
+def stacked(
+    parts: Sequence[Float32[np.ndarray, "rows links"] | None],
+) -> Float32[np.ndarray, "rows secondaries links"] | None:
+    """Put the similarities of all secondaries side by side; None if there are none."""
+    given = [part for part in parts if part is not None]
+    return np.stack(given, axis=1) if given else None
+
+
+def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
+    wanted = spec.similarities
+    assert wanted is not None, "asked only where similarities are wanted"
+    if wanted.tau is None:
+        return wanted.noise or 0.0
+    if not scale.whole_distances:
+        raise ConfigError(
+            f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
+            f"linkage.metric = {spec.keys.metric.name!r} are none; set similarity_noise instead"
+        )
+    floor = reachable_floor(key_scale=scale.deviation)
+    if wanted.tau <= floor:
+        raise ConfigError(
+            f"linkage.similarity_tau: {wanted.tau:g} cannot be reached: with "
+            f"sigma_0 = {scale.deviation:.6g} even unlimited noise leaves {floor:.6g}; ask for more"
+        )
+    return similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)
+
+
+# Links that are kept between runs, and with them the noise of their similarities.
+
+_TAG_KEY_BYTES: Final = 32
+_MOST_OF_FIGURES: Final = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KeptLinks:
+    """The K nearest records of every primary row, with distances, and what was made of them."""
+
+    links: LinkTable
+    """Exact links."""
+
+    similar: SimilarLinks | None
+    """Noised similarities, where the family reads them."""
+
+
+class LinkCache:
+    """Files of kept links in one folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path | None:
+        """Where links are kept; None keeps none."""
+        return self._folder
+
+    @classmethod
+    def of_party(cls, spec: LinkSpec, name: str, folder: Path | None) -> "LinkCache":
+        """Return the cache of one party: the file's, or one in its own folder of the run.
+
+        Without a folder of the file's choice, a run keeps nothing that is quicker made than read.
+        """
+        if spec.cache is not None:
+            return cls(Path(spec.cache).expanduser() / name)
+        if (
+            spec.keys.metric.quick
+            and spec.hiding.protection == "none"
+            and spec.similarities is None
+        ):
+            return cls(None)
+        return cls(folder)
+
+    def get(self, key: str, make: Callable[[], KeptLinks]) -> KeptLinks:
+        """Return the links of a key, made and kept if there are none yet.
+
+        Raises:
+            DataError: If the file is something else.
+        """
+        if self._folder is None:
+            return make()
+        path = self._folder / f"links-{key[:16]}.npz"
+        if path.exists():
+            return _load(path, key)
+        kept = make()
+        _save(path, kept, key)
+        return kept
+
+    def has(self, key: str) -> bool:
+        """Whether links of that key are kept."""
+        return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
+
+
+def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
+    """Find the K nearest candidates of every row and make similarities where they are wanted.
+
+    Raises:
+        DataError: If keys are not what the metric needs, or all distances are equal.
+        ConfigError: If the bound tau cannot be had.
+    """
+    found = find()
+    # Whatever is sampled later, all rows' links are kept.
+    links = found.nearest(spec.choice.neighbours)
+    return KeptLinks(
+        links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
+    )
+
+
+def coordinate(
+    spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
+) -> tuple[Candidates, SimilarLinks | None]:
+    """Do a coordinator's part: find candidates and, where wanted, make similarities.
+
+    Returns:
+        What the secondary gets, which tells it an order but no distance, and what the primary gets.
+
+    Raises:
+        DataError: If keys are not what the metric needs.
+        ConfigError: If the bound tau cannot be had.
+    """
+    if not spec.choice.fixed:
+        found, similar = find(), None
+    else:
+        kept = cache.get(key, lambda: keep(spec, find))
+        similar = kept.similar
+        found = Candidates(ranked=kept.links if similar is None else similar.links)
+    nearest = found.nearest(spec.choice.neighbours)
+    return replace(found.without_distances(), apart=tells_apart(spec, nearest)), similar
+
+
+def table_tag(folder: Path | None, units: np.ndarray) -> str:
+    """Return a name for quantised keys that only this party could make, the same in every run.
+
+    Args:
+        folder: Where the party keeps the tag's own key; without one every tag is new.
+        units: The keys.
+
+    Reveals:
+        To a coordinator that gets it: whether keys are the same as in an earlier run.
+    """
+    key = os.urandom(_TAG_KEY_BYTES)
+    if folder is not None:
+        path = folder / "tag.key"
+        if not path.exists():
+            write_bytes(path, key)
+        key = path.read_bytes()
+    return hashlib.blake2b(units.tobytes(), key=key, digest_size=32).hexdigest()
+
+
+def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") -> str:
+    """Return the key of links: everything that they and their similarities depend on.
+
+    Args:
+        spec: What linking needs, of which linkage, K, caps, the largest distance and the split of
+            rows count.
+        tables: What was linked: both parties' keys or codes.
+        secret: A check value of the linkage secret.
+    """
+    split, limit = spec.split, spec.choice.max_distance
+    settings = {
+        "linkage": {name: value for name, value in spec.written.items() if name != "cache"},
+        "similarities": spec.similarities is not None,
+        "neighbours": spec.choice.neighbours,
+        # Without a limit the key is what it was, so that kept noise stays in use.
+        **({"max_distance": limit} if limit < math.inf else {}),
+        "cap": spec.choice.links_per_record,
+        "split": split and [split.seed, split.validation_fraction, split.test_fraction],
+        "secret": secret,
+    }
+    text = json.dumps(settings, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    for table in tables:
+        columns = [table] if isinstance(table, np.ndarray) else list(table.columns.values())
+        for column in columns:
+            raw = (
+                "\x1f".join(map(repr, column.tolist())).encode()
+                if column.dtype == object
+                else np.ascontiguousarray(column).tobytes()
+            )
+            digest.update(f"{column.dtype} {column.shape} {len(raw)} ".encode())
+            digest.update(raw)
+    return digest.hexdigest()
+
+
+def _save(path: Path, kept: KeptLinks, key: str) -> None:
+    arrays = {"indices": kept.links.indices, "distances": kept.links.distances}
+    figures: dict[str, object] = {"key": key}
+    if kept.similar is not None:
+        scale = kept.similar.scale
+        arrays |= {
+            "similar_indices": kept.similar.links.indices,
+            "similar_distances": kept.similar.links.distances,
+            "values": kept.similar.values,
+        }
+        figures |= {
+            "mean": scale.mean,
+            "deviation": scale.deviation,
+            "whole": scale.whole_distances,
+            "noise_std": kept.similar.noise_std,
+        }
+    text = np.frombuffer(json.dumps(figures).encode(), dtype=np.uint8)
+    write_arrays(path, {"figures": text, **arrays})
+
+
+def _table(indices: np.ndarray, distances: np.ndarray) -> LinkTable:
+    """Return kept links.
+
+    Raises:
+        ValueError: If they are none.
+    """
+    if indices.size and indices.min() < NO_RECORD:
+        raise ValueError("a record that there is not")
+    return LinkTable(indices=_of_type(indices, np.int64), distances=_of_type(distances, np.float64))
+
+
+def _of_type(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+    if array.dtype != dtype:
+        raise ValueError(f"{array.dtype} where {dtype.__name__} was kept")
+    return array
+
+
+def _opened(file: BinaryIO) -> Any:
+    """Return numpy's reader of an archive that is no larger in memory than on the disk."""
+    require_unpackable(file)
+    return np.load(file, allow_pickle=False)
+
+
+def _load(path: Path, key: str) -> KeptLinks:
+    try:
+        with path.open("rb") as file, _opened(file) as archive:
+            text = archive["figures"]
+            if text.nbytes > _MOST_OF_FIGURES:
+                raise ValueError("figures of too many bytes")
+            figures = strict_json(text.tobytes(), depth=1)
+            if figures["key"] != key:
+                raise DataError(f"links {path}: belong to other keys; remove the file")
+            similar = None
+            if "values" in archive:
+                similar = SimilarLinks(
+                    links=_table(archive["similar_indices"], archive["similar_distances"]),
+                    values=_of_type(archive["values"], np.float32),
+                    scale=SimilarityScale(
+                        mean=figures["mean"],
+                        deviation=figures["deviation"],
+                        whole_distances=figures["whole"],
+                    ),
+                    noise_std=float(figures["noise_std"]),
+                )
+                if similar.values.shape != similar.links.indices.shape:
+                    raise ValueError("similarities of other links")
+            return KeptLinks(
+                links=_table(archive["indices"], archive["distances"]), similar=similar
+            )
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever numpy and zipfile meet in such a file
+        raise DataError(
+            f"links {path}: is damaged, or no file of links ({type(error).__name__}); restore it "
+            f"from a copy. If there is none, remove it: links are then made anew, and similarities "
+            f"get fresh noise, which tells more to who saw the old ones"
+        ) from None

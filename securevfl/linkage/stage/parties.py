@@ -1,0 +1,252 @@
+"""Entry points of the linking stage, over the star or in one process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from securevfl.core.progress import Observer
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
+from securevfl.linkage.protections.protection_table import protection_of
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.similarities import SimilarityScale
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.kept_links import LinkCache, stacked
+from securevfl.linkage.stage.messages import LinkedRows, alignment_of
+from securevfl.linkage.stage.party_keys import (
+    key_scaler,
+    model_keys,
+    read_secret,
+    scale_of,
+)
+from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+
+# Linking between processes, over the star: each party's part, as the protection says.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnPlace:
+    """What a data party brings to linking."""
+
+    spec: LinkSpec
+    """What linking needs."""
+
+    keys: KeyTable
+    """Its own keys."""
+
+    data_root: Path
+    """Where it finds the linkage secret."""
+
+    cache: LinkCache
+    """Where it keeps links."""
+
+    def with_lines(
+        self, lines: Lines, *, rows: int, session: bytes, observe: Observer
+    ) -> DataParty:
+        """Return the party as its protection takes it.
+
+        Raises:
+            ConfigError: If the linkage secret cannot be read.
+        """
+        hides = protection_of(self.spec)
+        return DataParty(
+            spec=self.spec,
+            keys=self.keys,
+            rows=rows,
+            lines=lines,
+            session=session,
+            secret=read_secret(self.spec, self.data_root) if hides.needs_secret else None,
+            cache=self.cache,
+            observe=observe,
+        )
+
+
+def link_as_primary(
+    place: OwnPlace, transport: PrimaryTransport, observe: Observer
+) -> LinkedPrimary:
+    """Link all secondaries to the primary, as the file's protection says.
+
+    Raises:
+        ConfigError: If the linkage secret cannot be read.
+        DataError: If the primary's keys can't be linked.
+        ProtocolError: If a party leaves the protocol or fails.
+
+    Reveals:
+        What the protection's :meth:`Protection.link_as_primary` says.
+    """
+    spec, hides = place.spec, protection_of(place.spec)
+    lines = PrimaryLines(
+        transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.idle_timeout_s
+    )
+    return hides.link_as_primary(
+        place.with_lines(
+            lines, rows=place.keys.num_rows, session=transport.session, observe=observe
+        )
+    )
+
+
+def link_as_secondary(
+    place: OwnPlace,
+    transport: SecondaryTransport,
+    sealed: Mapping[str, SealedLine],
+    *,
+    rows: int,
+    observe: Observer,
+) -> LinkedSecondary:
+    """Link this party's records to the primary's rows, as the file's protection says.
+
+    Args:
+        place: This party's.
+        transport: Its connection.
+        sealed: Its ends of the session's sealed lines, by name of the other caller.
+        rows: How many rows the primary has.
+        observe: Hears of progress.
+
+    Raises:
+        ConfigError: If the secret cannot be read, key statistics are impossible, or tau cannot be
+            had.
+        DataError: If the table can't be linked.
+        ProtocolError: If a party leaves the protocol or fails.
+
+    Reveals:
+        What the protection's :meth:`Protection.link_as_secondary` says.
+    """
+    lines = _caller_lines(place.spec, transport, sealed)
+    return protection_of(place.spec).link_as_secondary(
+        place.with_lines(lines, rows=rows, session=transport.session, observe=observe)
+    )
+
+
+def help_to_link(
+    spec: LinkSpec,
+    role: HelperRole,
+    transport: SecondaryTransport,
+    sealed: Mapping[str, SealedLine],
+    *,
+    rows: int,
+    cache: LinkCache,
+) -> Mapping[str, Any]:
+    """Take a helper's part, and return what its log says.
+
+    Args:
+        spec: What linking needs.
+        role: Which part.
+        transport: Its connection.
+        sealed: Its ends of the session's sealed lines, by name of the other caller.
+        rows: How many rows the primary has.
+        cache: Where a coordinator keeps links and their noise.
+
+    Raises:
+        ConfigError: If two parties' linkage secrets differ.
+        DataError: If what the parties sent does not belong together.
+        ProtocolError: If a party leaves the protocol or fails.
+
+    Reveals:
+        What the protection's :meth:`Protection.help_to_link` says.
+    """
+    lines = _caller_lines(spec, transport, sealed)
+    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache)
+    return protection_of(spec).help_to_link(role, helper)
+
+
+def _caller_lines(
+    spec: LinkSpec, transport: SecondaryTransport, sealed: Mapping[str, SealedLine]
+) -> CallerLines:
+    kinds = protection_of(spec).kinds
+    return CallerLines(
+        transport, spec.roles.ranks, sealed, kinds=kinds, deadline_s=spec.idle_timeout_s
+    )
+
+
+# Linking with all parties in one process: the same links as between processes, no cryptography.
+
+
+class Linker:
+    """Links one secondary after another to one primary, all in this process.
+
+    Args:
+        spec: What linking needs.
+        primary: The primary's keys.
+        data_root: Where the file with the linkage secret is found.
+        secret: The linkage secret. None reads the file that the federation names, if it does and
+            ``data_root`` is given; else a fresh secret does as well, since all parties are here.
+        folder: The run's folder of parties, where links are kept; None keeps none.
+
+    Raises:
+        ConfigError: If the secret cannot be read.
+        DataError: If the primary's keys can't be linked.
+    """
+
+    def __init__(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        *,
+        data_root: Path | None = None,
+        secret: LinkageSecret | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        if secret is None and spec.hiding.secret is not None and data_root is not None:
+            secret = read_secret(spec, data_root)
+        self._spec = spec
+        self._keys = primary
+        self._folder = folder
+        self._secret = secret or LinkageSecret.fresh()
+        self._protection = protection_of(spec)
+        self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
+        self._rows: list[LinkedRows] = []
+
+    @property
+    def primary(self) -> LinkedPrimary:
+        """The primary's part, once all secondaries are linked."""
+        scaler = key_scaler(self._spec, self._keys)
+        return LinkedPrimary(
+            keys=model_keys(scaler, self._keys),
+            key_scale=scale_of(scaler),
+            similarities=stacked(self._similarities),
+            alignment=alignment_of(self._spec, self._rows),
+        )
+
+    def __call__(
+        self, own: KeyTable, *, similarity_scale: SimilarityScale | None = None
+    ) -> LinkedSecondary:
+        """Link the next secondary.
+
+        Args:
+            own: Its keys.
+            similarity_scale: That of its kept model; None takes it from the training rows' links.
+
+        Raises:
+            DataError: If its table can't be linked.
+            ConfigError: If similarities are wanted, and the bound tau cannot be had.
+
+        Reveals:
+            Nothing leaves the process, which holds everybody's table.
+        """
+        spec = replace(self._spec, similarity_scale=similarity_scale)
+        linked = self._protection.link_in_process(
+            spec, self._keys, own, secret=self._secret, cache=self.cache(own)
+        )
+        self._similarities.append(linked.similarities)
+        if self._spec.tells_rows:
+            self._rows.append(LinkedRows(rows=linked.linked_rows(), apart=linked.apart))
+        return linked
+
+    def cache(self, own: KeyTable) -> LinkCache:
+        """Return where a secondary's links are kept."""
+        folder = None if self._folder is None else self._folder / own.name
+        return LinkCache.of_party(self._spec, own.name, folder)
+
+    def key(self, own: KeyTable) -> str:
+        """Return the key of a secondary's links in its cache."""
+        return self._protection.key(self._spec, self._keys, own, self._secret)
+
+    def metric(self, own: KeyTable) -> KeyMetric:
+        """Return what is compared under the file's protection."""
+        return self._protection.compare(self._spec, self._keys, own, self._secret)

@@ -1,1 +1,0 @@
-"""FedCVT: cross-view training of two parties with estimates of missing representations."""

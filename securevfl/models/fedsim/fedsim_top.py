@@ -1,0 +1,387 @@
+"""FedSim's top model: similarity gates, merge gates and their explanation.
+
+B = rows of a batch, K = links, P = outputs of a pair.
+
+B = rows of a batch, K = links, P = outputs of a pair, C = channels, O = outputs of the task.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.layers import ByteDropout, is_traced, rank_scores
+from securevfl.models.pairs import PairModel, mean_similarities
+
+# What a trained FedSim makes of similarities and of places in the sorted list of links.
+
+_STEPS: Final = 32
+
+
+def similarity_curve(
+    gate: nn.Module, *, low: float, high: float, points: int = 61
+) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
+    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
+
+    Where each output of a pair has a weight of its own, their mean is returned.
+
+    References:
+        [FedSim] appendix F.5, the similarity model's plot.
+    """
+    device = next(gate.parameters()).device
+    similarities = torch.linspace(low, high, points, device=device)
+    with torch.no_grad():
+        return similarities, gate(similarities).mean(dim=-1)
+
+
+def merge_importance(
+    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
+) -> Float[Tensor, "links pair_outputs"]:
+    """Return how much each place and output of the sorted pairs moves the merge gate's output.
+
+    Integrated gradients from zeros, which is what absent links are, to the pairs as they are, by
+    the midpoint rule; the mean of the absolute values over rows. Of several classes, the one that
+    each row is taken for counts.
+
+    References:
+        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
+        F.5.
+    """
+    merge.eval()
+    pairs = pairs.detach()
+    with torch.no_grad():
+        chosen = merge(pairs).argmax(dim=1, keepdim=True)
+    total = torch.zeros_like(pairs)
+    with torch.enable_grad():
+        for step in range(_STEPS):
+            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
+            output = merge(part).gather(1, chosen).sum()
+            total += torch.autograd.grad(output, part)[0]
+    return (pairs * total / _STEPS).abs().mean(dim=0)
+
+
+# The weight gate and the sort gate.
+
+_EVALUATION_SEED: Final = 0
+
+
+class SimilarityModel(nn.Module):
+    """Map a similarity to the weights of its pair's outputs: a perceptron from one number.
+
+    The paper has one weight for all outputs of a pair. With one each, some outputs can speak for
+    near links and others for far ones.
+
+    References:
+        [FedSim] section 4.2, "Weight Gate": one hidden layer.
+    """
+
+    def __init__(self, width: int, *, weights: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, weights))
+
+    def forward(self, similarities: Float[Tensor, "*links"]) -> Float[Tensor, "*links weights"]:
+        """Return the weights of each similarity."""
+        weights: Tensor = self.layers(similarities.unsqueeze(-1))
+        return 1 + weights
+
+
+class SortGate(nn.Module):
+    """Order a row's pairs by a score, highest first; equal scores keep the order they came in.
+
+    Pairs without a link come last.
+
+    References:
+        [FedSim] section 4.2, "Sort Gate", and Algorithm 1, line 10.
+    """
+
+    def __init__(self, by: Literal["similarity", "weight", "none"]) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(
+        self,
+        pairs: Float[Tensor, "batch links pair_outputs"],
+        *,
+        similarities: Float[Tensor, "batch links"],
+        weights: Float[Tensor, "batch links"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links pair_outputs"]:
+        """Return the pairs in their new order."""
+        if self.by == "none":
+            # Links arrive nearest first: without the gate that order must not be seen.
+            score = self._arbitrary(similarities)
+        else:
+            score = (weights if self.by == "weight" else similarities).detach()
+            score = score.masked_fill(~present, float("-inf"))
+            if not is_traced() and bool((score[:, 1:] <= score[:, :-1]).all()):
+                return pairs
+        if torch.onnx.is_in_onnx_export():
+            # ONNX has no stable sort; its TopK keeps equal scores in their order.
+            return _reorder(pairs, score.topk(score.shape[1], dim=1).indices)
+        return _reorder(pairs, score.argsort(dim=1, descending=True, stable=True))
+
+    def _arbitrary(self, like: Tensor) -> Tensor:
+        if self.training:
+            return torch.rand_like(like)
+        fixed = torch.Generator().manual_seed(_EVALUATION_SEED)
+        return torch.rand(like.shape, generator=fixed).to(like.device)
+
+
+def _reorder(pairs: Tensor, order: Int[Tensor, "batch links"]) -> Tensor:
+    batch, links, width = pairs.shape
+    first = torch.arange(0, batch * links, links, device=order.device).unsqueeze(1)
+    flat = pairs.reshape(-1, width).index_select(0, (order + first).flatten())
+    return flat.view(batch, links, width)
+
+
+# Merge gates: from the K weighted outputs of a row's pairs to the outputs of the task.
+
+
+class ConvolutionMerge(nn.Module):
+    """A convolution with a k_conv x 1 kernel over the K x P outputs, then a perceptron.
+
+    Each of the P outputs is convolved along the links by the same kernel.
+
+    References:
+        [FedSim] section 4.2, "Merge Gate", and section 6.1, "Training".
+    """
+
+    def __init__(
+        self,
+        config: FedSimConfig,
+        *,
+        outputs: int,
+        dropout: float,
+        last: type[nn.Linear] = nn.Linear,
+    ) -> None:
+        super().__init__()
+        self.kernel = config.step
+        # A linear layer over windows is the convolution; it is as fast, for one input channel.
+        self.convolution = nn.Linear(config.step, config.channels)
+        places = config.neighbours - config.step + 1
+        self.perceptron = nn.Sequential(
+            ByteDropout(dropout),
+            nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),
+            nn.ReLU(),
+            last(config.merge_width, outputs),
+        )
+
+    def forward(
+        self, pairs: Float[Tensor, "batch links pair_outputs"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the task's outputs."""
+        windows_BWPk = pairs.unfold(1, self.kernel, 1)
+        channels_BWPC: Tensor = self.convolution(windows_BWPk).relu_()
+        out: Tensor = self.perceptron(channels_BWPC.flatten(1))
+        return out
+
+
+class ResidualMerge(nn.Module):
+    """A mean over the places of the sorted links, and the convolution as its correction.
+
+    A pair has O outputs that are its prediction and P for the convolution. Every output has its
+    own weights over places, a softmax that starts with j^-rank_decay at place j: one that holds on
+    to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero,
+    so that training starts from the mean of the pairs' predictions, and goes as far from it as that
+    helps. The convolution alone has to learn the mean too, and over-fits to small tables on the
+    way.
+
+    References:
+        [FedSim] section 4.2, "Merge Gate": an average where a linear aggregation is enough, a
+        convolution where it is not. Their sum is ours.
+    """
+
+    def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.rank_decay = config.rank_decay
+        self.places = nn.Parameter(
+            torch.empty(config.neighbours, merged_width(config, outputs=outputs))
+        )
+        self._start()
+        self.linear = nn.Linear(config.pair_outputs, outputs, bias=False)
+        self.correction = ConvolutionMerge(
+            config, outputs=outputs, dropout=dropout, last=SilentLinear
+        )
+
+    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+        """Start the places anew: nothing of it is random."""
+        self._start()
+
+    @torch.no_grad()
+    def _start(self) -> None:
+        scores = rank_scores(len(self.places), decay=self.rank_decay)
+        self.places.copy_(scores.unsqueeze(1).expand_as(self.places))
+
+    def forward(
+        self, pairs: Float[Tensor, "batch links pair_outputs"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the task's outputs."""
+        mean = (pairs * self.places.softmax(dim=0)).sum(dim=1)
+        linear = mean[:, : self.outputs] + self.linear(mean[:, self.outputs :])
+        out: Tensor = linear + self.correction(pairs[:, :, self.outputs :])
+        return out
+
+
+class SilentLinear(nn.Linear):
+    """A linear layer that starts at zero."""
+
+    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+        """Set all weights to zero."""
+        with torch.no_grad():
+            for weights in self.parameters():
+                weights.zero_()
+
+
+class PerceptronMerge(nn.Module):
+    """A perceptron over all K x P outputs, with about as many weights as the convolution's gate.
+
+    References:
+        [FedSim] section 6.1, "FedSim-MLP".
+    """
+
+    def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
+        super().__init__()
+        inputs = config.neighbours * config.pair_outputs
+        convolution = ConvolutionMerge(config, outputs=outputs, dropout=dropout)
+        weights = sum(p.numel() for p in convolution.parameters())
+        width = max(1, round((weights - outputs) / (inputs + 1 + outputs)))
+        self.perceptron = nn.Sequential(
+            ByteDropout(dropout),
+            nn.Linear(inputs, width),
+            nn.ReLU(),
+            nn.Linear(width, outputs),
+        )
+
+    def forward(
+        self, pairs: Float[Tensor, "batch links pair_outputs"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the task's outputs."""
+        out: Tensor = self.perceptron(pairs.flatten(1))
+        return out
+
+
+class AverageMerge(nn.Module):
+    """The mean over links; a pair's outputs are the task's own then."""
+
+    def forward(
+        self, pairs: Float[Tensor, "batch links pair_outputs"]
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the task's outputs."""
+        return pairs.mean(dim=1)
+
+
+_KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "residual": ResidualMerge,
+    "convolution": ConvolutionMerge,
+    "perceptron": PerceptronMerge,
+}
+
+
+def build_merge(config: FedSimConfig, *, outputs: int, classes: bool) -> nn.Module:
+    """Return the merge gate that the settings name, for a task of so many outputs."""
+    if config.merge == "average":
+        return AverageMerge()
+    dropout = config.dropped(classes=classes)
+    return _KINDS[config.merge](config, outputs=outputs, dropout=dropout)
+
+
+def merged_width(config: FedSimConfig, *, outputs: int) -> int:
+    """Return how many outputs of each pair the merge gate of these settings reads."""
+    if config.merge == "average":
+        return outputs
+    return config.pair_outputs + (outputs if config.merge == "residual" else 0)
+
+
+# The primary's part of FedSim: outputs of every pair, weighed, sorted and merged.
+
+
+class FedSimTop(nn.Module):
+    """Aggregation model, weight gate, sort gate and merge gate.
+
+    References:
+        [FedSim] figure 3 and Algorithm 1, lines 6 to 11.
+    """
+
+    def __init__(
+        self,
+        config: FedSimConfig,
+        *,
+        num_features: int,
+        key_dim: int,
+        outputs: int,
+        classes: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = config.weight
+        self.positions = nn.Identity()
+        width = merged_width(config, outputs=outputs)
+        self.pairs = PairModel(config, num_features=num_features, key_dim=key_dim, outputs=width)
+        weights = {"per-output": width, "learned": 1}.get(config.weight)
+        self.similarity_model = (
+            SimilarityModel(config.similarity_width, weights=weights) if weights else None
+        )
+        self.sort = SortGate(config.sort)
+        self.merge = build_merge(config, outputs=outputs, classes=classes)
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch."""
+        out: Tensor = self.merge(self.sorted_pairs(features, keys, aggregate, similarities))
+        return out
+
+    def sorted_pairs(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> Float[Tensor, "batch links pair_outputs"]:
+        """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
+        assert similarities is not None, "the family asks for similarities"
+        similarity, present = mean_similarities(similarities)
+        weights = self._weights(similarity)
+        if is_traced() or not bool(present.all()):
+            weights = weights * present.unsqueeze(-1)
+        pairs = self.pairs(features, keys, aggregate) * weights
+        out: Tensor = self.sort(
+            pairs, similarities=similarity, weights=weights.mean(dim=2), present=present
+        )
+        return out
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> dict[str, Any]:
+        """Return what a report draws: the similarity model's curve, the merge gate's importance."""
+        self.eval()
+        with torch.no_grad():
+            pairs = self.sorted_pairs(features, keys, aggregate, similarities)
+        shown: dict[str, Any] = {"merge_importance": merge_importance(self.merge, pairs).tolist()}
+        if self.similarity_model is not None and similarities is not None:
+            there = similarities[~similarities.isnan()]
+            low, high = (float(end) for end in torch.aminmax(there)) if there.numel() else (-1, 1)
+            curve = similarity_curve(self.similarity_model, low=low, high=high)
+            shown["similarity"], shown["weight"] = (values.tolist() for values in curve)
+        return shown
+
+    def _weights(
+        self, similarity: Float[Tensor, "batch links"]
+    ) -> Float[Tensor, "batch links weights"]:
+        if self.similarity_model is not None:
+            weights: Tensor = self.similarity_model(similarity)
+            return weights
+        if self.weight == "none":
+            similarity = torch.ones_like(similarity)
+        return similarity.unsqueeze(-1)

@@ -1,0 +1,163 @@
+"""Settings of FeT."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.models.layers import STEEPEST
+
+_HEADS: Final = 4
+_OCTAVES: Final = 5
+# So few frequencies cover a line or a plane in detail, and nothing of more dimensions.
+_MOST_SPREAD_KEYS: Final = 2
+# Angles of 2^16 deviations have few digits left in 32 bits.
+_MOST_OCTAVES: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeTConfig:
+    """The ``[model]`` table of a federation with ``family = "fet"``; all parties share it."""
+
+    neighbours: int = 50
+    """K, links of a row at every secondary."""
+
+    hidden: int = 64
+    """H, width of every representation."""
+
+    heads: int | None = None
+    """Attention heads; they share H. Default: 4, or the most below that divide H."""
+
+    encoder_blocks: int = 1
+    """Self-attention blocks of a secondary, and of the primary's own encoder."""
+
+    decoder_blocks: int = 1
+    """Blocks of the primary's decoder, which attends to the aggregate."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """Norms at the inputs of a block's layers, or, as in the paper, on its residual path."""
+
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Of the blocks' perceptrons; the paper's is ``relu``."""
+
+    dropout: float = 0.1
+    """Share of units dropped in training, inside blocks; rounded to a multiple of 1/256."""
+
+    party_dropout: float = 0.0
+    """r_d, share of the secondaries left out of a training round."""
+
+    release: Literal["sequence", "pooled"] = "sequence"
+    """What a secondary releases for a row: K vectors, as in the paper, or one."""
+
+    dynamic_masking: bool = True
+    """Whether attention weighs links by a mask made from their keys."""
+
+    mask_reads: Literal["offsets", "keys"] = "offsets"
+    """What the mask is made from: each key and how it lies to the centre of its row's keys, or the
+    row's K keys joined."""
+
+    ranked: bool = True
+    """Whether the model may learn what a link's rank is worth; links are listed nearest first. The
+    paper has no ranks."""
+
+    rank_decay: float = 1.0
+    """How far near links start ahead, where ranks may be learned: the j-th nearest starts with a
+    share of attention, and of a pooled row, in proportion to j^-rank_decay. From 0, where all start
+    alike, to 16."""
+
+    memory_norm: bool = True
+    """Whether the primary norms the aggregate before its decoder; the paper does not."""
+
+    own_clip_norm: float | None = None
+    """Largest norm of the primary's own representation, the paper's C; default: not clipped."""
+
+    keys_as_features: bool = True
+    """Whether keys are model inputs beside the features, as in the paper. Positional encoding and
+    masking read keys in any case."""
+
+    top: Literal["attention", "additive"] = "attention"
+    """The primary's part after the cut: the paper's decoder, or own evidence plus that of the
+    aggregate, which learns more from releases that are mostly noise."""
+
+    fourier_features: int = 64
+    """Sines and cosines of the positional encoding together; an even number."""
+
+    fourier_width: int = 64
+    """Hidden width of the positional encoding's perceptron."""
+
+    fourier_scale: float = 1.0
+    """gamma: frequencies start as N(0, gamma^-2), in radians per unit of the (scaled) keys."""
+
+    fourier_octaves: int | None = None
+    """Octaves that frequencies are spread over: deviations from 1/gamma to 2^octaves/gamma, each
+    feature counting as much as one of a record's. 0, as in the paper: all have 1/gamma, and
+    features are divided by sqrt(``fourier_features``). At most 16. Default: 5 for one or two key
+    columns, 0 for more."""
+
+    average_positions_every: int = 0
+    """T_pe, epochs between averagings of the positional encodings; 0 never averages."""
+
+    positions_start: Literal["shared", "separate"] = "shared"
+    """Whether all parties' positional encodings start with equal weights, or, as in the paper, each
+    with its own."""
+
+    frozen_map: Literal["fourier", "linear"] = "fourier"
+    """Random features of a frozen encoder: cosines, or a projection."""
+
+    frozen_bandwidth: float = 1.0
+    """Length scale of the cosine features, relative to sqrt(inputs); larger is smoother."""
+
+    def __post_init__(self) -> None:
+        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
+        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, fourier_width=self.fourier_width)
+        checks.within(2, checks.MOST_WIDTH, fourier_features=self.fourier_features)
+        checks.within(
+            1,
+            checks.MOST_LAYERS,
+            encoder_blocks=self.encoder_blocks,
+            decoder_blocks=self.decoder_blocks,
+        )
+        if self.fourier_octaves is not None:
+            checks.within(0, _MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
+        checks.at_most(STEEPEST, rank_decay=self.rank_decay)
+        checks.whole(average_positions_every=self.average_positions_every)
+        checks.at_least(
+            0, average_positions_every=self.average_positions_every, rank_decay=self.rank_decay
+        )
+        checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
+        checks.positive(fourier_scale=self.fourier_scale, frozen_bandwidth=self.frozen_bandwidth)
+        if self.own_clip_norm is not None:
+            checks.positive(own_clip_norm=self.own_clip_norm)
+        checks.one_of(("pre", "post"), norm=self.norm)
+        checks.one_of(("gelu", "relu"), activation=self.activation)
+        checks.one_of(("offsets", "keys"), mask_reads=self.mask_reads)
+        checks.one_of(("shared", "separate"), positions_start=self.positions_start)
+        checks.one_of(("sequence", "pooled"), release=self.release)
+        checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
+        checks.one_of(("attention", "additive"), top=self.top)
+        if self.heads is not None:
+            checks.within(1, checks.MOST_WIDTH, heads=self.heads)
+        if self.hidden % self.attention_heads:
+            raise ConfigError(f"heads must divide hidden={self.hidden}, got {self.heads}")
+        if self.fourier_features % 2:
+            raise ConfigError(
+                f"fourier_features must be even (sines and cosines), got {self.fourier_features}"
+            )
+
+    @property
+    def attention_heads(self) -> int:
+        """Attention heads, which divide H."""
+        if self.heads is not None:
+            return self.heads
+        return max(heads for heads in range(1, _HEADS + 1) if self.hidden % heads == 0)
+
+    def octaves(self, key_dim: int) -> int:
+        """Return how many octaves the frequencies for such keys are spread over."""
+        if self.fourier_octaves is not None:
+            return self.fourier_octaves
+        return _OCTAVES if key_dim <= _MOST_SPREAD_KEYS else 0
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """(L, H) of the aggregate."""
+        return (self.neighbours if self.release == "sequence" else 1, self.hidden)

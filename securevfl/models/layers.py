@@ -1,0 +1,347 @@
+"""Layers and initial values that families share."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+
+from securevfl.core import checks
+
+# Initial weights from named seeds, so that a party draws the same ones in every runner.
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A module that draws parameters or buffers of its own from a generator."""
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw all values that the module holds directly, not those of its children."""
+        ...
+
+
+def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
+    """Draw every weight of a bottom or top model again, in place.
+
+    Layers are built with torch's global generator, which all parties of a simulated federation
+    share; this makes the weights depend on the two seeds alone. Draws are made on the CPU, so
+    call it before the model moves to a GPU.
+
+    Args:
+        model: A bottom or top model.
+        seed: The party's own seed.
+        positions_seed: Seed of ``model.positions``. Where all parties have the same one, their
+            encodings are aligned from the first round on.
+
+    References:
+        [FeT] section 5.1, "Positional Encoding Averaging": encodings that differ between parties
+        are what averaging repairs.
+    """
+    _draw_all(model, torch.Generator().manual_seed(seed))
+    positions = getattr(model, "positions", None)
+    if positions is not None:
+        _draw_all(positions, torch.Generator().manual_seed(positions_seed))
+
+
+def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
+    for module in model.modules():
+        if isinstance(module, Drawn):
+            module.draw(generator)
+        elif isinstance(module, nn.Linear):
+            _draw_linear(module, generator)
+        elif isinstance(module, nn.Conv2d):
+            _draw_convolution(module, generator)
+        elif isinstance(module, nn.Embedding):
+            with torch.no_grad():
+                module.weight.normal_(std=module.embedding_dim**-0.5, generator=generator)
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            # Also forgets the running statistics, which are weights as well.
+            module.reset_parameters()
+
+
+def _draw_linear(layer: nn.Linear, generator: torch.Generator) -> None:
+    # torch's own default for a linear layer: uniform within 1 / sqrt(inputs).
+    bound = 1 / math.sqrt(layer.in_features)
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        if layer.bias is not None:
+            layer.bias.uniform_(-bound, bound, generator=generator)
+
+
+def _draw_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
+    # [HRZS15] Equation 14: variance 2 / fan_out keeps the gradient's size through ReLU layers.
+    fan_out = layer.out_channels * math.prod(layer.kernel_size)
+    with torch.no_grad():
+        layer.weight.normal_(std=math.sqrt(2 / fan_out), generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+
+# Dropout from random bytes, in every model of the package.
+
+_LEVELS: Final = 256
+_BYTES_A_WORD: Final = 8
+
+
+class ByteDropout(nn.Dropout):
+    """Dropout that draws a byte for each unit: a quarter of the time of ``nn.Dropout`` on a CPU.
+
+    A byte has 256 values, so the share of dropped units is ``p`` rounded to a multiple of 1/256,
+    and never to 0 or 1: with t = round(256 p) in 1 to 255, a unit is dropped with probability
+    t/256, and one that is kept is multiplied by 256 / (256 - t), so that means stay as they are.
+    ``p = 0`` drops nothing.
+
+    Bytes come from torch's global generator of the input's device, as those of ``nn.Dropout`` do.
+    Every entry along the first dimension begins a new word of that stream: rows together draw what
+    ``torch.func.vmap`` draws for them one by one.
+    """
+
+    @property
+    def dropped(self) -> int:
+        """How many of a byte's 256 values drop a unit."""
+        return min(max(round(_LEVELS * self.p), 1), _LEVELS - 1) if self.p else 0
+
+    def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
+        """Drop units in training, and scale the others up; in evaluation return the inputs."""
+        if not self.training or not self.dropped:
+            return inputs
+        if _STREAMS.get() is None:
+            drawn = _as_bytes(_empty_words(inputs).random_(-(2**63), None), inputs)
+        else:
+            drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
+        # 1 from the byte ``dropped`` on, and 0 below it: comparing bytes takes far longer on a CPU.
+        kept = drawn.clamp(self.dropped - 1, self.dropped).sub_(self.dropped - 1)
+        return inputs * kept.to(inputs.dtype).mul_(_LEVELS / (_LEVELS - self.dropped))
+
+
+@contextmanager
+def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
+    """Let models that are stacked by ``torch.func.vmap`` draw their units each from its own stream.
+
+    Inside the block every :class:`ByteDropout` that drops anything must be mapped over as many
+    models as there are streams; each stream then gives what it would give to its model alone.
+    """
+    before = _STREAMS.set(streams)
+    try:
+        yield
+    finally:
+        _STREAMS.reset(before)
+
+
+_STREAMS: Final[ContextVar[Sequence[torch.Generator] | None]] = ContextVar("streams", default=None)
+
+
+class _DrawnApart(torch.autograd.Function):
+    """A byte for each unit of every model's inputs; ``vmap`` asks it for all models at once."""
+
+    @staticmethod
+    def forward(inputs: Tensor) -> Tensor:
+        raise RuntimeError(f"units of shape {tuple(inputs.shape)} belong to no stacked model")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del inputs
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], inputs: Tensor) -> tuple[Tensor, int]:
+        del info
+        streams = _STREAMS.get()
+        assert streams is not None, "units are drawn apart"
+        inputs = inputs.movedim(in_dims[0], 0)
+        words = _empty_words(inputs, models=1)
+        for drawn, stream in zip(words, streams, strict=True):
+            drawn.random_(-(2**63), None, generator=stream)
+        return _as_bytes(words, inputs), 0
+
+
+def _empty_words(
+    inputs: Float[Tensor, "*shape"], *, models: int = 0
+) -> Int64[Tensor, "*rows words"]:
+    """Return room for a byte for each unit; behind ``models`` dimensions, a row begins a word."""
+    rows, units = inputs.shape[: models + 1], math.prod(inputs.shape[models + 1 :])
+    return inputs.new_empty((*rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
+
+
+def _as_bytes(
+    words: Int64[Tensor, "*rows words"], inputs: Float[Tensor, "*shape"]
+) -> UInt8[Tensor, "*shape"]:
+    """Return a byte of the words for each unit."""
+    units = math.prod(inputs.shape[words.dim() - 1 :])
+    return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
+
+
+# A multi-layer perceptron, used by every family.
+
+
+class MLP(nn.Module):
+    """Linear layers with GELU and dropout between them; the last one stays linear."""
+
+    def __init__(
+        self, num_inputs: int, hidden: Sequence[int], num_outputs: int, *, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        checks.fraction(dropout=dropout)
+        layers: list[nn.Module] = []
+        width = num_inputs
+        for next_width in hidden:
+            layers += [nn.Linear(width, next_width), nn.GELU(), ByteDropout(dropout)]
+            width = next_width
+        self.layers = nn.Sequential(*layers, nn.Linear(width, num_outputs))
+
+    def forward(self, inputs: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """Return the outputs of the last layer, one vector for each vector of ``inputs``."""
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+# What a link's rank counts before anything is learned: links are listed nearest first.
+
+STEEPEST: Final = 16
+"""Largest decay: a second link starts with a share of 2^-16."""
+
+
+def rank_scores(links: int, *, decay: float) -> Tensor:
+    """Return (links,) scores whose softmax gives the j-th nearest link a share of j^-decay.
+
+    Keys say nearly nothing of which link is the true one but how near it is, and a softmax that
+    starts even needs more steps than a run has to become uneven.
+
+    Args:
+        links: K, links of a row.
+        decay: 0 starts even; the larger, the more the first link counts.
+    """
+    return -decay * torch.arange(1, links + 1).log()
+
+
+# Whether a model is being written down for another program, where values decide nothing.
+
+
+def is_traced() -> bool:
+    """Return whether torch records what is computed, so that shortcuts by values would stay."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing
+
+
+# How alike positional encodings are: those of one party, and those of two.
+
+_GRID: Final = 625
+_REACH: Final = 2.0
+# With more dimensions a grid of three steps a side would be thousands of keys.
+_MOST_GRID_DIMENSIONS: Final = 6
+_SHOWN_PAIRS: Final = 250
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PositionsTaken:
+    """A party's positional encoding around an average: its own weights, and the mean's."""
+
+    own: Mapping[str, Tensor]
+    """By name, as the party sent them into the average."""
+
+    mean: Mapping[str, Tensor]
+    """What came back."""
+
+
+def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
+    """Return some 600 made-up keys within two deviations: a grid, or scattered in many dimensions.
+
+    They are the same in every run, and of no table.
+    """
+    if key_dim <= _MOST_GRID_DIMENSIONS:
+        one = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
+        return torch.cartesian_prod(*[one] * key_dim).view(-1, key_dim)
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
+
+
+def encoded(
+    positions: nn.Module, weights: Mapping[str, Tensor], keys: Float[Tensor, "keys dimension"]
+) -> Float[Tensor, "keys width"]:
+    """Return what a positional encoding with such weights makes of keys, on the CPU."""
+    device = next(positions.parameters()).device
+    moved = {name: value.to(device) for name, value in weights.items()}
+    with torch.no_grad():
+        found: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
+    return found.cpu()
+
+
+def distance_correlation(
+    keys: Float[Tensor, "keys dimension"],
+    first: Float[Tensor, "keys width"],
+    second: Float[Tensor, "keys width"],
+) -> float | None:
+    """Return how distances of keys go together with those of their encodings.
+
+    The correlation, over all pairs of keys (x, y), of ||x - y|| and ||first(x) - second(y)||; None
+    where either is constant. ``first`` and ``second`` are the encodings of one party or of two.
+
+    References:
+        [FeT] section 5.1, Figure 4.
+    """
+    apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
+    found = float(torch.corrcoef(apart)[0, 1])
+    return found if -2 < found < 2 else None
+
+
+def alignment(
+    positions: nn.Module,
+    taken: PositionsTaken,
+    *,
+    key_dim: int,
+    others: Mapping[str, Mapping[str, Tensor]],
+) -> dict[str, Any]:
+    """Return Figure 4 of a party: distances of keys against distances of their encodings.
+
+    Args:
+        positions: Its positional encoding, of any weights.
+        taken: Its weights before an average, and those after it.
+        key_dim: Key columns.
+        others: Other parties' weights before the average, by name; empty where each party is a
+            process of its own, which knows nobody's.
+
+    Returns:
+        ``key_distance`` of some pairs of made-up keys, and under ``pictures`` for each comparison
+        its ``name``, its ``encoding_distance`` of the same pairs, and its ``correlation`` over all
+        pairs.
+
+    References:
+        [FeT] section 5.1, Figure 4: (b) within a party, (a) and (c) between two.
+
+    Reveals:
+        Weights of whoever is named, by what they make of made-up keys: to whoever reads it.
+    """
+    keys = key_grid(key_dim)
+    own = encoded(positions, taken.own, keys)
+    mean = encoded(positions, taken.mean, keys)
+    compared = {"before: its own": (own, own)}
+    for name, weights in others.items():
+        compared[f"before: its own and that of {name}"] = own, encoded(positions, weights, keys)
+    if not others:
+        compared["its own before, and the average"] = own, mean
+    compared["after: the average, which all have"] = mean, mean
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randint(len(keys), (2, _SHOWN_PAIRS), generator=generator)
+    return {
+        "key_distance": finite((keys[a] - keys[b]).norm(dim=1)),
+        "pictures": [
+            {
+                "name": name,
+                "encoding_distance": finite((first[a] - second[b]).norm(dim=1)),
+                "correlation": distance_correlation(keys, first, second),
+            }
+            for name, (first, second) in compared.items()
+        ],
+    }
+
+
+def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
+    """Return numbers for a picture, as JSON can hold them: six decimals, 0 where not finite."""
+    exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
+    found: list[Any] = exact.round(decimals=6).tolist()
+    return found

@@ -1,1 +1,0 @@
-"""Self-supervised pretraining as a stage of a run, before anything supervised (FedHSSL)."""

@@ -1,0 +1,210 @@
+"""A secondary's own page: what left its table, what that cost, and what is left to spend.
+
+Made of what lies with that party alone: the federation file, which all parties have, its own facts
+and its own ledger.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+from securevfl.config.disclosure import channels, leaves_secondary
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core import files
+from securevfl.core.errors import ConfigError
+from securevfl.core.progress import LinksCounted, links_in_words
+from securevfl.dp.statement import suspicion_in_words
+from securevfl.federation.run_plan import prediction_budget
+from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
+from securevfl.ledger.ledger import LedgerFile
+from securevfl.runtime.run_folder import OWN_FACTS, own_folders
+
+# Templates of all pages: one look, everything that is filled in escaped.
+
+TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+)
+"""Where the report's pages are made from."""
+
+
+# A secondary's own page: what left its table, what that cost, and what is left to spend.
+
+PAGE: Final = "report.html"
+
+_PLAIN: Final = {
+    "aggregates": "Numbers that a model made of your records, added up with the other partners'",
+    "masks": "Random numbers that hide your part of each sum",
+    "who takes part": "Whether you were there",
+    "positional-encoding averaging": "Weights of how keys are encoded, averaged over partners",
+    "linkage": "What it takes to find which records belong to which rows",
+    "aligned rows": "Which of the primary's rows have one of your records",
+    "similarities": "How near your records are to the primary's rows",
+    "row counts, batch membership, timing and message sizes": "Sizes and times of messages",
+    "publication of the model": "What a copy of the finished model shows",
+    "pretraining, to the primary": "Vectors of your records, before training",
+    "pretraining, aggregation of models": "Weights of your model, averaged over partners",
+    "fitting of encoders": "Statistics of your records, to fit what represents them",
+}
+
+
+def write_secondary_pages(folder: Path) -> list[Path]:
+    """Write the pages of all secondaries that a folder has facts of; see the next function.
+
+    Args:
+        folder: A secondary's own, or a run's.
+    """
+    return [write_secondary_page(party) for party in own_folders(folder)]
+
+
+def write_secondary_page(party: Path) -> Path:
+    """Write ``report.html`` in a secondary's own folder, for its user alone, and return its path.
+
+    Args:
+        party: The party's folder in its run folder, with ``party.json`` and a ledger.
+
+    Raises:
+        ConfigError: If the folder is not that of a secondary which was linked, or is damaged.
+        PrivacyError: If its ledger was altered.
+    """
+    facts = _facts(party)
+    config = read_federation(party.parent.parent / "federation.toml")
+    ledger = LedgerFile(party / "ledger.jsonl", read_only=True)
+    try:
+        book, head = ledger.book, ledger.head
+    finally:
+        ledger.close()
+    run = facts["run"]
+    trained = [one for one in book.sessions if one.run == run and not one.model]
+    asked = [one for one in book.sessions if one.model == run and one.spent]
+    privacy = config.privacy
+    runs = book.runs(unit=privacy.unit)
+    page = TEMPLATES.get_template("secondary.html.j2").render(
+        facts=facts,
+        config=config,
+        began=trained[0].time if trained else "before anything was planned",
+        links=None if facts["links"] is None else links_in_words(LinksCounted(**facts["links"])),
+        left=_left(config, trained, facts),
+        cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=len(runs)),
+        limit=_limit(book, privacy.unit, table=facts["table"]),
+        predictions=_predictions(config, asked, party=facts["party"]),
+        ledger=_ledger_place(party),
+        head=head,
+    )
+    path = party / PAGE
+    files.write_text(path, page)
+    return path
+
+
+def _facts(party: Path) -> dict[str, Any]:
+    if not (party / OWN_FACTS).exists():
+        raise ConfigError(
+            f"folder {party}: has no {OWN_FACTS}; it is not that of a secondary which was linked "
+            f"in a run between processes"
+        )
+    facts = files.read_json(party / OWN_FACTS)
+    missing = sorted({"party", "run", "table", "links", "ended"} - set(facts))
+    if missing:
+        raise ConfigError(f"{party / OWN_FACTS}: has no {missing[0]!r}; it is of another version")
+    return facts
+
+
+def _ledger_place(party: Path) -> str:
+    place = party / "ledger.json"
+    return str(files.read_json(place).get("ledger", "")) if place.exists() else "unknown"
+
+
+def _left(
+    config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
+) -> list[dict[str, str]]:
+    """Return a row for each way in which somebody has learned something of this party."""
+    counts = {
+        "aggregates": f"{sum(one.rounds for one in trained):,} releases, "
+        f"{sum(one.row_releases for one in trained):,} rows in all",
+        "linkage": f"{facts['records']:,} records took part",
+        "fitting of encoders": f"{sum(one.fits for one in trained):,}",
+    }
+    if facts["bytes_sent"] is not None:
+        sizes = "row counts, batch membership, timing and message sizes"
+        counts[sizes] = f"{facts['bytes_sent']:,} bytes sent"
+    return [
+        {
+            "plain": _PLAIN.get(one["channel"], one["channel"]),
+            "reveals": one["reveals"],
+            "guarantee": one["guarantee"].replace("not covered", "no guarantee"),
+            "count": counts.get(one["channel"], ""),
+        }
+        for one in channels(config)
+        if leaves_secondary(one)
+    ]
+
+
+def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
+    """Return what the run has spent: a plain sentence, the statement, and the figures."""
+    if not any(one.spent for one in trained):
+        return {"plain": "Nothing was released, and nothing was spent.", "statement": None}
+    last = trained[-1]
+    privacy = last.plan.privacy
+    spent = epsilon_of_sessions(trained, delta=privacy.delta)
+    said = last.plan.statement(
+        last.noise_share_std,
+        spent=spent if math.isfinite(spent) else 0.0,
+        total_epsilon=total if runs > 1 else None,
+    )
+    if said.hides is None:
+        plain = "Nothing bounds what a partner may find out: no noise was added."
+    else:
+        plain = (
+            f"A partner who is 1 % sure that {said.hides} may become "
+            f"{suspicion_in_words(max(spent, last.plan.epsilon(last.noise_share_std)))} sure."
+        )
+    return {
+        "plain": plain,
+        "statement": said.text,
+        "warned": said.warning is not None,
+        "epsilon": _figure(spent),
+        "delta": f"{privacy.delta:g}",
+        "unit": privacy.unit,
+        "total": _figure(total),
+        "runs": runs,
+    }
+
+
+def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
+    """Return what is left of what the table's owner lets all runs spend."""
+    limit = book.limits.get(unit)
+    if limit is None:
+        return (
+            f"The owner has set no limit for all runs together; securevfl ledger limit {table} "
+            f"--epsilon E sets one."
+        )
+    spent = book.total(unit, delta=limit.delta)
+    left = max(0.0, limit.epsilon - spent)
+    return (
+        f"Of the owner's limit of epsilon = {limit.epsilon:g} (delta = {limit.delta:g}, unit "
+        f"{unit}) all runs together have spent {_figure(spent)}; {left:.4g} is left."
+    )
+
+
+def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: str) -> str:
+    """Return what predictions of the model have cost, and what they may cost."""
+    budget = prediction_budget(config, asked, party=party)
+    requests = "1 request" if len(asked) == 1 else f"{len(asked):,} requests"
+    so_far = f"So far {requests} of {budget.rows:,} rows"
+    if budget.budget is None:
+        return f"{so_far}. Nothing bounds what predictions show: no noise is added."
+    most = "" if budget.most_rows is None else f", and ask for at most {budget.most_rows:,} rows"
+    return (
+        f"{so_far}, which spent epsilon = {_figure(budget.spent)}. All predictions of this model "
+        f"together may spend epsilon = {budget.budget:g} beside training{most}; what they spend "
+        f"counts against the owner's limit."
+    )
+
+
+def _figure(epsilon: float | None) -> str:
+    return "without bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"

@@ -1,0 +1,1 @@
+"""Before a first run: a federation file proposed from tables, and checked."""

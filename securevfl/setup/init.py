@@ -1,0 +1,443 @@
+"""A proposed federation file, with a reason for every choice."""
+
+import contextlib
+import json
+import re
+import textwrap
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Final
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import key_spec, link_spec
+from securevfl.config.reading import parse_federation
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import Wanted
+from securevfl.data.tables import KeyTable
+from securevfl.dp.statement import bounded
+from securevfl.linkage.stage.key_reading import read_keys
+from securevfl.setup.estimates import WHAT_MORE_COSTS, better_spelling, expected_links, rows_served
+from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
+from securevfl.setup.proposed_columns import (
+    Bounds,
+    Declared,
+    Table,
+    declared_types,
+    describe_table,
+    read_column_list,
+    require_columns,
+    with_declared,
+)
+
+# A proposal as the text of a federation file, with a reason for every choice.
+
+_WIDTH: Final = 96
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+FROM_RECORDS: Final = (
+    "Ranges, words and gaps below marked so were taken from the records (--bounds-from-data): they "
+    "are rounded, and stand here for every party to read. Epsilon does not cover what they tell."
+)
+
+
+def federation_text(proposal: Proposal) -> str:
+    """Return the whole file."""
+    parts = [
+        _head(proposal),
+        _federation(proposal),
+        _model(proposal),
+        _training(proposal),
+        _privacy(proposal),
+        _linkage(proposal),
+        *(_party(proposal, number) for number in range(len(proposal.tables))),
+    ]
+    return "\n".join(parts)
+
+
+def _head(proposal: Proposal) -> str:
+    said = "Written by securevfl init. Every party gets the same file; it holds no record."
+    todo = "Read it, then: securevfl check FED.toml, securevfl simulate FED.toml."
+    if not proposal.ready:
+        todo = (
+            "Not ready to run: lines that begin with FILL IN wait for somebody who knows. "
+            "securevfl check FED.toml lists them."
+        )
+    return _lines(_comment(f"{said} {todo}"))
+
+
+def _federation(proposal: Proposal) -> str:
+    return _lines(
+        "[federation]",
+        f"name = {_text(proposal.name)}",
+        f"task = {_text(proposal.task)}{_aside(proposal.task_reason)}",
+    )
+
+
+def _model(proposal: Proposal) -> str:
+    reads, why = "false", "keys are no positions"
+    if proposal.keys.numeric:
+        reads, why = "true", "the primary's model may read where its own rows are"
+    hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
+    if proposal.classes is not None:
+        halves = "one for the label's lower half, one for its upper"
+        each = halves if proposal.task == "regression" else "one number for each class"
+        hidden = f"hidden = {proposal.classes}" + _aside(each)
+    return _lines(
+        _comment(
+            "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
+            "these settings (docs/votes.md says where it did not): each record votes for classes, "
+            "the votes of all secondaries add up, and the top model adds them to what the primary "
+            "knows by itself."
+        ),
+        "[model]",
+        'family = "fet"',
+        f"neighbours = {proposal.keys.neighbours}" + _aside(_why_neighbours(proposal)),
+        hidden,
+        "heads = 1" + _aside("must divide hidden; nothing attends here"),
+        'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
+        'top = "tied"' + _aside("the primary's own model, plus weighed votes"),
+        f"keys_as_features = {reads}" + _aside(why),
+        "",
+        _comment(
+            "Votes are fitted to sums of records by class, so secondaries learn something of the "
+            "primary's labels: here each training row's, by randomised response. With a party "
+            '[[party]] name = "dealer", role = "dealer" write "shares": then they see no row\'s '
+            '(docs/votes.md). method = "principal" with top = "additive" needs no label.'
+        ),
+        "[encoder]",
+        'method = "votes"',
+        'labels = "randomised"',
+        "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
+    )
+
+
+def _why_neighbours(proposal: Proposal) -> str:
+    if proposal.keys.neighbours == 1:
+        return "K: an id is at most one record of a secondary"
+    return "K: a row's sum is cut to what K records can say"
+
+
+def _training(proposal: Proposal) -> str:
+    lines = ["[training]", "epochs = 50" + _aside("at most; the best one is kept")]
+    if proposal.some_unlabelled:
+        lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
+    return _lines(*lines)
+
+
+def _privacy(proposal: Proposal) -> str:
+    said = bounded(
+        unit="secondary-record",
+        encoder="frozen",
+        epsilon=proposal.epsilon,
+        delta=proposal.delta,
+        parties=len(proposal.tables) - 1,
+        colluding=0,
+        links_per_record=1,
+    )
+    return _lines(
+        _comment(f"What is promised: {said.text}"),
+        "[privacy]",
+        f"epsilon = {float(proposal.epsilon)!r}",
+        f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
+        'encoder = "frozen"' + _aside("made before training; each row is released once"),
+        'unit = "secondary-record"',
+        *_served(proposal),
+        "links_per_record = 1" + _aside("one record moves one row at most"),
+    )
+
+
+def _served(proposal: Proposal) -> list[str]:
+    """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
+    if not proposal.bounds_from_data or not proposal.served:
+        return []
+    told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
+    if any(found.few for found in proposal.served.values()):
+        told.append(f"{WHAT_MORE_COSTS}.")
+    told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
+    return [_comment(" ".join(told))]
+
+
+def _linkage(proposal: Proposal) -> str:
+    truth = []
+    if proposal.truth is not None:
+        truth = [f"truth = {_text(proposal.truth)}" + _aside("tells how good links are")]
+    return _lines(
+        *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
+        _comment(
+            'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
+            '"shares" and "paillier" hide them, with the help of a party without a table '
+            "(docs/linkage.md); check says who learns what."
+        ),
+        *([] if proposal.keys.shown is None else [_comment(f"Warning: {proposal.keys.shown}.")]),
+        "[linkage]",
+        f"metric = {_text(proposal.keys.metric)}",
+        'protection = "none"',
+        *(
+            f"{name} = {_text(value) if isinstance(value, str) else 'true'}"
+            + _aside("the tables spell equal keys differently")
+            for name, value in proposal.spelling.items()
+        ),
+        'choose = "records"' + _aside("a record joins its nearest row: half the noise"),
+        *truth,
+    )
+
+
+def _party(proposal: Proposal, number: int) -> str:
+    table = proposal.tables[number]
+    uses = proposal.uses[table.name]
+    lines = ["[[party]]", f"name = {_text(table.name)}"]
+    if number:
+        lines.append('role = "secondary"')
+    else:
+        lines += [
+            'role = "primary"',
+            'address = "127.0.0.1:7431"'
+            + _aside("where the primary listens; on several machines, its own name"),
+        ]
+    local = ""
+    if PurePath(table.data).is_absolute():
+        local = _aside("a path of one machine; relative to --data-root, all parties can use one")
+    lines += [
+        f"data = {_text(table.data)}{local}",
+        f"key = {_texts(proposal.keys.columns[table.name])}",
+    ]
+    if not number:
+        lines.append(f"label = {_text(proposal.label)}")
+    excluded = [use for use in uses if use.use == "excluded"]
+    if excluded:
+        lines.append("exclude = [")
+        lines += [f"  {_text(use.column.name)},{_aside(use.why)}" for use in excluded]
+        lines.append("]")
+    names = ", ".join(use.column.name for use in proposal.features(table.name))
+    lines += [_comment(f"Features: {names}.")]
+    if number:
+        lines += _declarations(proposal, table.name)
+    return _lines(*lines)
+
+
+def _declarations(proposal: Proposal, party: str) -> list[str]:
+    """Return a secondary's scaling: what is known of its columns without looking at the records."""
+    features = proposal.features(party)
+    lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
+    told = [use.column.name for use in features if use.may_be_missing]
+    gaps = [use.column.name for use in features if use.gaps_open]
+    if told:
+        lines.append(f"missing_columns = {_texts(told)}" + _aside("may have gaps"))
+    if gaps:
+        lines += [
+            _comment(
+                f"FILL IN: missing_columns = {_texts([*told, *gaps])} if all know that these "
+                f"may have gaps; else fill the gaps in, or exclude the columns"
+            )
+        ]
+    if proposal.bounds_from_data:
+        lines += [_comment(FROM_RECORDS)]
+    lines.append("[party.bounds]" + _aside("values outside are cut off"))
+    lines += [line for use in features if (line := _bounds(use)) is not None]
+    words = [use for use in features if use.words is not None or _open_words(use)]
+    if words:
+        lines.append("[party.categories]" + _aside('"other" stands for all further words'))
+        lines += [_categories(use) for use in words]
+    return lines
+
+
+def _open_words(use: ColumnUse) -> bool:
+    return use.open and use.column.kind == "words"
+
+
+def _bounds(use: ColumnUse) -> str | None:
+    name = _key(use.column.name)
+    if use.bounds is not None:
+        return f"{name} = {_pair(use.bounds)}{_aside(use.source)}"
+    if not use.open or use.column.kind == "words":
+        return None
+    example = '["2015-01-01", "2025-12-31"]' if use.column.kind == "date" else "[LOW, HIGH]"
+    return f"# FILL IN: {name} = {example}, known without looking at the records"
+
+
+def _categories(use: ColumnUse) -> str:
+    name = _key(use.column.name)
+    if use.words is None:
+        return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
+    return f"{name} = {_texts(use.words)}{_aside(use.source)}"
+
+
+def _pair(bounds: Bounds) -> str:
+    return "[" + ", ".join(_text(b) if isinstance(b, str) else f"{b:.12g}" for b in bounds) + "]"
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(_plain(text), width=_WIDTH, break_on_hyphens=False)
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def _aside(text: str) -> str:
+    return f"  # {_plain(text)}"
+
+
+def _plain(text: str) -> str:
+    """Return text that cannot end a comment: columns' names are whatever a table says."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _text(value: str) -> str:
+    # A JSON text is a TOML text, but for DEL, which TOML wants written out.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _texts(values: Sequence[str]) -> str:
+    return "[" + ", ".join(map(_text, values)) + "]"
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+# From tables, or from partners' column lists, to a proposed federation.
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST = 40
+
+
+def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
+    """Read a table of this machine and say what its columns are.
+
+    Args:
+        path: The table.
+        declared: What the user says of columns.
+        root: Where the federation file's relative paths start.
+
+    Raises:
+        DataError: If it can't be read.
+    """
+    where = f"table {path}"
+    frame = read_frame(path, where=where, wanted=Wanted(words=declared.words))
+    name = _party_name(path)
+    return describe_table(
+        frame, name=name, data=_from(root, path), types=declared_types(path), declared=declared
+    )
+
+
+def proposed(
+    primary: Path,
+    secondaries: Sequence[Path],
+    lists: Sequence[Path],
+    *,
+    wishes: Wishes,
+    declared: Declared,
+    root: Path,
+) -> tuple[Proposal, str]:
+    """Propose a federation, and return its file's text too.
+
+    Args:
+        primary: The primary's table, or its column list (``.json``).
+        secondaries: Tables of secondaries.
+        lists: Column lists of further secondaries.
+        wishes: What the user asks for.
+        declared: What the user says of columns.
+        root: Where the file's relative paths start.
+
+    Raises:
+        ConfigError: If nothing can be proposed.
+        DataError: If a table can't be read.
+
+    Reveals:
+        To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
+        rounded ranges and the frequent words of the secondaries' records, and how many rows a
+        record serves, too.
+    """
+    if not secondaries and not lists:
+        raise ConfigError("--secondary: at least one table, or one column list by --columns")
+    tables = [
+        with_declared(read_column_list(path), declared)
+        if path.suffix == ".json"
+        else look_at(path, declared=declared, root=root)
+        for path in (primary, *secondaries, *lists)
+    ]
+    require_columns(tables, declared)
+    proposal = propose(_with_names_that_differ(tables), wishes)
+    proposal = _with_links(proposal, root)
+    text = federation_text(proposal)
+    _parsed(text)
+    return proposal, text
+
+
+def _with_links(proposal: Proposal, root: Path) -> Proposal:
+    """Return a proposal with what linking the tables that are here tells: by the run's own keys."""
+    keys = _keys(proposal, _parsed(federation_text(proposal)), root)
+    first, *others = (keys.get(table.name) for table in proposal.tables)
+    if first is None:
+        return replace(proposal, doubts=proposal.keys.doubts)
+    spec, there = link_spec(_parsed(federation_text(proposal))), [one for one in others if one]
+    better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
+    if better:
+        settings = {name: value for found in better for name, value in found.settings.items()}
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        proposal = replace(proposal, spelling=settings, spelling_shares=shares)
+        spec = link_spec(_parsed(federation_text(proposal)))
+        first, *there = (
+            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
+        )
+    served = {own.name: rows_served(spec, first, own) for own in there}
+    config, doubts = _parsed(federation_text(proposal)), list(proposal.keys.doubts)
+    for own in there:
+        with contextlib.suppress(SecureVflError):  # check names it
+            doubts += expected_links(config, first, own).doubts
+    return replace(
+        proposal,
+        served={name: found for name, found in served.items() if found is not None},
+        doubts=tuple(doubts),
+    )
+
+
+def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
+    """Return the keys of tables that are here, as a run reads them; of bad keys, check tells."""
+    keys = {}
+    for table in proposal.tables:
+        if table.rows is None:
+            continue
+        with contextlib.suppress(SecureVflError):
+            keys[table.name] = read_keys(
+                key_spec(config),
+                root / table.data,
+                name=table.name,
+                columns=proposal.keys.columns[table.name],
+                truth=None,
+            )
+    return keys
+
+
+def _parsed(text: str) -> FederationConfig:
+    return parse_federation(tomllib.loads(text), file="the proposed file")
+
+
+def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:
+    named: dict[str, Table] = {}
+    for table in tables:
+        name, number = table.name, 2
+        while name in named:
+            name, number = f"{table.name}-{number}", number + 1
+        named[name] = Table(name=name, data=table.data, columns=table.columns, rows=table.rows)
+    return list(named.values())
+
+
+def _party_name(path: Path) -> str:
+    stem = path.name.split(".")[0]
+    return "".join(letter if letter in _LETTERS else "-" for letter in stem)[:_LONGEST] or "party"
+
+
+def _from(root: Path, path: Path) -> str:
+    """Return a path as the file says it: relative where the table lies below the file's folder."""
+    resolved, start = path.resolve(), root.resolve()
+    return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)

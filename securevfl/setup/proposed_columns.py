@@ -1,0 +1,347 @@
+"""What a table's columns are, as far as a federation file is proposed from them.
+
+Facts of a table on this machine are counted from its records. Facts that a partner sent are a
+:class:`ColumnList`: names, kinds and what the partner declares, and nothing that was counted.
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args
+
+import numpy as np
+import pandas as pd
+
+from securevfl.core import checks, files
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.cells import day_number
+from securevfl.data.column_settings import MAX_CATEGORIES
+from securevfl.data.columns import ColumnKind, infer, is_row_number
+
+Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
+"""What a column holds; ``text`` has so many different words that it is no feature."""
+
+Bounds = tuple[float, float] | tuple[str, str]
+"""``(low, high)``; of dates, as texts in ISO form."""
+
+_FEWEST: Final = 20
+_SHOWN: Final = 20
+
+T = TypeVar("T")
+
+LIST_FORMAT: Final = "securevfl-columns-1"
+"""Names the format of a column list, with its version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column of a table, or of a partner's list."""
+
+    name: str
+    """Its name."""
+
+    kind: Held
+    """What it holds."""
+
+    bounds: Bounds | None = None
+    """Least and largest value, declared by its type or by whoever knows; never counted. Of dates,
+    as texts."""
+
+    words: tuple[str, ...] | None = None
+    """Its words, declared by whoever knows; never collected."""
+
+    declared_by: str = ""
+    """Where bounds or words come from, in words."""
+
+    excluded: bool = False
+    """Whether its owner says that it is no feature."""
+
+    may_be_missing: bool = False
+    """Whether its owner says that values may be missing."""
+
+    found: ColumnKind | None = None
+    """What its records tell; like the values, None where the table is not here."""
+
+    values: "pd.Series[Any] | None" = None
+
+    @property
+    def unique(self) -> bool:
+        """Whether nearly every record has a value of its own, as far as that is known."""
+        if self.found is None:
+            return False
+        present = self.found.rows - self.found.missing
+        return present >= _FEWEST and self.found.different >= 0.95 * present
+
+    @property
+    def constant(self) -> bool:
+        """Whether all records have the same value, as far as that is known."""
+        return self.found is not None and self.found.different == 1 and not self.found.missing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One party's table, as far as it is known."""
+
+    name: str
+    """The party's name."""
+
+    data: str
+    """What the federation file calls its table."""
+
+    columns: tuple[Column, ...]
+    """In the table's order."""
+
+    rows: int | None = None
+    """Records; None where the table is not here."""
+
+    def column(self, name: str) -> Column | None:
+        """Return the column of that name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """What a user declares of columns, by name or by pattern (``rt_*``)."""
+
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    """Of which values may be missing."""
+
+    excluded: Sequence[str] = ()
+    """That are no features."""
+
+
+def describe_table(
+    frame: pd.DataFrame, *, name: str, data: str, types: Mapping[str, str], declared: Declared
+) -> Table:
+    """Look at a table on this machine.
+
+    Args:
+        frame: The table.
+        name: The party's name.
+        data: What the federation file calls the table.
+        types: Declared types by column, as :func:`declared_types` returns them.
+        declared: What the user says of columns.
+    """
+    columns = []
+    for column in map(str, frame.columns):
+        found, bounds, declared_by = infer(frame[column]), None, ""
+        typed = bounds_of_type(types.get(column, ""))
+        if found.kind == "number" and typed is not None:
+            bounds, declared_by = typed, f"all that its declared type, {types[column]}, can hold"
+        columns.append(
+            Column(
+                name=column,
+                kind=held_by(found),
+                bounds=bounds,
+                declared_by=declared_by,
+                excluded=is_row_number(column),
+                found=found,
+                values=frame[column],
+            )
+        )
+    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame))
+    return with_declared(table, declared)
+
+
+def with_declared(table: Table, declared: Declared) -> Table:
+    """Return a table with what the user declares of its columns, over what was known before."""
+    return replace(
+        table, columns=tuple(_with_declared(column, declared) for column in table.columns)
+    )
+
+
+def _with_declared(column: Column, declared: Declared) -> Column:
+    name = column.name
+    bounds, words = _matching(declared.bounds, name), _matching(declared.words, name)
+    if bounds is not None or words is not None:
+        column = replace(column, bounds=bounds, words=words, declared_by="as you gave it")
+    return replace(
+        column,
+        excluded=column.excluded or _matches(declared.excluded, name),
+        may_be_missing=column.may_be_missing or _matches(declared.missing, name),
+    )
+
+
+def require_columns(tables: Sequence[Table], declared: Declared) -> None:
+    """Refuse a name or pattern that no column of any table has.
+
+    Raises:
+        ConfigError: Naming the option, the name, and the column that was meant.
+    """
+    known = list(dict.fromkeys(column.name for table in tables for column in table.columns))
+    options = {
+        "--bounds": declared.bounds,
+        "--words": declared.words,
+        "--missing": declared.missing,
+        "--exclude": declared.excluded,
+    }
+    for option, patterns in options.items():
+        for pattern in patterns:
+            if not any(_matches([pattern], name) for name in known):
+                raise ConfigError(f"{option} {pattern}: {no_such_column(pattern, known)}")
+
+
+def no_such_column(name: str, known: Sequence[str]) -> str:
+    """Return what to say of a name that none of the columns has."""
+    more = ", ..." if len(known) > _SHOWN else ""
+    there = f"; there are {', '.join(known[:_SHOWN])}{more}"
+    return f"no column is called so{checks.did_you_mean(name, known) or there}"
+
+
+def held_by(found: ColumnKind) -> Held:
+    """Return what a column holds, of what its records tell."""
+    if found.kind is None:
+        return "unusable"
+    many = found.kind == "words" and (found.problem or found.different > MAX_CATEGORIES)
+    return "text" if many else found.kind
+
+
+def declared_types(path: Path) -> dict[str, str]:
+    """Return the types that a file's own schema declares, by column: none in a CSV file."""
+    if path.suffix != ".parquet":
+        return {}
+    import pyarrow.parquet as pq
+
+    return {field.name: str(field.type) for field in pq.read_schema(path)}
+
+
+def bounds_of_type(declared: str) -> tuple[float, float] | None:
+    """Return the range of a declared type, where that is narrow enough to be of use.
+
+    Whole numbers of 8 or 16 bits, and decimals of up to six digits: wider ones declare nothing
+    about the values.
+    """
+    if found := re.fullmatch(r"(u?)int(8|16)", declared):
+        bits = int(found[2])
+        return (0.0, 2.0**bits - 1) if found[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+    if found := re.fullmatch(r"decimal\d*\((\d+), ?(\d+)\)", declared):
+        digits = int(found[1]) - int(found[2])
+        return (-(10.0**digits), 10.0**digits) if 0 < digits <= 6 else None
+    return None
+
+
+def _matching(given: Mapping[str, T], column: str) -> T | None:
+    if column in given:
+        return given[column]
+    return next((given[pattern] for pattern in given if _matches([pattern], column)), None)
+
+
+def _matches(patterns: Sequence[str], column: str) -> bool:
+    return any(column == one or fnmatch.fnmatchcase(column, one) for one in patterns)
+
+
+def write_column_list(table: Table, path: Path) -> None:
+    """Write what partners need to know of a table to propose a federation file.
+
+    Raises:
+        StorageError: If the file cannot be written.
+
+    Reveals:
+        To whoever gets the file: the party's and its table's name; each column's name and kind;
+        bounds and words that were declared. No value, no count and no range of the records. A kind
+        is told by the records where the file declares none: that a column holds numbers, dates,
+        or few different words.
+    """
+    files.write_json(path, column_list(table), for_others=True)
+
+
+def column_list(table: Table) -> dict[str, Any]:
+    """Return the content of a column list."""
+    columns = []
+    for column in table.columns:
+        entry: dict[str, Any] = {"name": column.name, "kind": column.kind}
+        if column.bounds is not None:
+            entry["bounds"] = list(column.bounds)
+        if column.words is not None:
+            entry["words"] = list(column.words)
+        if column.excluded:
+            entry["excluded"] = True
+        if column.may_be_missing:
+            entry["may_be_missing"] = True
+        columns.append(entry)
+    return {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
+
+
+def read_column_list(path: Path) -> Table:
+    """Read a partner's column list.
+
+    Raises:
+        DataError: Naming the file, the entry and what is wrong with it.
+    """
+    where = f"column list {path}"
+    try:
+        content = json.loads(files.read_text(path))
+    except OSError as error:
+        raise DataError(f"{where}: can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{where}: is not JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != LIST_FORMAT:
+        raise DataError(f'{where}: has no "format": "{LIST_FORMAT}"; write it by securevfl columns')
+    if not all(isinstance(content.get(name), str) for name in ("party", "data")):
+        raise DataError(f'{where}: "party" and "data" must be texts')
+    entries = content.get("columns")
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f'{where}: "columns" must be a list of columns')
+    columns = tuple(_listed(entry, f"{where}: columns[{i}]") for i, entry in enumerate(entries))
+    return Table(name=content["party"], data=content["data"], columns=columns)
+
+
+def _listed(entry: Any, where: str) -> Column:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise DataError(f'{where}: must be {{"name": ..., "kind": ...}}')
+    if entry.get("kind") not in get_args(Held):
+        kinds = ", ".join(get_args(Held))
+        raise DataError(f"{where}: kind must be one of {kinds}; got {entry.get('kind')!r}")
+    bounds, words = entry.get("bounds"), entry.get("words")
+    try:
+        pair = None if bounds is None else checked_bounds(bounds)
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}") from None
+    if words is not None and not (isinstance(words, list) and all(map(_is_text, words))):
+        raise DataError(f"{where}: words must be a list of texts")
+    return Column(
+        name=entry["name"],
+        kind=entry["kind"],
+        bounds=pair,
+        words=None if words is None else tuple(words),
+        declared_by="as the party's column list declares",
+        excluded=entry.get("excluded") is True,
+        may_be_missing=entry.get("may_be_missing") is True,
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def checked_bounds(pair: Sequence[Any]) -> Bounds:
+    """Return ``(low, high)`` as numbers, or as dates in ISO form.
+
+    Raises:
+        ConfigError: If they are neither, or not ascending.
+    """
+    if isinstance(pair, str) or len(pair) != 2:
+        raise ConfigError(f"bounds: must be low,high; got {pair!r}")
+    try:
+        low, high = float(pair[0]), float(pair[1])
+    except (TypeError, ValueError):
+        return _dates(*map(str, pair))
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ConfigError(f"bounds: must be finite and ascending, got {low:g},{high:g}")
+    return low, high
+
+
+def _dates(low: str, high: str) -> tuple[str, str]:
+    try:
+        if not day_number(low) < day_number(high):
+            raise ConfigError(f"bounds: must be ascending, got {low},{high}")
+    except DataError:
+        raise ConfigError(
+            f"bounds: must be two numbers, or two dates such as 2020-12-31; got {low!r},{high!r}"
+        ) from None
+    return low, high

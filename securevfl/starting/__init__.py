@@ -1,1 +1,0 @@
-"""Before a first run: a federation file proposed from tables, and all that is wrong with one."""

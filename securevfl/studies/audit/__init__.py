@@ -1,1 +1,0 @@
-"""Real rounds of the installed code, tested against what they promise."""

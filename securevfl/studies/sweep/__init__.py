@@ -1,1 +1,0 @@
-"""One federation file under many settings: grids, and searches by validation rows."""

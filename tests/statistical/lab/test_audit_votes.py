@@ -1,0 +1,181 @@
+"""The audit passes the class sums and drawn labels of the installed code, and fails altered ones.
+
+False alarm: each of its 8 tests fails the right mechanism with probability at most 3.5e-11. Miss:
+noise and labels of altered mechanisms are the same in every run of these tests, which therefore
+never miss by chance; what chance there would be is stated beside each.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from securevfl.dp.class_sums import SumFormat, integer_records
+from securevfl.dp.labels import randomised_labels
+from securevfl.federation.class_means import ballot, class_means_stage
+from securevfl.federation.class_means.class_means_stage import VotesSums
+from securevfl.federation.class_means.voter import Voter
+from securevfl.lab.audit.audit_votes import audit_votes
+from securevfl.lab.audit.settings import AuditSettings
+from securevfl.mpc.dealt_sums import masked_noise, opened
+
+pytestmark = pytest.mark.statistical
+
+# As few sums as there are: little noise is told apart soon.
+FEW = AuditSettings(secondaries=1, noise_multiplier=0.5, label_epsilon=8.0)
+
+Patch = pytest.MonkeyPatch
+
+
+def failed(settings: AuditSettings) -> set[str]:
+    """Return the tests that fail."""
+    tests = [test for kind in audit_votes(settings).values() for test in kind]
+    return {test.name for test in tests if test.verdict == "fail"}
+
+
+@pytest.mark.parametrize("settings", [FEW, AuditSettings()], ids=["little noise", "default"])
+def test_what_is_installed_passes(settings: AuditSettings) -> None:
+    """False alarm 3e-10; every power is 0.999 or more."""
+    found = audit_votes(settings)
+    tests = [test for kind in found.values() for test in kind]
+
+    assert [test.name for test in tests if test.verdict == "fail"] == []
+    assert [len(kind) for kind in found.values()] == [3, 3, 2]
+    assert min(test.power for test in tests) > 0.999
+    assert len({test.name for test in tests}) == 8
+
+
+def half_of_a_record(patch: Patch) -> None:
+    """A secondary's noise is half of what is charged."""
+    whole = Voter.noise
+    patch.setattr(Voter, "noise", lambda self: whole(self) // 2)
+
+
+def one_link_a_record(patch: Patch) -> None:
+    """Noise is made for a record that is in one row; it is in two."""
+    patch.setattr(SumFormat, "change_of_record", property(lambda self: self.longest))
+
+
+def rows_as_long_as_they_are(patch: Patch) -> None:
+    """A row of two records counts twice, so its label moves sums by twice as much."""
+
+    def vectors(self: SumFormat, records: np.ndarray, links: np.ndarray) -> np.ndarray:
+        units = integer_records(records, radius=self.radius, bits=self.bits)
+        return sum(units[slot] * (slot >= 0)[:, None] for slot in links.T).astype(np.int64)
+
+    patch.setattr(SumFormat, "row_vectors", vectors)
+
+
+def nothing_behind_masks(patch: Patch) -> None:
+    """Masked noise is a mask alone."""
+    patch.setattr(
+        class_means_stage, "masked_noise", lambda noise, *more: masked_noise(0 * noise, *more)
+    )
+
+
+def nothing_by_labels(patch: Patch) -> None:
+    """Sums by labels that were sent have no noise."""
+
+    def bare(self: Voter, bins: np.ndarray, *, keep: float | None) -> np.ndarray:
+        del keep
+        return self.format.by_bins(self.vectors(), bins).astype(np.float64)
+
+    patch.setattr(Voter, "by_labels", bare)
+
+
+def half_of_a_label(patch: Patch) -> None:
+    """The primary's noise is half of what it promises."""
+    whole = ballot.label_noise_multiplier
+    patch.setattr(ballot, "label_noise_multiplier", lambda *promise: whole(*promise) / 2)
+
+
+def one_line_a_label(patch: Patch) -> None:
+    """Noise is made for a label that changes one line of the sums; it changes two."""
+    patch.setattr(SumFormat, "change_of_label", property(lambda self: self.longest))
+
+
+def labels_without_noise(patch: Patch) -> None:
+    """The primary returns the sums as it has opened them."""
+    kept: list[np.ndarray] = []
+
+    def heard(*arguments: object) -> np.ndarray:
+        kept.append(opened(*arguments))
+        return kept[-1]
+
+    class Bare:
+        from_message = staticmethod(VotesSums.from_message)
+
+        def __new__(cls, *, sums: np.ndarray) -> VotesSums:
+            del sums
+            return VotesSums(sums=kept[-1])
+
+    patch.setattr(class_means_stage, "opened", heard)
+    patch.setattr(class_means_stage, "VotesSums", Bare)
+
+
+def noise_again(patch: Patch) -> None:
+    """Whoever asks for noise of one deviation again gets the same."""
+    drawn: dict[float, np.ndarray] = {}
+    fresh = SumFormat.noise
+
+    def noise(self: SumFormat, std: float) -> np.ndarray:
+        return drawn.setdefault(std, fresh(self, std))
+
+    patch.setattr(SumFormat, "noise", noise)
+
+
+def labels_kept_too_often(patch: Patch) -> None:
+    """At twice the epsilon."""
+    patch.setattr(
+        ballot,
+        "randomised_labels",
+        lambda bins, classes, epsilon: randomised_labels(bins, classes, 2 * epsilon),
+    )
+
+
+def labels_drawn_again(patch: Patch) -> None:
+    """In every session of the run."""
+    patch.setattr(ballot, "drawn_once", lambda _files, _rows, draw: draw())
+
+
+RECORD = {"record_noise_not_too_small", "records_not_too_distinguishable"}
+LABEL = {"label_noise_not_too_small", "labels_not_too_distinguishable"}
+
+
+@pytest.mark.parametrize(
+    ("alter", "caught_by"),
+    [
+        # A quarter of the variance (below 1e-9), and told apart too well (1e-4).
+        (half_of_a_record, RECORD),
+        (one_link_a_record, RECORD),
+        # Two worlds twice as far from one another as they may be: 1e-4.
+        (rows_as_long_as_they_are, {"labels_not_too_distinguishable"}),
+        # Half of the sums have noise: their variance is half, below 1e-9.
+        (nothing_behind_masks, {"record_noise_not_too_small"}),
+        (nothing_by_labels, {"record_noise_not_too_small"}),
+        (half_of_a_label, LABEL),
+        # Half of the variance: below 1e-9.
+        (one_line_a_label, {"label_noise_not_too_small"}),
+        (labels_without_noise, LABEL),
+        # Correlations of 1.
+        (noise_again, {"record_sums_have_own_noise", "label_sums_have_own_noise"}),
+        # 2e-4.
+        (labels_kept_too_often, {"drawn_not_too_distinguishable"}),
+        # Below 1e-9: one row that differs is enough.
+        (labels_drawn_again, {"drawn_told_again_alike"}),
+    ],
+)
+@pytest.mark.usefixtures("fixed_noise")
+def test_what_is_altered_fails(
+    alter: Callable[[Patch], None], caught_by: set[str], monkeypatch: Patch
+) -> None:
+    """By the tests that are there for it, and by no test of what was left alone."""
+    alter(monkeypatch)
+    found = failed(FEW)
+
+    assert caught_by <= found
+    of_records = any(name.startswith("record") for name in caught_by)
+    of_drawn = any(name.startswith("drawn") for name in caught_by)
+    assert of_drawn == any(name.startswith("drawn") for name in found)
+    if not of_records:
+        assert not any(name.startswith("record") for name in found)

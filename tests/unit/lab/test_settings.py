@@ -1,0 +1,84 @@
+"""What ``--set`` understands: values of TOML, words, ranges, and names of settings."""
+
+import re
+
+import pytest
+
+from securevfl.core.errors import ConfigError
+from securevfl.lab.sweep import Point
+from securevfl.lab.sweep_settings import Range, parse_setting
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("model.neighbours=1,10,50", "model.neighbours", (1, 10, 50)),
+        ("seed=0..4", "federation.seed", (0, 1, 2, 3, 4)),
+        ("seed = 7, 10..11", "federation.seed", (7, 10, 11)),
+        ("training.learning_rate=1e-3,0.5", "training.learning_rate", (1e-3, 0.5)),
+        ("model.top=network, boosting", "model.top", ("network", "boosting")),
+        ('a.b="x,y",true', "a.b", ("x,y", True)),
+        ("pretraining.projector=[8,8],[16]", "pretraining.projector", ([8, 8], [16])),
+        ("a.b=-2..0", "a.b", (-2, -1, 0)),
+    ],
+)
+def test_values_of_a_grid(text: str, name: str, values: tuple[object, ...]) -> None:
+    """Whole numbers from a to b include both; commas within quotes and brackets part nothing."""
+    setting = parse_setting(text)
+    assert (setting.name, setting.values()) == (name, values)
+    assert [type(one) for one in setting.values()] == [type(one) for one in values]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "whole"),
+    [
+        ("a.b=16..256", Range(low=16, high=256), True),
+        ("a.b=log:16..256", Range(low=16, high=256, log=True), True),
+        ("a.b=log:1e-4..1e-1", Range(low=1e-4, high=0.1, log=True), False),
+        ("a.b=0.0..0.5", Range(low=0.0, high=0.5), False),
+    ],
+)
+def test_ranges_of_a_search(text: str, found: Range, whole: bool) -> None:
+    """Two whole numbers are a range of whole numbers; anything else is one of all numbers."""
+    setting = parse_setting(text)
+    assert setting.range == found
+    assert found.whole == whole
+    assert setting.ends() == (found.low, found.high)
+    assert f"a.b={setting.text}" == text.replace("1e-4", "0.0001").replace("1e-1", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("model.neighbours", "must be NAME=VALUES"),
+        ("model.neighbours=", "must be NAME=VALUES"),
+        ("neighbours=1", "'neighbours': is no setting; write TABLE.FIELD"),
+        ("model.neighbours=1,,2", "model.neighbours: '' is no value of TOML"),
+        ("model.neighbours=1,2,1", "model.neighbours: 1 is named twice"),
+        ("model.neighbours=4..1", "the second must be larger"),
+        ("model.hidden=log:1..8", "log: and ranges of other numbers are for --search"),
+        ("model.dropout=0..0.5", "log: and ranges of other numbers are for --search"),
+        ("a.b=log:0..8", "logarithms need numbers above 0"),
+        ("seed=0..20000", "0..20000 are more than 10000 values"),
+        ("methods.fet.hidden=1", "is for securevfl compare"),
+        ("training.metric=f1,auc", "must be the same for all runs"),
+        ("model.hidden=a b", "'a b' is no value of TOML, no word"),
+    ],
+)
+def test_what_is_refused(text: str, complaint: str) -> None:
+    """One line, that names the setting."""
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse_setting(text).values()
+
+
+def test_points_have_folders_of_their_own() -> None:
+    """Readable where it goes; never a path, never one name for two points, never too long."""
+    plain = Point(settings={"model.hidden": 8, "training.learning_rate": 1e-3})
+    assert plain.name == "model.hidden=8,training.learning_rate=0.001"
+    odd = [Point(settings={"party.a.data": text}).name for text in ("../x/y", "..-x/y", "..-x-y")]
+    assert len(set(odd)) == 3
+    assert not any("/" in name for name in odd)
+    long = [Point(settings={"a.b": "x" * 300 + end}).name for end in "yz"]
+    assert len(set(long)) == 2
+    assert max(map(len, long)) < 200
+    assert Point(settings={}).name == "as-written"

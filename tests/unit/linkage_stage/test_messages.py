@@ -1,0 +1,171 @@
+"""What parties tell one another while linking: what was not agreed on is refused on reading."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.linking import HELPERS, hidden_spec
+
+from securevfl.core.errors import ProtocolError
+from securevfl.linkage.capped import EligiblePairs
+from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn
+from securevfl.linkage.protections.hashes import Codes
+from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
+from securevfl.linkage.protections.protection_table import PROTECTIONS
+from securevfl.linkage.protections.shares import DealerTurn
+from securevfl.linkage.spec import LinkRoles, SimilaritySpec
+from securevfl.linkage.stage.candidates import Candidates
+from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists
+from securevfl.transport.message import Message, StarKind
+
+SPEC = hidden_spec("shares")
+SIMILAR = replace(SPEC, similarities=SimilaritySpec())
+CAPPED = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
+ROLES = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
+MODULUS = 2**2047 + 1
+
+
+def shapes(*sizes: tuple[int, int]) -> Shapes:
+    rows, records = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
+    return Shapes(rows=rows, records=records)
+
+
+def similarities(value: float) -> Message:
+    return Linked(similarities=np.full((2, 4), value, dtype=np.float32)).to_message()
+
+
+def pairs(starts: list[int], records: list[int]) -> Message:
+    made = EligiblePairs(
+        starts=np.array(starts), records=np.array(records), distances=np.zeros(len(records))
+    )
+    return Lists(candidates=Candidates(pairs=made)).to_message()
+
+
+def rows(modulus: int, packs: tuple[tuple[int, ...], ...]) -> Message:
+    packed = PackedRows(modulus=modulus, rows=5, packs=packs)
+    return EncryptedRows(blocks=[packed]).to_message()
+
+
+def read_rows(message: Message) -> EncryptedRows:
+    return EncryptedRows.from_message(message, rows=[5], key_dim=2, key_bits=2048)
+
+
+REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
+    "an infinite similarity": (
+        lambda message: Linked.from_message(message, spec=SIMILAR, rows=2),
+        similarities(np.inf),
+        "infinite",
+    ),
+    "similarities of other rows": (
+        lambda message: Linked.from_message(message, spec=SIMILAR, rows=3),
+        similarities(0.0),
+        r"shape \[3, 4\]",
+    ),
+    "pairs that do not add up": (
+        lambda message: Lists.from_message(message, spec=CAPPED, rows=2, records=9),
+        pairs([0, 2, 1], [3]),
+        "do not add up",
+    ),
+    "a record that there is not": (
+        lambda message: Lists.from_message(message, spec=CAPPED, rows=2, records=9),
+        pairs([0, 1, 2], [3, 9]),
+        "there is not",
+    ),
+    "a block's record that there is not": (
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.array([0, 3]), shapes=shapes((1, 2)), due=0).to_message(),
+        "there is not",
+    ),
+    "fewer records than blocks have": (
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.array([0]), shapes=shapes((1, 1), (1, 1)), due=0).to_message(),
+        r"shape \[2\]",
+    ),
+    "an empty block": (
+        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
+        RowBlocks(rows=np.array([1]), shapes=shapes((1, 2), (0, 2))).to_message(),
+        "someone: named no blocks, empty ones",
+    ),
+    "a block of fewer than no rows": (
+        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
+        RowBlocks(rows=np.array([1]), shapes=shapes((2, 2), (-1, 2))).to_message(),
+        "empty ones",
+    ),
+    "no block of records": (
+        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
+        RecordBlocks(records=np.arange(0), shapes=shapes(), due=0).to_message(),
+        "named no blocks",
+    ),
+    "more pairs than may be compared at once": (
+        lambda message: RowBlocks.from_message(message, rows=9, most_pairs=9),
+        RowBlocks(rows=np.arange(4), shapes=shapes((2, 3), (2, 2))).to_message(),
+        "more than 9 pairs",
+    ),
+    "pairs that do not fit into 64 bits": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=1, shapes=shapes((2**33, 2**31))).to_message(),
+        f"more than {2**27} pairs",
+    ),
+    "a dealer's turn without blocks": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=1, shapes=shapes()).to_message(),
+        "named no blocks",
+    ),
+    "fewer records than K": (
+        lambda message: Turn.from_message(message, name="bank", neighbours=4),
+        Turn(records=3, tags=("a", "b")).to_message(),
+        "bank: has 3 records, fewer than model.neighbours",
+    ),
+    "a tag too many": (
+        lambda message: Turn.from_message(message, name="bank", neighbours=4),
+        Message(kind=LinkingKind.LINK_TURN, meta={"records": 9, "tags": ["a", "b", "c"]}),
+        "3 tags",
+    ),
+    "codes of another length": (
+        lambda message: Codes.from_message(message, rows=None, width=8),
+        Codes(codes=np.zeros((2, 9), dtype=np.uint8), check="x").to_message(),
+        r"shape \[any, 8\]",
+    ),
+    "a dealer's turn of the primary itself": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=0, shapes=shapes((1, 1))).to_message(),
+        "a secondary that there is not",
+    ),
+    "a dealer's turn of a third party": (
+        lambda message: DealerTurn.from_message(message, roles=ROLES),
+        DealerTurn(secondary=3, shapes=shapes((1, 1))).to_message(),
+        "a secondary that there is not",
+    ),
+    "an even modulus": (read_rows, rows(MODULUS - 1, ((7, 7),)), "agreed 2048 bits"),
+    "more ciphertexts than rows": (read_rows, rows(MODULUS, ((7, 7), (7, 7))), "rows that are due"),
+    "a ciphertext of nothing": (read_rows, rows(MODULUS, ((7, 0),)), "none of the agreed key"),
+    "an answer too few": (
+        lambda message: EncryptedDistances.from_message(
+            message, packs=[1, 1], records=[1, 1], modulus=MODULUS
+        ),
+        EncryptedDistances(blocks=[[[7]]], modulus=MODULUS).to_message(),
+        r"shape \[2, 512\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_was_not_agreed_on_is_refused(case: str) -> None:
+    """Where it is read, before anything is made of it."""
+    read, message, words = REFUSED[case]
+    with pytest.raises(ProtocolError, match=words):
+        read(replace(message, sender="someone"))
+
+
+def test_lines_let_in_what_a_protection_says() -> None:
+    """Without a third party nothing is relayed, and nobody may send shares or ciphertexts."""
+    assert set(PROTECTIONS["none"].kinds) == {
+        LinkingKind.LINK_KEYS,
+        LinkingKind.LINKED,
+        LinkingKind.LINKED_ROWS,
+    }
+    assert StarKind.SEALED in PROTECTIONS["bloom"].kinds
+    assert LinkingKind.LINK_SHARE not in PROTECTIONS["bloom"].kinds
+    assert LinkingKind.LINK_CIPHERS not in PROTECTIONS["shares"].kinds
