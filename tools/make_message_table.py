@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import securevfl
-from securevfl.transport.message import TypedMessage
+from securevfl.transport.message import DeclaredMessage, TypedMessage
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/threat-model.md"
 BEGIN = "<!-- messages: written by tools/make_message_table.py -->\n"
@@ -25,8 +25,10 @@ def message_types() -> list[type[TypedMessage]]:
     # A dataclass with slots replaces the class that it was made from, which lives on for a while.
     found = [
         one
-        for one in TypedMessage.__subclasses__()
+        for one in [*TypedMessage.__subclasses__(), *DeclaredMessage.__subclasses__()]
         if getattr(sys.modules[one.__module__], one.__name__) is one
+        and one.__module__.startswith("securevfl.")
+        and hasattr(one, "KIND")
     ]
     return sorted(found, key=lambda one: (one.KIND.value, one.WAY))
 

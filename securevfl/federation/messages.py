@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.exchange import (
@@ -17,7 +18,13 @@ from securevfl.federation.exchange import (
 )
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.masks import PUBLIC_BYTES
-from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    TypedMessage,
+    wire,
+)
 
 PROTOCOL_VERSION: Final = 11
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
@@ -199,7 +206,7 @@ class Ready(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingRows(TypedMessage):
+class TrainingRows(DeclaredMessage):
     """How many of the primary's labelled training rows are linked at every secondary.
 
     Only with ``training.rows = "aligned"``: training rounds have these rows and no others.
@@ -208,29 +215,7 @@ class TrainingRows(TypedMessage):
     KIND: ClassVar = RoundKind.TRAINING_ROWS
     WAY: ClassVar = "primary to every secondary"
 
-    rows: int
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"rows": self.rows})
-
-    @classmethod
-    def from_message(cls, message: Message, *, most: int) -> "TrainingRows":
-        """Read the primary's.
-
-        Args:
-            message: As it came.
-            most: Labelled training rows.
-
-        Raises:
-            ProtocolError: If there are none, or more than the primary has.
-        """
-        rows = message.figure("rows", int)
-        if not 1 <= rows <= most:
-            raise ProtocolError(
-                f"the primary calls {rows} training rows aligned; it has {most} with a label"
-            )
-        return cls(rows=rows)
+    rows: int = wire(least=1, most="most")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,34 +255,18 @@ class Announcement(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Share(TypedMessage):
+class Share(DeclaredMessage):
     """The secondary's masked words; only the sum over all active secondaries can be read."""
 
     KIND: ClassVar = RoundKind.SHARE
     WAY: ClassVar = "active secondary to primary"
 
     round_number: int
-    words: npt.NDArray[np.int64]
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(
-            kind=self.KIND, round_number=self.round_number, tensors={"words": self.words}
-        )
-
-    @classmethod
-    def from_message(cls, message: Message, *, count: int) -> "Share":
-        """Read a secondary's.
-
-        Raises:
-            ProtocolError: If it has not so many words.
-        """
-        words = message.tensor("words", dtype=np.int64, shape=(count,))
-        return cls(round_number=message.round_number, words=words)
+    words: Int64[np.ndarray, " count"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Gradient(TypedMessage):
+class Gradient(DeclaredMessage):
     """The gradient of the loss with respect to the aggregate, one for all.
 
     Labels may be inferred from it.
@@ -307,37 +276,17 @@ class Gradient(TypedMessage):
     WAY: ClassVar = "primary to every active secondary"
 
     round_number: int
-    gradient: npt.NDArray[np.float32]
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(
-            kind=self.KIND, round_number=self.round_number, tensors={"gradient": self.gradient}
-        )
-
-    @classmethod
-    def from_message(cls, message: Message, *, shape: tuple[int, ...]) -> "Gradient":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If it is not of the aggregate's shape, or not finite.
-        """
-        gradient = message.tensor("gradient", dtype=np.float32, shape=shape)
-        return cls(round_number=message.round_number, gradient=gradient)
+    gradient: Float32[np.ndarray, "*shape"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AverageRequest(TypedMessage):
+class AverageRequest(DeclaredMessage):
     """Send your positional encodings' words. Tells nothing else."""
 
     KIND: ClassVar = RoundKind.AVERAGE
     WAY: ClassVar = "primary to every secondary"
 
     round_number: int
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, round_number=self.round_number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,12 @@ import numpy.typing as npt
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.ledger.chain import HASH_BYTES, ChainedFile, head_after, now
 from securevfl.transport.identity import Identity, verify
-from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    TypedMessage,
+)
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # What parties tell one another of their ledgers: hashes, numbers of lines and signatures.
@@ -177,30 +182,13 @@ class Heads(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountersignRequest(TypedMessage):
+class CountersignRequest(DeclaredMessage):
     """State your ledger's head: all rows are released, or the run ends."""
 
     KIND: ClassVar = LedgerKind.COUNTERSIGN
     WAY: ClassVar = "primary to every secondary"
 
     point: Request
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"point": self.point})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "CountersignRequest":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If it names no such point.
-        """
-        named = message.figure("point", str)
-        for point in get_args(Request):
-            if point == named:
-                return cls(point=point)
-        raise ProtocolError("the primary asks for ledger heads at a point that there is not")
 
 
 def _array(raw: bytes) -> npt.NDArray[np.generic]:

@@ -4,12 +4,14 @@ A message can hold nothing but JSON figures and arrays of six number types. It i
 object: nothing that arrives is ever executed, imported or unpickled.
 """
 
+import dataclasses
 import enum
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -179,17 +181,159 @@ class TypedMessage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SessionStart(TypedMessage):
+class _Wire:
+    """What a field's type cannot say of its form on the wire; see :func:`wire`."""
+
+    name: str = ""
+    below: str = ""
+    among: str = ""
+    least: float | None = None
+    most: float | str | None = None
+    length: int = 0
+
+
+def wire(*, repr: bool = True, **rules: Any) -> Any:  # noqa: A002 -- the name that dataclasses use
+    """Declare rules of a :class:`DeclaredMessage`'s field that its type cannot express.
+
+    Args:
+        repr: Whether the field is shown where the message is printed.
+        rules: ``name``, the field's name on the wire; ``least`` and ``most``, bounds of a figure,
+            of which ``most`` may name a number that the reader knows; ``among``, the known
+            collection that a figure must be in; ``below``, the known number that every number of
+            an array must be under, from 0; ``length``, of bytes.
+    """
+    return field(repr=repr, metadata={"wire": _Wire(**rules)})
+
+
+M = TypeVar("M", bound="DeclaredMessage")
+
+
+class DeclaredMessage(TypedMessage):
+    """Base of messages whose typed fields are their format: one reader checks all of them.
+
+    Figures are fields of type int, float, bool, str or ``Literal``; arrays are bytes or jaxtyping
+    arrays. An axis has the length that the reader passes under its name, or that an earlier field
+    has; one whose name starts with ``some_`` has any length above zero, one with ``_`` any length.
+    ``round_number`` is the message's own.
+    """
+
+    __slots__ = ()
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        figures: dict[str, Any] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name, _, rule in _declared(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, bytes):
+                arrays[rule.name or name] = np.frombuffer(value, dtype=np.uint8)
+            elif isinstance(value, np.ndarray):
+                words = value.dtype == np.uint64
+                arrays[rule.name or name] = value.view(np.int64) if words else value
+            elif name != "round_number":
+                figures[rule.name or name] = value
+        number: int = getattr(self, "round_number", 0)
+        return Message(kind=self.KIND, round_number=number, meta=figures, tensors=arrays)
+
+    @classmethod
+    def from_message(cls: type[M], message: Message, **known: Any) -> M:
+        """Read a received one, and check all that its fields declare.
+
+        Args:
+            message: As it was received.
+            known: Lengths of axes, and what rules name.
+
+        Raises:
+            ProtocolError: Naming the sender, what was wanted and what came.
+        """
+        sizes = dict(known)
+        values = {
+            name: message.round_number
+            if name == "round_number"
+            else _read(message, rule.name or name, kind, rule, sizes)
+            for name, kind, rule in _declared(cls)
+        }
+        return cls(**values)
+
+
+def _declared(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
+    """Return each field's name, type and rules."""
+    if cls not in _DECLARED:
+        hints = get_type_hints(cls)
+        _DECLARED[cls] = tuple(
+            (one.name, hints[one.name], one.metadata.get("wire", _Wire()))
+            for one in dataclasses.fields(cls)
+        )
+    return _DECLARED[cls]
+
+
+_DECLARED: dict[type[Any], tuple[tuple[str, Any, _Wire], ...]] = {}
+
+
+def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any]) -> Any:
+    """Return one field of a received message; ``sizes`` gets the lengths of its axes."""
+    place = f"{message.sender or 'sender'}: {message.kind.name} of round {message.round_number}"
+    if kind is bytes:
+        return message.tensor(name, dtype=np.uint8, shape=(rule.length,)).tobytes()
+    if hasattr(kind, "dim_str"):
+        return _read_array(message, name, kind, rule, sizes, place=place)
+    if get_origin(kind) is Literal:
+        value = message.figure(name, str)
+        if value not in get_args(kind):
+            raise ProtocolError(
+                f"{place}: {name} must be one of {', '.join(get_args(kind))}, got {value!r:.80}"
+            )
+        return value
+    value = message.figure(name, kind)
+    most = sizes[rule.most] if isinstance(rule.most, str) else rule.most
+    if kind is float and not math.isfinite(value):
+        raise ProtocolError(f"{place}: {name} must be finite, got {value}")
+    if (rule.least is not None and value < rule.least) or (most is not None and value > most):
+        bounds = " and ".join(
+            f"{word} {bound}"
+            for word, bound in (("at least", rule.least), ("at most", most))
+            if bound is not None
+        )
+        raise ProtocolError(f"{place}: {name} must be {bounds}, got {value}")
+    if rule.among and value not in sizes[rule.among]:
+        raise ProtocolError(f"{place}: {name} = {value!r:.80} is not due")
+    return value
+
+
+def _read_array(
+    message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any], *, place: str
+) -> npt.NDArray[Any]:
+    shape: list[int | None] = []
+    axes = kind.dim_str.split()
+    for axis in axes:
+        if axis.startswith("*"):
+            shape += sizes[axis[1:]]
+        else:
+            # A length that nobody knows is a mistake of the program, and raises KeyError.
+            free = axis not in sizes and axis.startswith(("_", "some_"))
+            shape.append(None if free else sizes[axis])
+    words = kind.dtypes[0] == "uint64"
+    found = message.tensor(name, dtype="int64" if words else kind.dtypes[0], shape=tuple(shape))
+    for axis, length in zip(axes, found.shape, strict=False):
+        if axis.startswith("some_") and not length:
+            raise ProtocolError(f"{place}: {name} must not be empty")
+        sizes[axis] = length
+    if rule.below and found.size and not 0 <= found.min() <= found.max() < sizes[rule.below]:
+        raise ProtocolError(
+            f"{place}: {name} must lie in 0 to {sizes[rule.below] - 1}, got {found.min()} to "
+            f"{found.max()}"
+        )
+    return found.view(np.uint64) if words else found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionStart(DeclaredMessage):
     """The first frame of a connection: the session's id, and which rank the caller has. Public."""
 
     KIND: ClassVar = StarKind.SESSION
     WAY: ClassVar = "primary to a caller"
 
     rank: int
-
-    def to_message(self) -> Message:
-        """Return it as it is sent; the session's id is in every frame's head."""
-        return Message(kind=self.KIND, meta={"rank": self.rank})
 
 
 @dataclass(frozen=True, slots=True)

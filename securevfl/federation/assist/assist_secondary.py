@@ -1,6 +1,5 @@
 """A secondary of assisted boosting: messages, their validation, and its own models."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -18,7 +17,13 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.models.assist.halves import AssistBottom, cross_fit, within_ball
-from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    TypedMessage,
+    wire,
+)
 
 # What the primary and the secondaries of assisted boosting tell one another beside rounds.
 
@@ -87,30 +92,14 @@ class ModelFitted(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step(TypedMessage):
+class Step(DeclaredMessage):
     """The weight of a round's models in predictions: how far the primary went along their sum."""
 
     KIND: ClassVar = AssistKind.STEP
     WAY: ClassVar = "primary to every secondary"
 
     epoch: int
-    step: float
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"epoch": self.epoch, "step": self.step})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "Step":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If it is negative or not finite.
-        """
-        step = message.figure("step", float)
-        if not (math.isfinite(step) and step >= 0):
-            raise ProtocolError(f"the primary sent a step of {step}; it is at least 0")
-        return cls(epoch=message.figure("epoch", int), step=step)
+    step: float = wire(least=0)
 
 
 # What the primary may ask for in a run of assisted boosting, and in which order.

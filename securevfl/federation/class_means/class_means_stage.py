@@ -1,6 +1,6 @@
 """The class-means stage: messages, and each party's part between processes and in one process."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Final
 
@@ -23,7 +23,6 @@ from securevfl.mpc.dealt_sums import (
     masked,
     masked_noise,
     opened,
-    require_bins,
     rows_of_piece,
     shifted,
 )
@@ -33,7 +32,15 @@ from securevfl.transport.channels import (
     Lines,
     PrimaryLines,
 )
-from securevfl.transport.message import Done, Message, MessageKind, StarKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Done,
+    Message,
+    MessageKind,
+    StarKind,
+    TypedMessage,
+    wire,
+)
 from securevfl.transport.star import PrimaryTransport
 
 # The messages by which class sums meet labels, each checked where it is read.
@@ -64,7 +71,7 @@ class VotesCall(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotesState(TypedMessage):
+class VotesState(DeclaredMessage):
     """Whether the secondary's votes are fitted already, and how many numbers its class sums have.
 
     They have one more than the secondary's records have features, or than a projection leaves.
@@ -76,26 +83,12 @@ class VotesState(TypedMessage):
     settled: bool
     """Whether they are fitted, in an earlier session of this run."""
 
-    numbers: int
+    numbers: int = wire(least=2, most=MOST_NUMBERS + 1)
     """Of a line of its class sums."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"settled": self.settled, "numbers": self.numbers})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "VotesState":
-        """Read a secondary's.
-
-        Raises:
-            ProtocolError: If no class sums have so many numbers.
-        """
-        numbers = _numbers(message)
-        return cls(settled=message.figure("settled", bool), numbers=numbers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesLabels(TypedMessage):
+class VotesLabels(DeclaredMessage):
     """The class of every row that is for learning, and which rows are not.
 
     Only with ``encoder.labels = "shown"``, as they are, and with ``"randomised"``, as they were
@@ -105,89 +98,31 @@ class VotesLabels(TypedMessage):
     KIND: ClassVar = VotingKind.VOTES_LABELS
     WAY: ClassVar = "primary to every secondary"
 
-    bins_of_rows: Int64[np.ndarray, " rows"] = field(repr=False)
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"bins": self.bins_of_rows})
-
-    @classmethod
-    def from_message(cls, message: Message, *, rows: int, bins: int) -> "VotesLabels":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If they are not one for each row, or one is no class.
-        """
-        return cls(bins_of_rows=_bins(message, "bins", rows=rows, bins=bins))
+    bins_of_rows: Int64[np.ndarray, " rows"] = wire(name="bins", below="bins", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotesTurn(TypedMessage):
+class VotesTurn(DeclaredMessage):
     """Which secondary's class sums come next, and how many numbers they have."""
 
     KIND: ClassVar = VotingKind.VOTES_TURN
     WAY: ClassVar = "primary to dealer"
 
-    secondary: int
+    secondary: int = wire(among="due")
     """Its rank."""
 
-    numbers: int
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        meta = {"secondary": self.secondary, "numbers": self.numbers}
-        return Message(kind=self.KIND, meta=meta)
-
-    @classmethod
-    def from_message(cls, message: Message, *, due: Collection[int]) -> "VotesTurn":
-        """Read the primary's.
-
-        Args:
-            message: As it came.
-            due: Ranks of the secondaries that had no turn yet.
-
-        Raises:
-            ProtocolError: If it names nobody, or a secondary twice, or no class sums have so many
-                numbers.
-        """
-        rank = message.figure("secondary", int)
-        if rank not in due:
-            raise ProtocolError(
-                f"{message.sender}: asked for votes' masks for rank {rank}, which had its turn or "
-                f"is no secondary"
-            )
-        return cls(secondary=rank, numbers=_numbers(message))
+    numbers: int = wire(least=2, most=MOST_NUMBERS + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesDealing(TypedMessage):
+class VotesDealing(DeclaredMessage):
     """A uniform shift for each row, and what takes a secondary's masks out of its class sums."""
 
     KIND: ClassVar = VotingKind.VOTES_DEALING
     WAY: ClassVar = "dealer to primary"
 
-    dealing: SumDealing
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        tensors = {
-            "shifts": self.dealing.shifts,
-            "correction": self.dealing.correction.view(np.int64),
-        }
-        return Message(kind=self.KIND, tensors=tensors)
-
-    @classmethod
-    def from_message(
-        cls, message: Message, *, rows: int, bins: int, numbers: int
-    ) -> "VotesDealing":
-        """Read the dealer's.
-
-        Raises:
-            ProtocolError: If it is for other rows or sums, or a shift is out of range.
-        """
-        shifts = _bins(message, "shifts", rows=rows, bins=bins)
-        correction = message.tensor("correction", dtype=np.int64, shape=(bins, numbers))
-        return cls(dealing=SumDealing(shifts=shifts, correction=correction.view(np.uint64)))
+    shifts: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
+    correction: UInt64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,50 +168,23 @@ class VotesSeed(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesShifted(TypedMessage):
+class VotesShifted(DeclaredMessage):
     """The class of every row, moved on by the dealer's shift: uniform numbers."""
 
     KIND: ClassVar = VotingKind.VOTES_SHIFTED
     WAY: ClassVar = "primary to a secondary"
 
-    said: Int64[np.ndarray, " rows"] = field(repr=False)
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"said": self.said})
-
-    @classmethod
-    def from_message(cls, message: Message, *, rows: int, bins: int) -> "VotesShifted":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If they are not one for each row, or one is out of range.
-        """
-        return cls(said=_bins(message, "said", rows=rows, bins=bins))
+    said: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesNoise(TypedMessage):
+class VotesNoise(DeclaredMessage):
     """A secondary's noise under the dealer's mask: uniform numbers."""
 
     KIND: ClassVar = VotingKind.VOTES_NOISE
     WAY: ClassVar = "secondary to primary"
 
-    words: UInt64[np.ndarray, "bins numbers"] = field(repr=False)
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"words": self.words.view(np.int64)})
-
-    @classmethod
-    def from_message(cls, message: Message, *, bins: int, numbers: int) -> "VotesNoise":
-        """Read a secondary's.
-
-        Raises:
-            ProtocolError: If it is not of the sums' shape.
-        """
-        words = message.tensor("words", dtype=np.int64, shape=(bins, numbers))
-        return cls(words=words.view(np.uint64))
+    words: UInt64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -290,7 +198,7 @@ class VotesMasked(TypedMessage):
     KIND: ClassVar = VotingKind.VOTES_MASKED
     WAY: ClassVar = "secondary to primary"
 
-    words: UInt64[np.ndarray, "some bins numbers"] = field(repr=False)
+    words: UInt64[np.ndarray, "some bins numbers"] = wire(repr=False)
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
@@ -315,7 +223,7 @@ class VotesMasked(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesSums(TypedMessage):
+class VotesSums(DeclaredMessage):
     """A secondary's own class sums, with its noise and with the noise of the labels' promise.
 
     Only with ``encoder.labels = "shares"``. They are all that it learns of labels.
@@ -324,20 +232,7 @@ class VotesSums(TypedMessage):
     KIND: ClassVar = VotingKind.VOTES_SUMS
     WAY: ClassVar = "primary to a secondary"
 
-    sums: Int64[np.ndarray, "bins numbers"] = field(repr=False)
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"sums": self.sums})
-
-    @classmethod
-    def from_message(cls, message: Message, *, bins: int, numbers: int) -> "VotesSums":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If they are not of the sums' shape.
-        """
-        return cls(sums=message.tensor("sums", dtype=np.int64, shape=(bins, numbers)))
+    sums: Int64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,29 +241,6 @@ class VotesDone(TypedMessage):
 
     KIND: ClassVar = VotingKind.VOTES_DONE
     WAY: ClassVar = "secondary to primary"
-
-
-def _numbers(message: Message) -> int:
-    """Return how many numbers class sums have, as a message says.
-
-    Raises:
-        ProtocolError: If none have so many.
-    """
-    numbers: int = message.figure("numbers", int)
-    if not 2 <= numbers <= MOST_NUMBERS + 1:
-        raise ProtocolError(f"{message.sender}: spoke of class sums of {numbers} numbers")
-    return numbers
-
-
-def _bins(message: Message, name: str, *, rows: int, bins: int) -> Int64[np.ndarray, " rows"]:
-    """Return a number in [0, bins) for each row.
-
-    Raises:
-        ProtocolError: If it is something else.
-    """
-    values = message.tensor(name, dtype=np.int64, shape=(rows,))
-    require_bins(values, bins, whose=f"{message.sender}: {message.kind.name}: {name}")
-    return values
 
 
 # Votes in a simulation: the same sums and noise as between processes, without masks.
@@ -508,7 +380,7 @@ class PrimaryVoting:
             rows=rows,
             bins=bins,
             numbers=numbers,
-        ).dealing
+        )
         said = shifted(ballot.bins_of_rows, dealing.shifts, bins=bins)
         lines.send(VotesShifted(said=said).to_message(), name)
         noise = VotesNoise.from_message(
@@ -527,7 +399,9 @@ class PrimaryVoting:
                 left -= len(words)
                 yield words
 
-        sums = opened(pieces(), noise, dealing)
+        sums = opened(
+            pieces(), noise, SumDealing(shifts=dealing.shifts, correction=dealing.correction)
+        )
         lines.send(VotesSums(sums=sums + label_noise).to_message(), name)
 
 
@@ -663,7 +537,10 @@ def deal_for_votes(config: FederationConfig, lines: Lines, facts: RunFacts) -> i
         )
         dealing, seed = deal(what)
         lines.send(VotesSeed(seed=seed, what=what).to_message(), due.pop(turn.secondary))
-        lines.send(VotesDealing(dealing=dealing).to_message(), config.primary.name)
+        lines.send(
+            VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+            config.primary.name,
+        )
 
 
 def bins_of(config: FederationConfig) -> int:

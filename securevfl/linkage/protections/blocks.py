@@ -51,7 +51,11 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
 from securevfl.linkage.stage.messages import LinkingKind, require_numbers
-from securevfl.transport.message import Message, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    TypedMessage,
+)
 
 # Exact links from few pairs, where each pair is expensive: only cells that can matter are tried.
 
@@ -415,7 +419,7 @@ ShareWords = UInt64[np.ndarray, "_ _"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Shift(TypedMessage):
+class Shift(DeclaredMessage):
     """A random shift of the grid that ``linkage.cell`` asks for, unknown to the coordinator."""
 
     KIND = LinkingKind.LINK_CELLS
@@ -424,46 +428,20 @@ class Shift(TypedMessage):
     shift: Int64[np.ndarray, " key_dim"]
     """In units of quantised keys."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"shift": self.shift})
-
-    @classmethod
-    def from_message(cls, message: Message, *, key_dim: int) -> "Shift":
-        """Check a received one.
-
-        Raises:
-            ProtocolError: If it has another dimension.
-        """
-        return cls(shift=message.tensor("shift", dtype=np.int64, shape=(key_dim,)))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Cells(TypedMessage):
+class Cells(DeclaredMessage):
     """The grid cell of each of a party's keys, shifted, where ``linkage.cell`` asks for cells."""
 
     KIND = LinkingKind.LINK_CELLS
     WAY = "data party to coordinator"
 
-    cells: Int64[np.ndarray, "own key_dim"]
+    cells: Int64[np.ndarray, "count key_dim"]
     """One a row or record."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"cells": self.cells})
-
-    @classmethod
-    def from_message(cls, message: Message, *, count: int, key_dim: int) -> "Cells":
-        """Check received cells.
-
-        Raises:
-            ProtocolError: If they are not as many as rows or records.
-        """
-        return cls(cells=message.tensor("cells", dtype=np.int64, shape=(count, key_dim)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Offer(TypedMessage):
+class Offer(DeclaredMessage):
     """How many records a secondary has, and a tag by which its table is known again."""
 
     KIND = LinkingKind.LINK_TURN
@@ -472,19 +450,6 @@ class Offer(TypedMessage):
     records: int
     tag: str
     """The same in every run for the same keys, where links are kept."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"records": self.records, "tag": self.tag})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "Offer":
-        """Check a received one.
-
-        Raises:
-            ProtocolError: If a figure is none.
-        """
-        return cls(records=message.figure("records", int), tag=message.figure("tag", str))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

@@ -33,7 +33,12 @@ from securevfl.linkage.protections.blockwise import (
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.message import Message, StarKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    StarKind,
+    TypedMessage,
+)
 
 # A dealer knows no table, so it goes by what it can hold: 1 GiB.
 _MOST_DEALT: Final = 2**27
@@ -115,28 +120,14 @@ class Dealt(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class MaskedKeys(TypedMessage):
+class MaskedKeys(DeclaredMessage):
     """A party's keys of an exchange's blocks under masks that the other does not know."""
 
     KIND = LinkingKind.LINK_MASKED
     WAY = "data party to data party"
 
-    keys: UInt64[np.ndarray, "own key_dim"]
+    keys: UInt64[np.ndarray, "count key_dim"]
     """Uniform numbers to whoever does not know the mask."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"keys": self.keys.view(np.int64)})
-
-    @classmethod
-    def from_message(cls, message: Message, *, count: int, key_dim: int) -> "MaskedKeys":
-        """Check received keys.
-
-        Raises:
-            ProtocolError: If they are not as many as the blocks have.
-        """
-        keys = message.tensor("keys", dtype=np.int64, shape=(count, key_dim))
-        return cls(keys=keys.view(np.uint64))
 
 
 class Shares(Blockwise):

@@ -14,7 +14,12 @@ from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, places_of, ranked_length
-from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    TypedMessage,
+)
 
 
 class LinkingKind(MessageKind):
@@ -99,7 +104,7 @@ class Linked(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class LinkedRows(TypedMessage):
+class LinkedRows(DeclaredMessage):
     """For each of the primary's rows, whether it has a link at the sender.
 
     Only where aligned rows alone are learned from: in cross-party pretraining, and with
@@ -115,22 +120,6 @@ class LinkedRows(TypedMessage):
 
     apart: bool
     """See :attr:`securevfl.linkage.spec.LinkedSecondary.apart`."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"apart": self.apart}, tensors={"rows": self.rows})
-
-    @classmethod
-    def from_message(cls, message: Message, *, rows: int) -> "LinkedRows":
-        """Check a received one.
-
-        Raises:
-            ProtocolError: If it is not about as many rows as there are.
-        """
-        return cls(
-            rows=message.tensor("rows", dtype=np.bool_, shape=(rows,)),
-            apart=message.figure("apart", bool),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

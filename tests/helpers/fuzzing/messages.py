@@ -23,6 +23,7 @@ from securevfl.federation.class_means.class_means_stage import (
 from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import (
     Announcement,
+    AverageRequest,
     EpochEnd,
     Gradient,
     Hello,
@@ -37,6 +38,7 @@ from securevfl.federation.pretraining.pretraining_over_star import (
     IterationEnd,
     LearnLocally,
     Projections,
+    TopsRequest,
 )
 from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session.handshake import Rejoin
@@ -54,6 +56,7 @@ from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.protections.blocks import (
     Cells,
     Dealing,
+    DistanceShare,
     Offer,
     RecordBlocks,
     RowBlocks,
@@ -61,7 +64,6 @@ from securevfl.linkage.protections.blocks import (
     Shift,
     Turn,
 )
-from securevfl.linkage.protections.blocks import DistanceShare as DistanceShare
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
@@ -74,11 +76,11 @@ from securevfl.linkage.stage.messages import (
     Lists,
     MadeSimilarities,
 )
-from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor, SumDealing
+from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.channels import SealedFrom, SealedTo
 from securevfl.transport.failure import Failure
-from securevfl.transport.message import Ping, TypedMessage
+from securevfl.transport.message import Ping, SessionStart, TypedMessage
 
 _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
@@ -255,6 +257,9 @@ READS: Final = (
     _read(CrossBatch(round_number=1, rows=np.arange(2), sent=_FLOATS), width=4),
     _read(Projections(round_number=1, vectors=_FLOATS), shape=(2, 4)),
     _read(LearnLocally(iteration=2)),
+    _read(TopsRequest(round_number=1)),
+    _read(AverageRequest(round_number=1)),
+    _read(SessionStart(rank=1)),
     _read(IterationEnd(iterations=2, last=True)),
     _read(Failure(party="bank", reason="is gone", kind="lost"), relayed=True),
     _read(Failure(party="bank", reason="is gone", kind="lost"), relayed=False),
@@ -264,7 +269,7 @@ READS: Final = (
     _read(VotesLabels(bins_of_rows=np.array([0, 2, 1])), rows=3, bins=3),
     _read(VotesTurn(secondary=1, numbers=4), due=(1, 2)),
     _read(
-        VotesDealing(dealing=SumDealing(shifts=np.array([0, 1]), correction=_WORDS)),
+        VotesDealing(shifts=np.array([0, 1]), correction=_WORDS),
         rows=2,
         bins=2,
         numbers=3,

@@ -91,7 +91,7 @@ def test_an_honest_primary_is_answered(world: Built) -> None:
         (lambda rows: told(rows, epoch=0), "round 1 is under way"),
         (lambda _: step(), "is not due"),
         (lambda _: step(-1.0), "at least 0"),
-        (lambda _: step(float("inf")), "at least 0"),
+        (lambda _: step(float("inf")), "must be finite"),
         (
             lambda rows: Message(
                 kind=AssistKind.RESIDUALS,

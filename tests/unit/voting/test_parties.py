@@ -202,7 +202,7 @@ class TestLies:
 
         error = self.of_primary(one, tell)
         assert isinstance(error, ProtocolError)
-        assert str(error) == "agency: VOTES_SHIFTED: said: must lie in 0 to 3"
+        assert str(error).startswith("agency: VOTES_SHIFTED of round 0: said must lie in 0 to 3")
         assert one.booked(1) == before
 
     def test_a_shift_too_few_is_refused(self, one: Built) -> None:
@@ -237,11 +237,17 @@ class TestLies:
     @pytest.mark.parametrize(
         ("turns", "line"),
         [
-            ([(1, 4), (1, 4)], "agency: asked for votes' masks for rank 1, which had its turn"),
-            ([(3, 4)], "agency: asked for votes' masks for rank 3, which had its turn or is no"),
-            ([(0, 4)], "agency: asked for votes' masks for rank 0"),
-            ([(1, 10**9)], "agency: spoke of class sums of 1000000000 numbers"),
-            ([(1, 1)], "agency: spoke of class sums of 1 numbers"),
+            ([(1, 4), (1, 4)], "agency: VOTES_TURN of round 0: secondary = 1 is not due"),
+            ([(3, 4)], "agency: VOTES_TURN of round 0: secondary = 3 is not due"),
+            ([(0, 4)], "agency: VOTES_TURN of round 0: secondary = 0 is not due"),
+            (
+                [(1, 10**9)],
+                "agency: VOTES_TURN of round 0: numbers must be at least 2 ",
+            ),
+            (
+                [(1, 1)],
+                "agency: VOTES_TURN of round 0: numbers must be at least 2 ",
+            ),
         ],
     )
     def test_a_dealer_deals_once_for_each_secondary(self, one: Built, turns, line) -> None:
@@ -263,7 +269,11 @@ class TestLies:
         [
             ((ROWS, BINS, NUMBERS - 1), 0, r"correction must have shape \[4, 4\], got \[4, 3\]"),
             ((ROWS + 1, BINS, NUMBERS), 0, r"shifts must have shape \[120\], got \[121\]"),
-            ((ROWS, BINS, NUMBERS), BINS, "dealer: VOTES_DEALING: shifts: must lie in 0 to 3"),
+            (
+                (ROWS, BINS, NUMBERS),
+                BINS,
+                "VOTES_DEALING of round 0: shifts must lie in 0 to 3",
+            ),
         ],
     )
     def test_a_strangers_dealing_is_refused(self, one: Built, shape, shift, line) -> None:
@@ -281,7 +291,10 @@ class TestLies:
                 run=one.plan.facts.run, secondary=1, rows=ROWS, bins=BINS, numbers=NUMBERS
             )
             lines.send(VotesSeed(seed=seed, what=own).to_message(), "bank-1")
-            lines.send(VotesDealing(dealing=dealing).to_message(), "agency")
+            lines.send(
+                VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+                "agency",
+            )
 
         results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
         with pytest.raises(ProtocolError, match=line):
@@ -300,7 +313,10 @@ class TestLies:
             # The primary has altered itself to take whatever dealing it likes.
             dealing, _ = deal(replace(told, numbers=NUMBERS))
             lines.send(VotesSeed(seed=seed, what=told).to_message(), "bank-1")
-            lines.send(VotesDealing(dealing=dealing).to_message(), "agency")
+            lines.send(
+                VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+                "agency",
+            )
 
         results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
         with pytest.raises(ProtocolError, match=r"numbers = 2, as the primary asked.*no sums"):
