@@ -28,12 +28,11 @@ class EncoderSettings:
     file leaves them out; see :mod:`securevfl.config.encoder`.
     """
 
-    method: Literal["random", "principal", "autoencoder", "votes"]
+    method: Literal["random", "principal", "votes"]
     """``random`` draws a projection without data. The others are fitted to each secondary's own
     records, behind noise that the run's epsilon counts: ``principal`` to their leading principal
-    components, ``autoencoder`` by DP-SGD to what survives the noise of a release, ``votes`` to
-    sums of records by the class of the row that they are linked to: ``hidden`` numbers, one for
-    each class, that all secondaries write into."""
+    components, ``votes`` to sums of records by the class of the row that they are linked to:
+    ``hidden`` numbers, one for each class, that all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
     """``blocks`` gives every secondary its own coordinates of the sum, ``hidden`` over their
@@ -56,16 +55,8 @@ class EncoderSettings:
     share: float = 0.05
     """Part of the run's privacy, in squared mu, that fitting may use, in (0, 1)."""
 
-    steps: int = 200
-    """Noised steps of an autoencoder's training."""
-
-    sampling_rate: float = 0.05
-    """Rate of the fresh secret sample of records that each of those steps sees, in (0, 1]."""
-
     def __post_init__(self) -> None:
-        checks.one_of(("random", "principal", "autoencoder", "votes"), method=self.method)
-        checks.within(1, checks.MOST_TIMES, steps=self.steps)
-        checks.rate(sampling_rate=self.sampling_rate)
+        checks.one_of(("random", "principal", "votes"), method=self.method)
         if self.layout is not None:
             checks.one_of(("blocks", "sum"), layout=self.layout)
         checks.open_unit(share=self.share)
@@ -107,10 +98,6 @@ class EncoderSettings:
                 return FittingPlan(share=self.share)
             case "votes":
                 return FittingPlan(share=self.share, steps=2 if self.whiten else 1)
-            case "autoencoder":
-                return FittingPlan(
-                    share=self.share, steps=self.steps, sampling_rate=self.sampling_rate
-                )
             case _:
                 assert_never(self.method)
 

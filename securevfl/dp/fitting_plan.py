@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 from securevfl.core import checks
-from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import GaussianRelease, Release, SampledRelease
-from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from securevfl.dp.events import GaussianRelease, Release
+from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 
 
@@ -29,14 +28,10 @@ class FittingPlan:
     steps: int = 1
     """Noised answers that one fitting takes from its table, >= 1."""
 
-    sampling_rate: float = 1.0
-    """Rate of the fresh secret Poisson sample of records that each of them sees, in (0, 1]."""
-
     def __post_init__(self) -> None:
         checks.open_unit(share=self.share)
         checks.whole(steps=self.steps)
         checks.at_least(1, steps=self.steps)
-        checks.rate(sampling_rate=self.sampling_rate)
 
 
 def fitting_from(settings: Mapping[str, Any] | None) -> FittingPlan | None:
@@ -87,13 +82,7 @@ def fitting_multiplier(
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
         together = z / math.sqrt(fitting.share)
-    if fitting.sampling_rate == 1:
-        return together * math.sqrt(count)
-    return noise_multiplier_for(
-        lambda multiplier: [_steps(fitting, multiplier, count)],
-        epsilon=gaussian_epsilon(delta=delta, noise_multiplier=together),
-        delta=delta,
-    )
+    return together * math.sqrt(count)
 
 
 def fitting_releases(
@@ -104,12 +93,4 @@ def fitting_releases(
     fittings = fittings_of_unit(privacy, parties=parties)
     if fitting is None or multiplier is None or not fittings:
         return []
-    return [_steps(fitting, multiplier, fitting.steps * fittings)]
-
-
-def _steps(fitting: FittingPlan, multiplier: float, count: int) -> Release:
-    if fitting.sampling_rate == 1:
-        return GaussianRelease(noise_multiplier=multiplier, count=count)
-    return SampledRelease(
-        sampling_rate=fitting.sampling_rate, noise_multiplier=multiplier, count=count
-    )
+    return [GaussianRelease(noise_multiplier=multiplier, count=fitting.steps * fittings)]

@@ -123,12 +123,12 @@ class DirectionBottom(nn.Module):
     recordwise = True
 
     def __init__(
-        self, encode: nn.Module, *, components: int, width: int, offset: int, length: float
+        self, encode: Projection, *, components: int, width: int, offset: int, length: float
     ) -> None:
         """Make an encoder.
 
         Args:
-            encode: Features of a record to ``v``; :class:`Projection` or a network.
+            encode: Features of a record to ``v``; a :class:`Projection`.
             components: Numbers of ``v``, >= 1.
             width: H, of the representation; what is not written is zero.
             offset: Where the block starts, at most ``width - components``.

@@ -9,20 +9,11 @@ import torch
 from torch import Tensor
 
 from securevfl.dp.class_sums import Moments, noised_moments
-from securevfl.dp.private_sgd import NoisedGradientSum
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
 from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.linkage.sampling import PoissonSampler
 
 _SEED: Final = 3
-
-
-class HalfOfSteps(NoisedGradientSum):
-    """A step of DP-SGD behind half the noise that was charged."""
-
-    def __init__(self, *, clip_norm: float, noise_multiplier: float | None) -> None:
-        half = noise_multiplier and noise_multiplier / 2
-        super().__init__(clip_norm=clip_norm, noise_multiplier=half)
 
 
 def half_of_moments(

@@ -22,7 +22,6 @@ from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.dp import class_sums
-from securevfl.dp.private_sgd import UNIT, NoisedGradientSum
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.federation import build
 from securevfl.federation.exchange import Purpose, RoundPlan
@@ -152,14 +151,6 @@ class World:
         said, before = self.said, self.before
         fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
 
-        class Gradients(NoisedGradientSum):
-            def __call__(self, gradients: Tensor) -> Tensor:
-                exact = self.units(gradients) * UNIT / self.clip_norm
-                answer: Tensor = said.say(
-                    exact, lambda: super(Gradients, self).__call__(gradients), before
-                )
-                return answer
-
         def statistics(records: np.ndarray, **settings: float) -> Any:
             exact = exact_moments(records, **settings)
             return said.say(exact, lambda: fitted(records, **settings), before)
@@ -169,7 +160,6 @@ class World:
             return said.say(exact, lambda: noised(noise, total), before)
 
         with (
-            mock.patch.object(fitting, "NoisedGradientSum", Gradients),
             mock.patch.object(fitting, "noised_moments", statistics),
             mock.patch.object(updates.GradientNoise, "noised", update),
             mock.patch.object(sampling, "os", self.samples),

@@ -55,12 +55,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "privacy": {**PROMISE, "epsilon": 50.0, "encoder": "frozen", "unit": "secondary-record"},
         "linkage": {"choose": "records"},
     },
-    "fet-autoencoder": {
-        "model": {"release": "pooled", "top": "additive", "hidden": 4},
-        "encoder": {"method": "autoencoder", "steps": 20},
-        "privacy": {**PROMISE, "epsilon": 50.0, "encoder": "frozen", "unit": "secondary-record"},
-        "linkage": {"choose": "records"},
-    },
     "fet-dp-trained": {
         "model": {"release": "pooled", "dropout": 0.2, "average_positions_every": 1},
         "privacy": {**PROMISE, "epsilon": 40.0, "encoder": "dp-trained"},
@@ -103,7 +97,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 # Noise is fresh between processes, so that these have no losses to compare there; and third parties
 # have no part in the simulator.
-ALONE = ("fet-frozen", "fet-autoencoder", "fet-dp-trained", "fet-dp-trained-sampled", "fet-trained")
+ALONE = ("fet-frozen", "fet-dp-trained", "fet-dp-trained-sampled", "fet-trained")
 
 
 def write_run(folder: Path, name: str) -> Path:

@@ -28,7 +28,6 @@ PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "frozen", "links_p
 POOLED = {"release": "pooled"}
 DIRECTIONS = {**POOLED, "hidden": 4, "top": "additive"}
 RECORDS_CHOOSE = {"choose": "records"}
-STEPS = {"method": "autoencoder", "share": 0.3, "steps": 3}
 
 FROZEN: dict[str, dict[str, Any]] = {
     "rows side by side": {},
@@ -47,12 +46,6 @@ FROZEN: dict[str, dict[str, Any]] = {
     "principal directions": {
         "model": DIRECTIONS,
         "encoder": {"method": "principal", "share": 0.3},
-        "linkage": RECORDS_CHOOSE,
-    },
-    "autoencoder": {"model": DIRECTIONS, "encoder": {**STEPS, "sampling_rate": 1.0}},
-    "autoencoder, sampled": {
-        "model": DIRECTIONS,
-        "encoder": {**STEPS, "sampling_rate": 0.4},
         "linkage": RECORDS_CHOOSE,
     },
     "average of links": {"model": {"family": "avgsim", "neighbours": 4, "hidden": 8}},
@@ -107,23 +100,6 @@ def test_a_record_that_was_not_sampled_changes_nothing(tmp_path: Path) -> None:
     for gone, samples in in_it.items():
         part = world(path, gone=gone, before=there).release_all()
         assert bool((whole != part).any()) == samples[0]
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_every_step_of_a_fitting(rate: float, tmp_path: Path) -> None:
-    """By the clip norm at most, and by nothing in steps whose sample the record was not in."""
-    encoder = {**STEPS, "sampling_rate": rate, "steps": 6}
-    path = write(tmp_path, model=DIRECTIONS, encoder=encoder)
-    there = world(path)
-    there.release([0], number=1)
-    for gone in GONE:
-        without = world(path, gone=gone, before=there)
-        without.release([0], number=1)
-        changes = there.said.changes(without.said)
-        sampled = without.samples.had(gone, rate=rate) if rate < 1 else [True] * 6
-        assert len(changes) == len(sampled) == 6
-        assert [change > 0 for change in changes] == sampled
-        assert max(changes) <= 1
 
 
 def test_the_statistics_of_a_fitting(tmp_path: Path) -> None:

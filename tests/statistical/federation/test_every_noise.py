@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.alarms import (
-    FALSE_ALARM,
     QUANTILE,
     Alarm,
     Sample,
@@ -27,7 +26,6 @@ from helpers.alarms import (
     require_samples,
 )
 from helpers.altered_builds import (
-    HalfOfSteps,
     LargerSample,
     LessOfReleases,
     LessOfUpdates,
@@ -38,9 +36,7 @@ from helpers.altered_builds import (
     half_of_moments,
 )
 from helpers.built import Built, built, write_tables
-from scipy.stats import binom
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from securevfl.federation import build
 from securevfl.federation.exchange import Purpose
@@ -92,22 +88,6 @@ def numbered(count: int) -> np.ndarray:
     """Return records that rise in their first feature."""
     rest = np.random.default_rng(3).uniform(-1, 1, (count, 2))
     return np.column_stack([np.linspace(-1, 1, count), rest])
-
-
-@contextmanager
-def gradients_of_steps() -> Iterator[list[Tensor]]:
-    """Collect the gradient that any optimizer is given in each of its steps, as one vector."""
-    seen: list[Tensor] = []
-
-    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        seen.append(torch.cat([weight.grad.flatten().double() for weight in weights]))
-
-    hook = register_optimizer_step_pre_hook(look)
-    try:
-        yield seen
-    finally:
-        hook.remove()
 
 
 def records_seen(secondary: Secondary, ask: Callable[[], object]) -> Sample:
@@ -228,63 +208,6 @@ def check_moments(folder: Path) -> None:
     require_noise((noise[:2] - noise[2:]).flatten(), math.sqrt(2) * expected, slack=slack)
 
 
-def autoencoder(
-    folder: Path, features: np.ndarray, *, rate: float, privacy: dict[str, Any]
-) -> Path:
-    """Write a federation whose encoders are fitted in 12 steps."""
-    return write_tables(
-        folder,
-        features,
-        model=FEW_NUMBERS,
-        encoder={"method": "autoencoder", "share": 0.1, "steps": 12, "sampling_rate": rate},
-        privacy=privacy,
-        training={"epochs": 1, "batch_size": len(features)},
-    )
-
-
-def check_steps(folder: Path) -> None:
-    """Steps of few records and many weights are noise, of the multiplier that was charged."""
-    count, rate = 60, 0.1
-    privacy = {**FROZEN, "noise_multiplier": 3.0}
-    path = autoencoder(folder, opposites(count, 120), rate=rate, privacy=privacy)
-    found, multipliers = [], set()
-    with twins(path) as both:
-        for one in both:
-            for rank, secondary in one.secondaries.items():
-                with gradients_of_steps() as steps:
-                    secondary.answer(one.passed()[0])
-                found += steps
-                multipliers.add(multiplier_charged(one, rank))
-    (multiplier,) = multipliers
-    noise, half = torch.stack(found), len(found) // 2
-    assert half == 24
-    # A record adds a vector of one clip at most. So the length of all steps together is off by less
-    # than the root of the summed squares of how many records they have.
-    most = binom.isf(FALSE_ALARM / len(found), count, rate)
-    slack = most * math.sqrt(len(found)) / (multiplier * math.sqrt(noise.numel()))
-    assert slack < 0.2
-    std = multiplier * fitting._CLIP_NORM
-    require_noise(noise, std, slack=slack)
-    require_noise(noise[:half] - noise[half:], math.sqrt(2) * std, slack=slack)
-
-
-def check_samples_of_steps(folder: Path) -> None:
-    """Without noise, and with a feature for each record alone, a gradient shows the sample."""
-    count, rate = 100, 0.25
-    path = autoencoder(folder, np.eye(count), rate=rate, privacy=SILENT)
-    with twins(path) as both:
-        for rank in both[0].secondaries:
-            drawn = []
-            for one in both:
-                with gradients_of_steps() as steps:
-                    one.secondaries[rank].answer(one.passed()[0])
-                # The first weights: 32 numbers for each feature.
-                columns = [step[: 32 * count].view(32, count) for step in steps]
-                drawn.append([(weights != 0).any(dim=0).numpy() for weights in columns])
-            assert len(drawn[0]) == 12
-            require_samples(*drawn, rate)
-
-
 def check_samples_of_rounds(folder: Path) -> None:
     """Every training round of an encoder that learns is over a secret sample of its own.
 
@@ -368,8 +291,6 @@ CHECKS = [
     check_rows_of_a_round,
     check_updates,
     check_moments,
-    check_steps,
-    check_samples_of_steps,
     check_samples_of_rounds,
     check_sample_where_rows_choose,
     check_sample_where_records_choose,
@@ -398,10 +319,6 @@ def test_what_a_run_builds_keeps_its_promise(check: Callable[[Path], None], tmp_
         (build, {"GradientNoise": LessOfUpdates}, check_updates, "size"),
         (build, {"NoiseBuffer": NinthBlockTwice}, check_blocks, "twice"),
         (fitting, {"noised_moments": half_of_moments}, check_moments, "size"),
-        (fitting, {"NoisedGradientSum": HalfOfSteps}, check_steps, "size"),
-        (fitting, {"PoissonSampler": OneSample}, check_samples_of_steps, "fresh"),
-        (fitting, {"PoissonSampler": PublicSample}, check_samples_of_steps, "fresh"),
-        (fitting, {"PoissonSampler": LargerSample}, check_samples_of_steps, "rate"),
         (candidates, {"PoissonSampler": OneSample}, check_samples_of_rounds, "fresh"),
         (candidates, {"PoissonSampler": PublicSample}, check_samples_of_rounds, "fresh"),
         (candidates, {"PoissonSampler": LargerSample}, check_samples_of_rounds, "rate"),

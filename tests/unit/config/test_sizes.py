@@ -27,7 +27,7 @@ NEEDED: dict[type[Any], dict[str, Any]] = {
     FederationSettings: {"name": "n", "task": "multiclass"},
     PartySettings: {"name": "n", "role": "secondary", "data": "n.csv", "key": ["id"]},
     LinkageSettings: {"protection": "none"},
-    EncoderSettings: {"method": "autoencoder"},
+    EncoderSettings: {"method": "principal"},
     RuntimeSettings: {"on_loss": "continue"},
 }
 SECTIONS = [

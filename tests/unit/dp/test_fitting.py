@@ -15,7 +15,7 @@ from securevfl.dp.release_plan import ReleasePlan
 
 SHARE = 0.1
 PLAIN = FittingPlan(share=SHARE)
-SAMPLED = FittingPlan(share=SHARE, steps=50, sampling_rate=0.05)
+TWICE = FittingPlan(share=SHARE, steps=2)
 
 
 def plan_of(*, fitting: FittingPlan | None = PLAIN, **privacy) -> ReleasePlan:
@@ -91,20 +91,17 @@ def test_a_sampled_pass_composes_with_a_fitting_to_all_records() -> None:
     assert pld_epsilon([fitting, release], delta=1e-5) == pytest.approx(plan.epsilon(tau))
 
 
-def test_sampled_steps_cost_the_epsilon_of_their_share_and_compose() -> None:
-    """DP-SGD's steps at every secondary, then the releases; each by an accountant on its own."""
+def test_two_noised_answers_have_the_share_of_one_together() -> None:
+    """Whitened class means take two: each gets sqrt(2) of the noise, and both are counted."""
     for unit, fittings in (("secondary-record", 1), ("entity", 4)):
-        plan = plan_of(fitting=SAMPLED, unit=unit)
+        plan = plan_of(fitting=TWICE, unit=unit)
         tau = plan.noise_share_std()
-        steps = SampledRelease(
-            sampling_rate=0.05, noise_multiplier=plan.fitting_multiplier(), count=50 * fittings
-        )
         alike = gaussian_noise_multiplier(epsilon=4.0, delta=1e-5) / math.sqrt(SHARE)
-        share = gaussian_epsilon(delta=1e-5, noise_multiplier=alike)
+        each = GaussianRelease(noise_multiplier=plan.fitting_multiplier())
         release = GaussianRelease(noise_multiplier=tau * math.sqrt(4) / (0.4 * fittings))
 
-        assert 0.99 * share < pld_epsilon([steps], delta=1e-5) <= share
-        together = pld_epsilon([steps, release], delta=1e-5)
+        assert each.noise_multiplier == pytest.approx(alike * math.sqrt(2 * fittings))
+        together = epsilon_of([each] * (2 * fittings) + [release], delta=1e-5)
         assert together == pytest.approx(plan.epsilon(tau))
         assert 3.98 < together <= 4.0
 
@@ -143,7 +140,7 @@ def test_fittings_that_no_accounting_covers_are_refused() -> None:
     """Trained encoders are not fitted beforehand; the papers have no formula for fitted ones."""
     with pytest.raises(ConfigError, match="only frozen encoders are fitted"):
         plan_of(encoder="trained")
-    for wrong in ({"share": 1.0}, {"share": 0.0}, {"steps": 0}, {"sampling_rate": 0.0}):
+    for wrong in ({"share": 1.0}, {"share": 0.0}, {"steps": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             FittingPlan(**{"share": 0.1, **wrong})
     with pytest.raises(PrivacyError, match="no formula for fitted encoders"):

@@ -43,11 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy": FROZEN,
         "encoder": {"method": "principal", "layout": "blocks"},
     },
-    "autoencoder": {
-        "model": {**FET, "release": "pooled", "top": "additive", "hidden": 2},
-        "privacy": FROZEN,
-        "encoder": {"method": "autoencoder", "layout": "blocks"},
-    },
     "fedsim": {"model": {"family": "fedsim", "neighbours": 6, "hidden": 8}, "task": "binary"},
     "fedsim weights": {
         "model": {
@@ -66,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 # Each half takes a second under the checks of types: the others run with make test-all.
 OFTEN = {
-    ("fet", "onnx"), ("fedsim", "onnx"), ("autoencoder", "onnx"), ("featuresim", "onnx"),
+    ("fet", "onnx"), ("fedsim", "onnx"), ("principal", "onnx"), ("featuresim", "onnx"),
     ("fedhssl", "onnx"), ("fedsim", "torchscript"),
 }  # fmt: skip
 

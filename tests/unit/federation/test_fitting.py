@@ -90,9 +90,8 @@ def test_resuming_after_the_releases_fits_nothing_again(tmp_path: Path) -> None:
         assert kinds.count("open") == 2
 
 
-@pytest.mark.parametrize("method", ["principal", "autoencoder"])
 def test_nothing_is_computed_when_the_budget_forbids_it(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The charge comes first: without it no statistic is made, let alone used."""
 
@@ -103,8 +102,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
         raise AssertionError("statistics were computed without a charge")
 
     monkeypatch.setattr(fitting, "noised_moments", never)
-    monkeypatch.setattr(fitting, "pretrain", never)
-    config = config_of(tmp_path, encoder={"method": method})
+    config = config_of(tmp_path, encoder={"method": "principal"})
     bottom = fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     plan = plan_run(config, facts)
@@ -169,17 +167,6 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
     assert not second[:, :2].any()
 
 
-def test_an_autoencoder_is_trained_within_the_same_budget(tmp_path: Path) -> None:
-    """Its noised steps, four here, and the releases together keep the epsilon."""
-    encoder = {"method": "autoencoder", "share": 0.3, "steps": 4, "sampling_rate": 1.0}
-    result = run(write_fitted(tmp_path, encoder=encoder), tmp_path / "run")
-
-    privacy = result.metrics["privacy"]
-    assert 49.5 < privacy["epsilon"] <= 50.0
-    kinds = [line["kind"] for line in booked(tmp_path / "run", "bank-1")]
-    assert [kind for kind in kinds if kind in SPENDING] == ["fit", "charge", "charge", "charge"]
-
-
 def test_a_random_projection_costs_nothing(tmp_path: Path) -> None:
     """No line in the ledger, and all of the budget for the releases."""
     fitted = run(write_fitted(tmp_path), tmp_path / "fitted").metrics["privacy"]
@@ -198,12 +185,6 @@ def test_a_random_projection_costs_nothing(tmp_path: Path) -> None:
         ({"encoder": {"method": "kernel"}}, ConfigError, "encoder.method"),
         ({"encoder": {"method": "random", "share": 0.0}}, ConfigError, "encoder.share"),
         ({"encoder": {}}, ConfigError, "encoder.method"),
-        ({"encoder": {"method": "autoencoder", "steps": 0}}, ConfigError, "encoder.steps"),
-        (
-            {"encoder": {"method": "autoencoder", "sampling_rate": 2.0}},
-            ConfigError,
-            "encoder.sampling_rate",
-        ),
         ({"model": {**MODEL, "hidden": 5, "heads": 1}}, ConfigError, "must share it equally"),
         ({"model": {**MODEL, "release": "sequence"}}, ConfigError, "rows are pooled"),
         (

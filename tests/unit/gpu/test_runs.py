@@ -54,9 +54,9 @@ RUNS: Mapping[str, dict[str, Any]] = {
         "encoder": {"method": "principal"},
         "privacy": FROZEN,
     },
-    "fet-autoencoder": {
+    "fet-linear": {
         "model": {**POOLED, "top": "linear"},
-        "encoder": {"method": "autoencoder", "steps": 3, "sampling_rate": 0.5},
+        "encoder": {"method": "principal"},
         "privacy": FROZEN,
     },
     "fet-dp": {"model": {**POOLED, "average_positions_every": 1}, "privacy": DP},
