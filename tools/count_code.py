@@ -1,0 +1,138 @@
+"""Count the package's code: ``python tools/count_code.py [FOLDER]``; ``--json`` too.
+
+A line of code holds a token that is neither a comment nor part of a docstring. Imports are lines of
+import statements. The core is all but ``lab``, ``serving`` and ``exporting``.
+"""
+
+import argparse
+import ast
+import io
+import json
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+WINGS: Final = ("lab", "serving", "exporting")
+"""Rooms that are counted by themselves."""
+
+SHARED_NAMES: Final = frozenset({"__init__", "family", "messages", "settings"})
+"""Names that several modules may have."""
+
+_BLANK: Final = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """What a part of the package comes to."""
+
+    code: int
+    files: int
+    imports: int
+
+    @property
+    def import_share(self) -> float:
+        """Share of code lines that are imports."""
+        return self.imports / max(1, self.code)
+
+
+def code_lines(source: str) -> set[int]:
+    """Return the numbers of lines that hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _BLANK:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def import_lines(source: str) -> int:
+    """Return how many lines import statements take."""
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
+def modules(root: Path = ROOT) -> Iterator[Path]:
+    """Yield the package's modules."""
+    return (path for path in sorted((root / "securevfl").rglob("*.py")))
+
+
+def room_of(path: Path, root: Path = ROOT) -> str:
+    """Return the package that a module belongs to; its own name at the top."""
+    return path.relative_to(root / "securevfl").with_suffix("").parts[0]
+
+
+def counts(root: Path = ROOT) -> dict[str, Count]:
+    """Return the count of every room, and of the core."""
+    code, files, imports = Counter[str](), Counter[str](), Counter[str]()
+    for path in modules(root):
+        source = path.read_text(encoding="utf-8")
+        room = room_of(path, root)
+        for part in (room, *(() if room in WINGS else ("core of the package",))):
+            code[part] += len(code_lines(source))
+            files[part] += 1
+            imports[part] += import_lines(source)
+    return {
+        name: Count(code=code[name], files=files[name], imports=imports[name])
+        for name in sorted(files)
+    }
+
+
+def repeated_names(root: Path = ROOT) -> tuple[list[str], list[str]]:
+    """Return names of classes, and of modules, that the package has more than once."""
+    classes, names = Counter[str](), Counter[str]()
+    for path in modules(root):
+        names[path.stem] += path.stem not in SHARED_NAMES
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return (
+        sorted(name for name, times in classes.items() if times > 1),
+        sorted(name for name, times in names.items() if times > 1),
+    )
+
+
+def main() -> None:
+    """Print the counts."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found, (classes, names) = counts(asked.folder), repeated_names(asked.folder)
+    if asked.json:
+        figures = {name: asdict(count) for name, count in found.items()}
+        json.dump({"rooms": figures, "classes": classes, "modules": names}, sys.stdout)
+        return
+    for name, count in found.items():
+        sys.stdout.write(
+            f"{name:22} {count.code:7,} lines of code, {count.files:4} files, "
+            f"{count.import_share:5.1%} imports\n"
+        )
+    sys.stdout.write(f"class names used twice: {', '.join(classes) or 'none'}\n")
+    sys.stdout.write(f"module names used twice: {', '.join(names) or 'none'}\n")
+
+
+if __name__ == "__main__":
+    main()
