@@ -4,11 +4,16 @@ Noise of releases is left out, so that what is compared are the exact whole numb
 added to. What a world says behind noise (fitted encoders, updates) is said again in the other one:
 given all that was said before, both go on from equal weights, as accounting does when it adds up
 the steps of an adaptive composition.
+
+:func:`whole_run` does the same with all parties of a simulated run and of one request for
+predictions, and keeps whatever else any party receives.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +21,25 @@ from unittest import mock
 
 import numpy as np
 import torch
+from helpers.fixed_entropy import fixed_entropy
 from torch import Tensor
 
+from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
+from securevfl.data.tables import PartyTable
 from securevfl.dp import class_sums
+from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
+from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.federation import build
+from securevfl.federation.assist import assist_primary
+from securevfl.federation.class_means import ballot, voter
 from securevfl.federation.exchange import Purpose, RoundPlan
 from securevfl.federation.rounds import fitting, updates
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.ledger.ledger import Ledger
@@ -33,7 +47,9 @@ from securevfl.linkage import sampling
 from securevfl.linkage.stage.parties import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
+from securevfl.runtime import predicting, simulation, trained_run
 from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime.simulation import simulate_federation
 
 
 class Silent:
@@ -148,23 +164,37 @@ class World:
     @contextmanager
     def overheard(self) -> Iterator[None]:
         """Listen to every mechanism that what is done inside goes through."""
-        said, before = self.said, self.before
-        fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
 
-        def statistics(records: np.ndarray, **settings: float) -> Any:
-            exact = exact_moments(records, **settings)
-            return said.say(exact, lambda: fitted(records, **settings), before)
+        def say(_what: str, exact: Tensor, answer: Callable[[], Any]) -> Any:
+            return self.said.say(exact, answer, self.before)
 
-        def update(noise: updates.GradientNoise, total: Tensor) -> Any:
-            exact = total * noise.granularity / noise.clip_norm
-            return said.say(exact, lambda: noised(noise, total), before)
-
-        with (
-            mock.patch.object(fitting, "noised_moments", statistics),
-            mock.patch.object(updates.GradientNoise, "noised", update),
-            mock.patch.object(sampling, "os", self.samples),
-        ):
+        with mechanisms_overheard(say), mock.patch.object(sampling, "os", self.samples):
             yield
+
+
+Say = Callable[[str, Tensor, Callable[[], Any]], Any]
+"""Takes a mechanism, its exact sum over what one record may change of it, and how to answer."""
+
+
+@contextmanager
+def mechanisms_overheard(say: Say) -> Iterator[None]:
+    """Give every fitted statistic and update to ``say``, and take its answer."""
+    fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
+
+    def statistics(records: np.ndarray, **settings: float) -> Any:
+        exact = exact_moments(records, **settings)
+        return say("moments", exact, lambda: fitted(records, **settings))
+
+    def update(noise: updates.GradientNoise, total: Tensor) -> Any:
+        exact = total * noise.granularity / noise.clip_norm
+        return say("update", exact, lambda: noised(noise, total))
+
+    with (
+        mock.patch.object(fitting, "noised_moments", statistics),
+        mock.patch.object(voter, "noised_moments", statistics),
+        mock.patch.object(updates.GradientNoise, "noised", update),
+    ):
+        yield
 
 
 def exact_moments(records: np.ndarray, *, radius: float, noise_multiplier: float) -> Tensor:
@@ -226,3 +256,294 @@ def world(
         )
     said = before.said if before else None
     return World(secondary, plan, split, Said(), before=said, samples=samples)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Summed:
+    """What one mechanism of one secondary was given, before noise."""
+
+    what: str
+    party: str
+    session: int
+    """The run's, and then those of requests for predictions, in turns."""
+    round_number: int
+    exact: Tensor
+    """Of rows in units of the ring; of others over what one record may change of it."""
+    answer: Any
+    """What went on behind noise."""
+    of_label: float
+    """Of class sums: what one record may change, over what one label may."""
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """Where in the run it is."""
+        return self.what, self.party, self.session, self.round_number
+
+
+@dataclass
+class WholeRun:
+    """What mechanisms of a whole run were given, and all else that any party received."""
+
+    plans: list[RunPlan] = field(default_factory=list)
+    """Of every session."""
+    sums: list[Summed] = field(default_factory=list)
+    received: list[tuple[Any, ...]] = field(default_factory=list)
+    """Rounds, averages, gradients, messages, class sums, request and predictions, as bytes."""
+
+    def ratios(self, other: "WholeRun") -> dict[str, float]:
+        """Return by mechanism how far its sums moved, over what its promise counts on.
+
+        A frozen encoder's rows are one answer over all rounds of a session; all others' are one a
+        round. What the secondaries' rows moved by adds up, as it does in the primary's sum.
+        """
+        moved: defaultdict[tuple[Any, ...], Any] = defaultdict(lambda: 0.0)
+        found: defaultdict[str, float] = defaultdict(float)
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            assert mine.place == theirs.place
+            change = (mine.exact - theirs.exact).double()
+            if mine.what == "labels":
+                assert torch.equal(mine.exact, theirs.exact), "a record moves no label"
+            elif mine.what == "rows":
+                moved[mine.session, mine.round_number] += change
+            else:
+                norm = float(torch.linalg.vector_norm(change))
+                found[mine.what] = max(found[mine.what], norm / self._most(mine))
+        answers: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for (session, number), change in moved.items():
+            plan = self.plans[session]
+            one = 0 if plan.config.privacy.encoder == "frozen" else number
+            answers[session, one] += float((change * plan.cut.ring.granularity).square().sum())
+        # Where nothing is promised, nothing bounds them.
+        for (session, _), squares in answers.items():
+            plan = self.plans[session]
+            if plan.config.privacy.mechanism == "none":
+                continue
+            most = plan.releases.sensitivity() * plan.cut.slots
+            found["rows"] = max(found["rows"], squares**0.5 / most)
+        return dict(found)
+
+    def rows_moved(self, other: "WholeRun") -> dict[str, int]:
+        """Return by secondary how many rows moved in any round of a session at most, in all."""
+        rows: defaultdict[tuple[str, int], int] = defaultdict(int)
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            if mine.what == "rows":
+                moved = (mine.exact != theirs.exact).flatten(1).any(dim=1)
+                rows[mine.party, mine.session] += int(moved.sum())
+        return {
+            party: max(count for (one, _), count in rows.items() if one == party)
+            for party, _ in rows
+        }
+
+    def labels_moved(self, other: "WholeRun") -> tuple[int, float]:
+        """Return how many rows' labels were drawn from others, and how far class sums moved.
+
+        These in units of what one label's exchange changes at most.
+        """
+        drawn, furthest = 0, 0.0
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            if mine.what == "labels":
+                drawn = max(drawn, int((mine.exact != theirs.exact).sum()))
+            elif mine.what == "class sums":
+                norm = float(torch.linalg.vector_norm(mine.exact - theirs.exact))
+                furthest = max(furthest, norm * mine.of_label)
+        return drawn, furthest
+
+    def heard_by_secondaries(self) -> list[tuple[Any, ...]]:
+        """Return what secondaries received; averages and figures are the primary's."""
+        own = ("average", "history", "predictions")
+        return [one for one in self.received if one[0] not in own]
+
+    def parties_moved(self, other: "WholeRun") -> set[str]:
+        """Return whose sums are not the same numbers."""
+        pairs = zip(self.sums, other.sums, strict=True)
+        return {mine.party for mine, theirs in pairs if not torch.equal(mine.exact, theirs.exact)}
+
+    def _most(self, one: Summed) -> float:
+        if one.what != "update":
+            return 1.0
+        releases = self.plans[one.session].releases
+        rows = min(releases.privacy.links_per_record or 0, releases.rows_per_round)
+        return gradient_sensitivity(clip_norm=1.0, unit=Unit.SECONDARY_RECORD, rows=rows)
+
+
+class Listener:
+    """Hears what mechanisms are given and what parties receive; each method wraps one place."""
+
+    def __init__(self, before: "WholeRun | None") -> None:
+        self.heard = WholeRun()
+        self.repeats = before is not None
+        self.answered = iter(before.sums if before else ())
+        self.speaker, self.number = "", 0
+        self.of_label = 1.0
+
+    def say(self, what: str, exact: Tensor, answer: Callable[[], Any]) -> Any:
+        # Drawn in both runs, so that all noise that comes after it is the same as well.
+        fresh = answer()
+        said = next(self.answered).answer if self.repeats else fresh
+        session = len(self.heard.plans) - 1
+        self.heard.sums.append(
+            Summed(
+                what=what,
+                party=self.speaker,
+                session=session,
+                round_number=self.number,
+                exact=exact.clone(),
+                answer=said,
+                of_label=self.of_label,
+            )
+        )
+        return deepcopy(said)
+
+    def hear(self, *parts: Any) -> None:
+        self.heard.received.append(parts)
+
+    def built(self, build: Any) -> Any:
+        def one(plan: RunPlan, *parts: Any, **more: Any) -> Any:
+            if not self.heard.plans or self.heard.plans[-1].facts != plan.facts:
+                self.heard.plans.append(plan)
+            return build(plan, *parts, **more)
+
+        return one
+
+    def spoken(self, method: Any) -> Any:
+        def one(secondary: Any, *parts: Any, **more: Any) -> Any:
+            self.speaker = secondary.name
+            self.number = parts[0].round_number if parts else 0
+            return method(secondary, *parts, **more)
+
+        return one
+
+    def units(self, method: Any) -> Any:
+        def one(release: SecondaryRelease, clipped: Tensor) -> Any:
+            exact = release.aggregation.units(clipped, bounded=release.noise is not None)
+            return self.say("rows", exact, lambda: method(release, clipped))
+
+        return one
+
+    def by_bins(self, method: Any) -> Any:
+        def one(format_: class_sums.SumFormat, vectors: Any, bins: np.ndarray) -> Any:
+            sums = method(format_, vectors, bins)
+            exact = torch.from_numpy(sums).double() / format_.change_of_record
+            self.of_label = format_.change_of_record / format_.change_of_label
+            return self.say("class sums", exact, lambda: sums)
+
+        return one
+
+    def drawn(self, draw: Any) -> Any:
+        def one(labels: np.ndarray, *parts: Any, **more: Any) -> Any:
+            exact = torch.from_numpy(labels.copy())
+            return self.say("labels", exact, lambda: draw(labels, *parts, **more))
+
+        return one
+
+    def finished(self, method: Any) -> Any:
+        def one(of: Any, sums: np.ndarray) -> None:
+            self.hear("class sums", of.name, sums.tobytes())
+            method(of, sums)
+
+        return one
+
+    def voted(self, vote: Any) -> Any:
+        def one(secondaries: Any, make: Any) -> None:
+            made = make()
+            if made.label_noise is None:
+                self.hear("labels", made.bins_of_rows.tobytes())
+            vote(secondaries, lambda: made)
+
+        return one
+
+    def released(self, method: Any) -> Any:
+        def one(exchange: Any, plan: Any) -> Tensor:
+            self.hear("round", plan.round_number, plan.purpose, plan.active, plan.rows.tobytes())
+            mean: Tensor = method(exchange, plan)
+            self.hear("average", mean.detach().numpy().tobytes())
+            return mean
+
+        return one
+
+    def returned(self, method: Any) -> Any:
+        def one(exchange: Any, plan: Any, gradient: Tensor) -> None:
+            self.hear("gradient", gradient.numpy().tobytes())
+            method(exchange, plan, gradient)
+
+        return one
+
+    def told(self, method: Any) -> Any:
+        def one(exchange: Any, message: Any, **more: Any) -> None:
+            made = message.to_message()
+            tensors = {name: value.tobytes() for name, value in made.tensors.items()}
+            self.hear("message", made.kind, dict(made.meta), tensors)
+            method(exchange, message, **more)
+
+        return one
+
+    def ended(self, method: Any) -> Any:
+        def one(exchange: Any, mark: Any) -> None:
+            self.hear("epoch", mark)
+            method(exchange, mark)
+
+        return one
+
+    def requested(self, request: Any) -> Any:
+        def one(**parts: Any) -> Any:
+            keys = parts["keys"].columns
+            self.hear("keys", {name: np.asarray(value).tolist() for name, value in keys.items()})
+            return request(**parts)
+
+        return one
+
+
+def whole_run(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    folder: Path,
+    *,
+    before: WholeRun | None = None,
+) -> WholeRun:
+    """Simulate a run and one request for predictions of the primary's first rows.
+
+    Both runs draw noise, samples and labels from the same keys.
+
+    Args:
+        config: The federation file.
+        tables: Every party's, as read.
+        folder: Of the run.
+        before: The other run, whose answers behind noise are said again.
+    """
+    listener = Listener(before)
+    with ExitStack() as patches:
+        patches.enter_context(fixed_entropy())
+        patches.enter_context(mechanisms_overheard(listener.say))
+        for owner, name, make in (
+            (simulation, "build_secondary", listener.built),
+            (trained_run, "build_secondary", listener.built),
+            (Secondary, "answer", listener.spoken),
+            (Secondary, "learn", listener.spoken),
+            (voter.Voter, "vectors", listener.spoken),
+            (voter.Voter, "finish", listener.finished),
+            (SecondaryRelease, "units", listener.units),
+            (class_sums.SumFormat, "by_bins", listener.by_bins),
+            (simulation, "vote_in_process", listener.voted),
+            (ballot, "randomised_labels", listener.drawn),
+            (assist_primary, "randomised_labels", listener.drawn),
+            (assist_primary, "noised_labels", listener.drawn),
+            (SimulatedExchange, "release", listener.released),
+            (SimulatedExchange, "return_gradient", listener.returned),
+            (SimulatedExchange, "tell", listener.told),
+            (SimulatedExchange, "end_epoch", listener.ended),
+            (predicting, "Request", listener.requested),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+        # A request is made whoever would answer it.
+        patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
+        result = simulate_federation(
+            config, tables, folder, device=torch.device("cpu"), with_alone=False
+        )
+        timed = {"seconds"}
+        listener.hear(
+            "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
+        )
+        new = tables[config.primary.name].take(np.arange(3))
+        predictor = trained_run.Predictor(config, folder, tables, device=torch.device("cpu"))
+        listener.hear("predictions", predictor.predict(new).values.tolist())
+    return listener.heard

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from helpers.assisted import LINEAR, write_assisted
 from helpers.federations import FROZEN, save, write_federation
+from helpers.removal import whole_run
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
@@ -156,6 +159,80 @@ def test_one_label_moves_as_many_rows_as_its_promise_counts(
         assert after.keys == before.keys != []
     assert max(moved) <= config.voters_moved
     assert facts.train_rows == len(training)
+
+
+ASSISTED: dict[str, tuple[dict[str, Any], float]] = {
+    "binary": ({"outputs": 1}, 0.0),
+    "multiclass": ({"outputs": 3}, 2.0),
+    "regression": ({"outputs": 1, "label_lower": -4.0, "label_upper": 4.0}, 1e12),
+}
+
+
+def with_other_label(
+    config: FederationConfig, tables: Mapping[str, PartyTable], value: float
+) -> dict[str, PartyTable]:
+    """Return tables of which one training row has another label."""
+    own = tables["agency"]
+    assert own.labels is not None
+    training = run_facts(config, own)[0].train
+    row = int(training[own.labels[training] != value][0])
+    labels = own.labels.copy()
+    labels[row] = value
+    return {**tables, "agency": dataclasses.replace(own, labels=labels)}
+
+
+@pytest.mark.parametrize("task", ASSISTED)
+@pytest.mark.parametrize("base", ["none", "linear"])
+def test_assistants_hear_of_one_draw_of_one_label(task: str, base: str, tmp_path: Path) -> None:
+    """Of a mechanism's input one number is another; given its draw, all they receive is equal."""
+    model, value = ASSISTED[task]
+    path = write_assisted(
+        tmp_path,
+        rows=ROWS,
+        federation={"task": task},
+        model={**LINEAR, "label_epsilon": 2.0, **model},
+        base={"estimator": base},
+        training={"batch_size": 16},
+    )
+    source = tomllib.loads(path.read_text())
+    source["training"].pop("split", None)
+    if task == "binary":
+        frame = pd.read_csv(tmp_path / "agency.csv")
+        frame["y"] = frame["y"].clip(upper=1)
+        frame.to_csv(tmp_path / "agency.csv", index=False)
+    config = read_federation(save(tmp_path, source))
+    tables = read_tables(config, tmp_path)
+    here = whole_run(config, tables, tmp_path / "here")
+    other = with_other_label(config, tables, value)
+    there = whole_run(config, other, tmp_path / "there", before=here)
+    assert here.labels_moved(there) == (1, 0.0)
+    assert there.heard_by_secondaries() == here.heard_by_secondaries()
+
+
+@pytest.mark.parametrize("labels", ["randomised", "shares"])
+@pytest.mark.parametrize("task", ["binary", "regression"])
+def test_one_label_moves_class_sums_by_what_noise_is_made_for(
+    task: str, labels: str, tmp_path: Path
+) -> None:
+    """Given drawn labels, or the sums behind their noise, all that secondaries receive is equal."""
+    path = federation(tmp_path, task, labels)
+    if task == "binary":
+        frame = pd.read_csv(tmp_path / "agency.csv")
+        frame["y"] = frame["y"].clip(upper=1)
+        frame.to_csv(tmp_path / "agency.csv", index=False)
+    config = read_federation(path)
+    tables = read_tables(config, tmp_path)
+    here = whole_run(config, tables, tmp_path / "here")
+    other = with_other_label(config, tables, 1e12 if task == "regression" else 0.0)
+    there = whole_run(config, other, tmp_path / "there", before=here)
+    drawn, furthest = here.labels_moved(there)
+    if labels == "randomised":
+        assert 0 < drawn <= config.voters_moved
+        assert furthest == 0, "sums are by labels that were drawn"
+    else:
+        assert drawn == 0
+        assert 0 < furthest <= config.voters_moved
+    assert there.heard_by_secondaries() == here.heard_by_secondaries()
 
 
 @pytest.mark.parametrize("labels", ["randomised", "shares"])

@@ -1,0 +1,128 @@
+"""One record removed or exchanged, through a whole run and a request: what every party receives.
+
+Tables as read, split, links, fits and class sums, rounds of training, validation and test, and one
+request for predictions. Sums before noise keep to the change that their noise is made for, in units
+of the ledger's sensitivity; given the same answers behind noise, all else that any party receives
+is the same to the bit.
+"""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.assisted import LINEAR
+from helpers.federations import save, write_federation
+from helpers.removal import WholeRun, whole_run
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.data.tables import PartyTable
+from securevfl.runtime.run_tables import read_tables
+
+ROWS = 48
+CAP = 2
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP}
+POOLED = {"release": "pooled", "hidden": 4, "neighbours": 2, "heads": 1}
+DIRECTIONS = {**POOLED, "top": "additive"}
+RECORDS_CHOOSE = {"protection": "none", "choose": "records"}
+VOTES: dict[str, Any] = {
+    "model": {**POOLED, "hidden": 3, "top": "tied"},
+    "linkage": RECORDS_CHOOSE,
+    "base": {"estimator": "linear"},
+}
+
+RUNS: dict[str, dict[str, Any]] = {
+    "random": {"model": DIRECTIONS, "encoder": {"method": "random"}},
+    "principal": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "principal", "share": 0.3},
+        "linkage": RECORDS_CHOOSE,
+    },
+    "votes, shares": {**VOTES, "encoder": {"method": "votes", "labels": "shares", "share": 0.3}},
+    "votes, randomised": {
+        **VOTES,
+        "encoder": {"method": "votes", "labels": "randomised", "share": 0.3, "whiten": True},
+    },
+    "dp-trained": {
+        "model": {**POOLED, "dropout": 0.2},
+        "privacy": {**PRIVACY, "encoder": "dp-trained"},
+    },
+    "assist": {
+        "model": {**LINEAR, "label_epsilon": 2.0},
+        "privacy": {"mechanism": "none", "encoder": "trained"},
+    },
+    "entity": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "random"},
+        "privacy": {**PRIVACY, "unit": "entity"},
+    },
+}
+MECHANISMS = {
+    "random": {"rows"},
+    "principal": {"rows", "moments"},
+    "votes, shares": {"rows", "class sums"},
+    "votes, randomised": {"rows", "class sums", "moments"},
+    "dp-trained": {"rows", "update"},
+    # Labels alone have a promise.
+    "assist": set(),
+    "entity": {"rows"},
+}
+
+
+def federation(folder: Path, name: str) -> tuple[FederationConfig, dict[str, PartyTable]]:
+    """Write and read a federation in which records have fewer rows than want them."""
+    settings = {"privacy": PRIVACY, "training": {"batch_size": 16, "epochs": 2}, **RUNS[name]}
+    path = write_federation(folder, rows=ROWS, **settings)
+    source = tomllib.loads(path.read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-0.3, 0.3]}
+        # Few records for many rows: without a limit one would be linked to more than it may.
+        table = folder / party["data"]
+        pd.read_csv(table).head(ROWS // 3).to_csv(table, index=False)
+    if "shares" in name:
+        source["party"].append({"name": "dealer", "role": "dealer"})
+    config = read_federation(save(folder, source))
+    return config, dict(read_tables(config, folder))
+
+
+def without(table: PartyTable, record: int) -> PartyTable:
+    return table.take(np.delete(np.arange(table.num_rows), record))
+
+
+def exchanged(table: PartyTable, record: int) -> PartyTable:
+    """Return the table with other values, far out, in one record."""
+    features = table.features.copy()
+    features[record] = np.where(features[record] > 0, -1e6, 1e6)
+    return dataclasses.replace(table, features=features)
+
+
+def require_kept(name: str, here: WholeRun, there: WholeRun, *, changes: int) -> dict[str, float]:
+    """Check what a removed record, or two changes, may do to a run; return the ratios."""
+    assert there.received == here.received
+    ratios = here.ratios(there)
+    assert set(ratios) == MECHANISMS[name]
+    assert max(ratios.values(), default=0) <= changes + 1e-9, ratios
+    return ratios
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_record_moves_no_more_than_its_promise_counts(name: str, tmp_path: Path) -> None:
+    """Removed: by the sensitivity at most. Exchanged: by a removal and an addition."""
+    config, tables = federation(tmp_path, name)
+    here = whole_run(config, tables, tmp_path / "here")
+    assert len(here.plans) == 2, "a run and a request"
+    touched = {"bank-1", "bank-2"} if name == "entity" else {"bank-1"}
+    furthest: dict[str, float] = {}
+    for record, change, many in ((0, without, 1), (7, exchanged, 2)):
+        other = tables | {party: change(tables[party], record) for party in touched}
+        there = whole_run(config, other, tmp_path / change.__name__, before=here)
+        ratios = require_kept(name, here, there, changes=many)
+        furthest = {what: max(one, furthest.get(what, 0)) for what, one in ratios.items()}
+        assert here.parties_moved(there) <= touched
+        if config.privacy.encoder == "frozen":
+            assert max(here.rows_moved(there).values()) <= many * CAP
+    assert all(ratio > 0.02 for ratio in furthest.values()), furthest
