@@ -272,6 +272,20 @@ def test_no_more_rounds_than_there_are_can_touch_a_record() -> None:
     assert release.count == 50
 
 
+def test_rounds_beyond_the_plan_are_all_charged() -> None:
+    """A record is in each of them: what is said to be spent never stops at the planned rounds."""
+    plan = plan_of(
+        passes=5, noise_multiplier=2.0, sampling_rate=0.2, encoder="dp-trained", links_per_record=50
+    )
+    tau = plan.noise_share_std()
+    more = plan.release(tau, rounds=80, row_releases=8000, passes=8)
+
+    assert isinstance(more, SampledRelease)
+    assert more.count == 80
+    spent = plan.epsilon_after(tau, rounds=80, row_releases=8000, passes=8)
+    assert spent > plan.epsilon(tau) + 1
+
+
 def test_one_batch_may_hold_all_of_a_records_rows() -> None:
     """Worst over all ways to spread m rows over batches: (2 C_g m)^2 and not m (2 C_g)^2."""
     plan = plan_of(passes=1, noise_multiplier=5.0, gradient_clip_norm=0.3, **DP_TRAINED)

@@ -1,9 +1,13 @@
 """Who may be absent from predictions, as the primary asks and as every secondary checks."""
 
+import contextlib
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.federations import FROZEN, save, write_federation
@@ -11,15 +15,22 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
+from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import Welcome
 from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
+from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.membership import (
     absent_names,
     active_without,
     least_secondaries,
     require_active,
 )
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.runtime import predicting_secondary
+from securevfl.runtime.party_job import PartyJob, PartyLife
 from securevfl.runtime.predicting import PredictRequest
+from securevfl.transport.star import SecondaryTransport
 
 PREDICTS = RunFacts(rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True)
 
@@ -120,3 +131,46 @@ def test_fewer_secondaries_cost_what_their_noise_protects(tmp_path: Path) -> Non
     colluding = config_of(tmp_path, privacy={**FROZEN, "colluding": 1})
     with pytest.raises(PrivacyError):
         plan_prediction(colluding, replace(asked, active=(3,)), noise_share_std=2.0)
+
+
+@pytest.mark.parametrize(
+    ("session", "active"), [((1, 2), (1, 2, 3)), ((1, 2), (1, 3)), ((1, 2), (1,)), (None, (1, 2))]
+)
+@pytest.mark.parametrize("who", ["bank-1", "dealer"])
+def test_a_request_to_others_than_the_sessions_parties_is_refused(
+    who: str,
+    session: tuple[int, ...] | None,
+    active: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise is counted for those who were checked when the session began; nothing is booked."""
+    path = write_federation(
+        tmp_path,
+        rows=20,
+        secondaries=3,
+        linkage={"protection": "shares", "ranges": [[-1.0, 11.0], [-1.0, 11.0]]},
+    )
+    source = tomllib.loads(path.read_text())
+    source["party"] += [{"name": name, "role": name} for name in ("coordinator", "dealer")]
+    config = read_federation(save(tmp_path, source))
+    asked = PredictRequest(run=new_run(), rows=4, predicted_rows=2, active=active)
+    star = mock.Mock(spec=Joined, facts=replace(PREDICTS, active=session))
+    star.transport = mock.Mock(spec=SecondaryTransport)
+    star.transport.receive.return_value = asked.to_message()
+    job = mock.Mock(spec=PartyJob, serves_on=False)
+    job.name = who
+    life = mock.Mock(spec=PartyLife, config=config, job=job, files=mock.Mock(spec=PartyFiles))
+    life.identity = life.pinned = None
+    serve: Callable[[], None] = partial(predicting_secondary.serve_as_helper, life)
+    if who == "bank-1":
+        model, table = mock.Mock(spec=KeptModel), mock.Mock(spec=PartyTable)
+        serve = predicting_secondary._Requests(life, model, table, star).serve
+    monkeypatch.setattr(
+        predicting_secondary, "joined", lambda *_, **__: contextlib.nullcontext(star)
+    )
+
+    with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
+        serve()
+    star.transport.send.assert_not_called()
+    life.files.open_prediction.assert_not_called()
