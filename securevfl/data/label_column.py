@@ -1,4 +1,4 @@
-"""A label column as the model needs it: float32 for regression, class numbers otherwise."""
+"""A label column as the model needs it: float64 for regression, class numbers otherwise."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -94,7 +94,7 @@ def encode_known_labels(
     if not there.any():
         return None
     if task == "regression":
-        labels = np.zeros(len(values), dtype=np.float32)
+        labels = np.zeros(len(values), dtype=np.float64)
         labels[there] = _numbers(values[there], where=where)
         return labels, there
     assert classes is not None, "of a task with classes"
@@ -143,7 +143,7 @@ def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
         raise DataError(
             f"{where}, row {first_row(too_large)}: is too large for float32; change its unit"
         )
-    return numbers.astype(np.float32)
+    return numbers
 
 
 def _classes(values: "pd.Series[Any]", *, task: Task, where: str) -> tuple[Labels, tuple[Any, ...]]:

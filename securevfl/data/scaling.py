@@ -213,17 +213,16 @@ class LabelScaler:
             raise ConfigError(f"mean must be finite, got {self.mean!r}")
 
     @classmethod
-    def fit(cls, training_labels: Float32[np.ndarray, " rows"]) -> "LabelScaler":
+    def fit(cls, training_labels: Float64[np.ndarray, " rows"]) -> "LabelScaler":
         """Take mean and deviation of the training labels.
 
         Raises:
             DataError: If they are constant.
         """
-        values = training_labels.astype(np.float64)
-        deviation = float(values.std())
-        if not deviation > 0:
+        # Not by their deviation, which rounding keeps from 0.
+        if training_labels.min() == training_labels.max():
             raise DataError("labels: are constant in the training rows; nothing can be learned")
-        return cls(mean=float(values.mean()), deviation=deviation)
+        return cls(mean=float(training_labels.mean()), deviation=float(training_labels.std()))
 
     def as_json(self) -> dict[str, float]:
         """Return what :meth:`from_json` reads."""
@@ -238,9 +237,9 @@ class LabelScaler:
         """
         return _kept(cls, content, where=where)
 
-    def apply(self, labels: Float32[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
-        """Return standardised labels."""
-        return ((labels.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
+    def apply(self, labels: Float64[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
+        """Return standardised labels: float32, which they fit once they are centred."""
+        return ((labels - self.mean) / self.deviation).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

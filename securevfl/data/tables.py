@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     # It brings pandas, and a party that only helps has no table.
     from securevfl.data.schema import TableSchema
 
-Labels = Float32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
-"""float32 for regression, int64 class numbers otherwise."""
+Labels = Float64[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
+"""Labels as read: float64 for regression, int64 class numbers otherwise.
+
+float32 loses what tells large labels apart; losses take them centred, by
+:class:`securevfl.data.scaling.LabelScaler`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -68,7 +71,7 @@ class PartyTable:
     """What the bottom model of this party sees."""
 
     labels: Labels | None = None
-    """float32 for regression, class numbers from 0 otherwise; None at a secondary."""
+    """float64 for regression, class numbers from 0 otherwise; None at a secondary."""
 
     labelled: Bool[np.ndarray, " rows"] | None = None
     """Which rows have a label, the others' being a stand-in that nothing may read; None: all."""

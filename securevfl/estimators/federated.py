@@ -866,7 +866,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
 
     def _target(self, y: Any) -> Target:
         values = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
-        numbers = column_or_1d(values, warn=True).astype(np.float32)
+        numbers = column_or_1d(values, warn=True).astype(np.float64)
         if numbers.min() == numbers.max():
             raise ValueError(f"y is constant ({numbers[0]}); there is nothing to learn")
         return Target(task="regression", labels=numbers, classes=None)

@@ -134,12 +134,12 @@ def _drawn(
         assert model.label_lower is not None, "checked with the file"
         assert model.label_upper is not None, "checked with the file"
         return noised_labels(
-            labels[rows].astype(np.float64),
+            labels[rows],
             lower=model.label_lower,
             upper=model.label_upper,
             epsilon=model.label_epsilon,
             delta=delta,
-        ).astype(np.float32)
+        )
 
     return drawn_once(files, rows, draw)
 

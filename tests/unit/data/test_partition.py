@@ -96,7 +96,7 @@ def test_regression_labels_stay_numbers() -> None:
     table, _ = split_table(X, Y + 0.5, parties=2, task="regression")
 
     assert table.labels is not None
-    assert table.labels.dtype == np.float32
+    assert table.labels.dtype == np.float64
     assert table.classes is None
 
 

@@ -38,7 +38,7 @@ def test_columns_become_keys_features_and_labels(tmp_path: Path) -> None:
     assert table.features.dtype == np.float32
     assert table.features.tolist() == [[70, 1, 0, 1], [80, 0, 1, 0]]
     assert table.labels is not None
-    assert table.labels.dtype == np.float32
+    assert table.labels.dtype == np.float64
     assert table.labels.tolist() == [300, 350]
     assert table.classes is None
 

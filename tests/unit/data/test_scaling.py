@@ -126,16 +126,25 @@ def test_neighbours_survive_float32_when_centred_first() -> None:
 
 def test_labels_come_back_in_their_unit() -> None:
     """``invert`` undoes ``apply`` to float32 precision."""
-    labels = np.array([200, 350, 900], dtype=np.float32)
+    labels = np.array([200.0, 350.0, 900.0])
     scaler = LabelScaler.fit(labels)
 
     assert scaler.apply(labels).mean() == pytest.approx(0, abs=1e-6)
 
 
+def test_labels_are_centred_before_they_become_float32() -> None:
+    """At 100,000,000 float32 has steps of 8; labels a tenth apart stay apart."""
+    labels = 1e8 + np.arange(30) / 10
+    scaled = LabelScaler.fit(labels).apply(labels)
+
+    assert scaled.dtype == np.float32
+    assert np.diff(scaled) == pytest.approx(0.1 / labels.std(), rel=1e-5)
+
+
 def test_constant_training_labels_are_refused() -> None:
     """Labels may be constant in the training rows though they are not in the table."""
     with pytest.raises(DataError, match=r"constant in the training rows"):
-        LabelScaler.fit(np.array([1, 1], dtype=np.float32))
+        LabelScaler.fit(np.full(7, 0.1))
     with pytest.raises(ConfigError, match=r"mean must be finite"):
         LabelScaler(mean=math.nan, deviation=1.0)
 
@@ -144,7 +153,7 @@ SCALERS = {
     "fitted": FeatureScaler.standard(FEATURES / 3, limit=5.0),
     "bounded": FeatureScaler.bounded(NAMES, {"area": [0.1, 0.7], "floor": [0, 30]}),
     "keys": KeyScaler.fit(FEATURES.astype(np.float64) / 3),
-    "labels": LabelScaler.fit(FEATURES[:, 0] / 3),
+    "labels": LabelScaler.fit(FEATURES[:, 0].astype(np.float64) / 3),
 }
 
 
@@ -154,7 +163,7 @@ def test_a_scaler_survives_json(scaler: FeatureScaler | KeyScaler | LabelScaler)
     content = json.loads(json.dumps(scaler.as_json(), allow_nan=False))
     again = type(scaler).from_json(content)
     values: Any = FEATURES[:, 0] if isinstance(scaler, LabelScaler) else FEATURES
-    values = values.astype(np.float64) if isinstance(scaler, KeyScaler) else values
+    values = values if isinstance(scaler, FeatureScaler) else values.astype(np.float64)
     assert again.apply(values).tobytes() == scaler.apply(values).tobytes()
     assert again.as_json() == scaler.as_json()
 

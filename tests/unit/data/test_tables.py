@@ -60,7 +60,7 @@ def test_a_table_shows_sizes_only() -> None:
             r"column 'area', row 2: is a missing value \(NaN\).*2 such values",
         ),
         (
-            {"labels": np.array([1, 2, np.inf], dtype=np.float32), "classes": None},
+            {"labels": np.array([1, 2, np.inf]), "classes": None},
             "column 'label', row 3: is an infinite value",
         ),
     ],
