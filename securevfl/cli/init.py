@@ -12,8 +12,10 @@ from rich.text import Text
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.data.sources.settings import Reading
 from securevfl.setup.estimates import LIMITS
-from securevfl.setup.init import look_at, proposed
+from securevfl.setup.init import look_at, party_name, proposed
 from securevfl.setup.proposal import (
     ColumnUse,
     Proposal,
@@ -43,9 +45,11 @@ def run_columns(
     words: Sequence[str] | None,
     missing: Sequence[str] | None,
     exclude: Sequence[str] | None,
+    reading: Sequence[str] | None,
 ) -> None:
     """Write a table's column list."""
     declared = _declared(bounds, words, missing, exclude)
+    declared = dataclasses.replace(declared, readings=_readings(reading or (), [path]))
     table = look_at(path, declared=declared, root=path.parent)
     require_columns([table], declared)
     if name is not None:
@@ -94,6 +98,7 @@ def run_init(
     words: Sequence[str] | None,
     missing: Sequence[str] | None,
     exclude: Sequence[str] | None,
+    reading: Sequence[str] | None,
     bounds_from_data: bool,
     name: str | None,
     overwrite: bool,
@@ -115,6 +120,8 @@ def run_init(
         name=name or out.name.removesuffix(".toml"),
     )
     declared = _declared(bounds, words, missing, exclude)
+    tables = [path for path in (primary, *secondaries) if path.suffix != ".json"]
+    declared = dataclasses.replace(declared, readings=_readings(reading or (), tables))
     proposal, text = proposed(
         primary, secondaries, lists, wishes=wishes, declared=declared, root=out.parent
     )
@@ -144,6 +151,34 @@ def _declared(
         missing=missing or (),
         excluded=exclude or (),
     )
+
+
+def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
+    """Return how files are written, by party; ``""`` stands for those that are not named."""
+    parties = list(dict.fromkeys(map(party_name, tables)))
+    said: dict[str, dict[str, object]] = {"": {}}
+    for text in texts:
+        setting, sign, value = text.partition("=")
+        party, dot, name = setting.rpartition(".")
+        if not sign or not name or not value:
+            raise ConfigError(
+                f"--reading: must be NAME=VALUE such as encoding=windows-1252, or "
+                f"PARTY.NAME=VALUE; got {text!r}"
+            )
+        if dot and party not in parties:
+            near = checks.did_you_mean(party, parties) or f"; there are {', '.join(parties)}"
+            raise ConfigError(f"--reading {setting}: no party is called so{near}")
+        said.setdefault(party, {})[name] = _reading_value(name, value)
+    return {
+        party: read_settings(Reading, {**said[""], **own}, where=f"--reading {party}".rstrip())
+        for party, own in said.items()
+    }
+
+
+def _reading_value(name: str, value: str) -> object:
+    if name in ("header", "empty"):
+        return value.split(",")
+    return int(value) if name == "skip_lines" and value.isdecimal() else value
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, str]:

@@ -34,6 +34,15 @@ _Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="COLUMN", help="A column that is no feature."),
 ]
+_Reading = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reading",
+        metavar="NAME=VALUE",
+        help="How a file is written, as in the federation file: encoding=windows-1252, "
+        "dates=%d.%m.%Y. PARTY.NAME=VALUE for one table alone.",
+    ),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
@@ -52,6 +61,7 @@ def columns(
     words: _Words = None,
     missing: _Missing = None,
     exclude: _Exclude = None,
+    reading: _Reading = None,
 ) -> None:
     """List a table's columns for partners: names, kinds and what you declare; no value, no count.
 
@@ -60,7 +70,14 @@ def columns(
     from securevfl.cli.init import run_columns
 
     run_columns(
-        table, out=out, name=name, bounds=bounds, words=words, missing=missing, exclude=exclude
+        table,
+        out=out,
+        name=name,
+        bounds=bounds,
+        words=words,
+        missing=missing,
+        exclude=exclude,
+        reading=reading,
     )
 
 
@@ -105,6 +122,7 @@ def init(
     words: _Words = None,
     missing: _Missing = None,
     exclude: _Exclude = None,
+    reading: _Reading = None,
     bounds_from_data: Annotated[
         bool,
         typer.Option(
@@ -138,6 +156,7 @@ def init(
         words=words,
         missing=missing,
         exclude=exclude,
+        reading=reading,
         bounds_from_data=bounds_from_data,
         name=name,
         overwrite=overwrite,

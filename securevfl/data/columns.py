@@ -175,7 +175,8 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
         return _unusable(
             values,
             "dates in a form that depends on the country",
-            "looks like dates; write them as 2020-12-31, or exclude it",
+            'looks like dates; say in which form, as in reading = { dates = "%d.%m.%Y" }, or write '
+            "them as 2020-12-31, or exclude it",
         )
     if (signed := _of_signed(values, places, different)) is not None:
         return signed

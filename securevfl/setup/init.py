@@ -6,16 +6,17 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePath
 from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.reading import parse_federation
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.settings import Reading, Wanted, as_options
+from securevfl.data.sources.text_files import is_text_table, with_dates
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.key_reading import read_keys
@@ -25,6 +26,7 @@ from securevfl.setup.proposed_columns import (
     Bounds,
     Declared,
     Table,
+    date_form,
     declared_types,
     describe_table,
     read_column_list,
@@ -202,6 +204,7 @@ def _party(proposal: Proposal, number: int) -> str:
         local = _aside("a path of one machine; relative to --data-root, all parties can use one")
     lines += [
         f"data = {_text(table.data)}{local}",
+        *_reading(table.reading),
         f"key = {_texts(proposal.keys.columns[table.name])}",
     ]
     if not number:
@@ -216,6 +219,18 @@ def _party(proposal: Proposal, number: int) -> str:
     if number:
         lines += _declarations(proposal, table.name)
     return _lines(*lines)
+
+
+def _reading(reading: Reading) -> list[str]:
+    """Return how a file is written, as the federation file says it."""
+    said = {name: value for name, value in asdict(reading).items() if value is not None}
+    pairs = ", ".join(
+        f"{name} = {value if isinstance(value, int) else _texts(value)}"
+        if not isinstance(value, str)
+        else f"{name} = {_text(value)}"
+        for name, value in said.items()
+    )
+    return [f"reading = {{ {pairs} }}" + _aside("how the file is written")] if said else []
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
@@ -321,11 +336,24 @@ def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
     Raises:
         DataError: If it can't be read.
     """
-    where = f"table {path}"
-    frame = read_frame(path, where=where, wanted=Wanted(words=declared.words))
-    name = _party_name(path)
+    where, name = f"table {path}", party_name(path)
+    reading, wanted = declared.reading_of(name), Wanted(words=declared.words)
+    try:
+        frame = read_frame(path, where=where, reading=reading, wanted=wanted)
+    except DataError as error:
+        raise DataError(as_options(str(error))) from None
+    if reading.dates is None and is_text_table(path):
+        form = date_form(frame)
+        if form is not None:
+            reading = replace(reading, dates=form)
+            frame = with_dates(frame, reading, wanted, where=where)
     return describe_table(
-        frame, name=name, data=_from(root, path), types=declared_types(path), declared=declared
+        frame,
+        name=name,
+        data=_from(root, path),
+        types=declared_types(path),
+        declared=declared,
+        reading=reading,
     )
 
 
@@ -414,6 +442,7 @@ def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str,
                 name=table.name,
                 columns=proposal.keys.columns[table.name],
                 truth=None,
+                reading=table.reading,
             )
     return keys
 
@@ -428,11 +457,12 @@ def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:
         name, number = table.name, 2
         while name in named:
             name, number = f"{table.name}-{number}", number + 1
-        named[name] = Table(name=name, data=table.data, columns=table.columns, rows=table.rows)
+        named[name] = replace(table, name=name)
     return list(named.values())
 
 
-def _party_name(path: Path) -> str:
+def party_name(path: Path) -> str:
+    """Return what the party of a table is called: its file's name, without what follows a dot."""
     stem = path.name.split(".")[0]
     return "".join(letter if letter in _LETTERS else "-" for letter in stem)[:_LONGEST] or "party"
 

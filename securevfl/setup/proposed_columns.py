@@ -8,7 +8,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -17,9 +17,12 @@ import pandas as pd
 
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
 from securevfl.data.cells import day_number
 from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.data.columns import ColumnKind, infer, is_row_number
+from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.sources.text_files import read_dates
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
 """What a column holds; ``text`` has so many different words that it is no feature."""
@@ -29,6 +32,15 @@ Bounds = tuple[float, float] | tuple[str, str]
 
 _FEWEST: Final = 20
 _SHOWN: Final = 20
+
+# With dots and hyphens, the day comes first wherever the year is last, but for the hyphens of
+# North America.
+_DATE_FORMS: Final = tuple(
+    day + time
+    for day in ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d")
+    for time in ("", " %H:%M", " %H:%M:%S")
+)
+_LIKE_A_DATE: Final = r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})( .*)?"
 
 T = TypeVar("T")
 
@@ -97,6 +109,9 @@ class Table:
     rows: int | None = None
     """Records; None where the table is not here."""
 
+    reading: Reading = AS_IT_IS
+    """How its file is written, as far as its user says, and its dates."""
+
     def column(self, name: str) -> Column | None:
         """Return the column of that name."""
         return next((column for column in self.columns if column.name == name), None)
@@ -114,9 +129,39 @@ class Declared:
     excluded: Sequence[str] = ()
     """That are no features."""
 
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """How files are written, by party; ``""`` stands for those that are not named."""
+
+    def reading_of(self, party: str) -> Reading:
+        """Return how a party's file is written, as far as the user says."""
+        return self.readings.get(party, self.readings.get("", AS_IT_IS))
+
+
+def date_form(frame: pd.DataFrame) -> str | None:
+    """Return the one form in which a table's dates are written, where no other one reads them.
+
+    None where they are in ISO form, where two forms read all of them, as they do 1/2/2020, and
+    where columns differ.
+    """
+    texts = [frame[name].dropna() for name in frame.columns if frame[name].dtype == "str"]
+    fitting = [
+        {form for form in _DATE_FORMS if read_dates(cells, form).notna().all()}
+        for cells in map(pd.Series.drop_duplicates, texts)
+        if len(cells) and cells.iloc[:1].str.fullmatch(_LIKE_A_DATE).all()
+    ]
+    fitting = [forms for forms in fitting if forms]
+    common = set.intersection(*fitting) if fitting else set()
+    return common.pop() if len(common) == 1 else None
+
 
 def describe_table(
-    frame: pd.DataFrame, *, name: str, data: str, types: Mapping[str, str], declared: Declared
+    frame: pd.DataFrame,
+    *,
+    name: str,
+    data: str,
+    types: Mapping[str, str],
+    declared: Declared,
+    reading: Reading = AS_IT_IS,
 ) -> Table:
     """Look at a table on this machine.
 
@@ -126,6 +171,7 @@ def describe_table(
         data: What the federation file calls the table.
         types: Declared types by column, as :func:`declared_types` returns them.
         declared: What the user says of columns.
+        reading: How its file is written.
     """
     columns = []
     for column in map(str, frame.columns):
@@ -144,7 +190,7 @@ def describe_table(
                 values=frame[column],
             )
         )
-    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame))
+    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame), reading=reading)
     return with_declared(table, declared)
 
 
@@ -264,7 +310,14 @@ def column_list(table: Table) -> dict[str, Any]:
         if column.may_be_missing:
             entry["may_be_missing"] = True
         columns.append(entry)
-    return {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
+    said = {name: value for name, value in asdict(table.reading).items() if value is not None}
+    return {
+        "format": LIST_FORMAT,
+        "party": table.name,
+        "data": table.data,
+        **({"reading": said} if said else {}),
+        "columns": columns,
+    }
 
 
 def read_column_list(path: Path) -> Table:
@@ -288,7 +341,14 @@ def read_column_list(path: Path) -> Table:
     if not isinstance(entries, list) or not entries:
         raise DataError(f'{where}: "columns" must be a list of columns')
     columns = tuple(_listed(entry, f"{where}: columns[{i}]") for i, entry in enumerate(entries))
-    return Table(name=content["party"], data=content["data"], columns=columns)
+    said = content.get("reading", {})
+    if not isinstance(said, dict):
+        raise DataError(f'{where}: "reading" must be settings by name')
+    try:
+        reading = read_settings(Reading, said, where="reading")
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}") from None
+    return Table(name=content["party"], data=content["data"], columns=columns, reading=reading)
 
 
 def _listed(entry: Any, where: str) -> Column:

@@ -1,13 +1,15 @@
 """Settings of a table's source: how a file is written, which query gives its rows."""
 
+import datetime
 import difflib
 import re
+import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
@@ -129,6 +131,11 @@ class Reading:
     """Cells of a text file that stand for no value. Default: what pandas takes for missing, such as
     the empty cell, ``NA`` and ``null``; where ``NA`` is a word, write ``empty = [""]``."""
 
+    dates: str | None = None
+    """How a text file writes dates, as Python's ``strptime`` names it: ``"%d.%m.%Y"`` reads
+    31.12.2020. Never recognised, as 1/2/2020 is two days, by country. Dates in ISO form
+    (2020-12-31) need no setting."""
+
     table: str | None = None
     """A database's table or view, ``name`` or ``schema.name``."""
 
@@ -166,6 +173,8 @@ class Reading:
             twice = [name for name in self.header if self.header.count(name) > 1]
             if twice:
                 raise ConfigError(f"header: two columns are called {twice[0]!r}")
+        if self.dates is not None:
+            _require_date_form(self.dates)
         if self.table is not None and self.query is not None:
             raise ConfigError("query: table and query exclude one another; leave one out")
 
@@ -173,7 +182,7 @@ class Reading:
     def of_text(self) -> list[str]:
         """The settings given that only a text file has."""
         dialect = ("separator", "decimal", "thousands", "encoding")
-        names = (*dialect, "skip_lines", "header", "empty")
+        names = (*dialect, "skip_lines", "header", "empty", "dates")
         return [name for name in names if getattr(self, name) is not None]
 
     @property
@@ -216,23 +225,49 @@ class Source(Reading):
     @property
     def reading(self) -> Reading:
         """How the file is written, or which rows of the database are meant."""
-        return Reading(
-            separator=self.separator,
-            decimal=self.decimal,
-            thousands=self.thousands,
-            encoding=self.encoding,
-            skip_lines=self.skip_lines,
-            header=self.header,
-            empty=self.empty,
-            table=self.table,
-            query=self.query,
+        return Reading(**{one.name: getattr(self, one.name) for one in fields(Reading)})
+
+
+def _require_date_form(form: str) -> None:
+    """Refuse a form that does not tell day, month and year, or that numbers are written in."""
+    day = datetime.datetime(2001, 2, 3)
+    try:
+        shown = day.strftime(form)
+        read_back = datetime.datetime.strptime(shown, form)
+    except ValueError:
+        read_back, shown = None, ""
+    if read_back != day or "%y" in form or shown.isdigit():
+        raise ConfigError(
+            f"dates: must name the day, the month and all four digits of the year, with something "
+            f"between them, such as %d.%m.%Y or %m/%d/%Y; got {form!r}"
         )
+
+
+_WRITTEN: Final = re.compile(r"reading = \{ .*? \}")
 
 
 def written(**settings: str | int) -> str:
     """Return what to write into a federation file, for messages: ``reading = { … }``."""
     pairs = (f"{name} = {_in_toml(value)}" for name, value in settings.items())
     return f"reading = {{ {', '.join(pairs)} }}"
+
+
+def as_options(message: str) -> str:
+    """Return a message with the options of ``init`` in place of what :func:`written` wrote."""
+
+    def options(found: re.Match[str]) -> str:
+        try:
+            settings: dict[str, Any] = tomllib.loads(found[0])["reading"]
+        except tomllib.TOMLDecodeError:  # "[...]" stands for names that only the user knows
+            return "--reading header=NAME,NAME,..."
+        pairs = (
+            f"{name}={','.join(value) if isinstance(value, list) else value}"
+            for name, value in settings.items()
+        )
+        return " ".join(f"--reading {shlex.quote(pair)}" for pair in pairs)
+
+    said, count = _WRITTEN.subn(options, message)
+    return f"{said} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
 
 
 def _in_toml(value: str | int) -> str:

@@ -186,7 +186,10 @@ def _line(content: bytes, place: int, line: int, encoding: str, *, where: str) -
     if encoding not in ("utf-8", "utf-8-sig"):
         return DataError(f"{found}; name another encoding, or leave reading.encoding out")
     best = charset_normalizer.from_bytes(content, cp_isolation=list(_COMMON)).best()
-    guess = "windows-1252" if best is None else _usual_name(best.encoding)
+    guess = "windows-1252"
+    # Of short words, rarer encodings are guessed that read a letter as a sign.
+    if best is not None and (_only_letters(content, best.encoding) or not _only_letters(content)):
+        guess = _usual_name(best.encoding)
     around = content[max(0, place - _SHOWN_AROUND) : place + _SHOWN_AROUND].decode(
         guess, errors="replace"
     )
@@ -195,6 +198,12 @@ def _line(content: bytes, place: int, line: int, encoding: str, *, where: str) -
     word = re.match(r"\w+", around[start:])
     shown = f", which reads {word.group()!r}" if word else ""
     return DataError(f"{found}; it may be {guess}{shown}: write {written(encoding=guess)}")
+
+
+def _only_letters(content: bytes, encoding: str = "cp1252") -> bool:
+    """Whether an encoding reads all that is no ASCII as letters."""
+    text = content.decode(encoding, errors="replace")
+    return all(letter.isalpha() for letter in text if not letter.isascii())
 
 
 def _usual_name(name: str) -> str:
@@ -758,6 +767,8 @@ def _said(known: dict[str, str]) -> str:
 
 # Read a file of separated cells, piece by piece.
 
+# With at least so many cells of another form, a column is none of dates.
+_FEW_DATES: Final = 0.5
 _CELLS_OF_A_PIECE: Final = 1_000_000
 _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
@@ -803,12 +814,57 @@ def read_text_file(
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
+    frame = with_dates(frame, reading, wanted, where=where)
     for name in columns:
         if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
     gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
     notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
     return frame, [text for text in notices if text is not None]
+
+
+def with_dates(
+    frame: pd.DataFrame, reading: Reading, wanted: Wanted, *, where: str
+) -> pd.DataFrame:
+    """Return a table with dates of the form that its reading names in ISO form.
+
+    A column is one of dates if most of its cells are of that form; columns whose words are known
+    are none. Keys are dates too, so that 31.12.2020 and 2020-12-31 are one.
+
+    Raises:
+        DataError: If another cell of such a column is none.
+    """
+    if reading.dates is None:
+        return frame
+    for name in frame.columns:
+        if frame[name].dtype == "str" and name not in wanted.words:
+            frame[name] = _in_iso_form(
+                frame[name], reading.dates, where=f"{where}: column {name!r}"
+            )
+    return frame
+
+
+def _in_iso_form(values: "pd.Series[Any]", form: str, *, where: str) -> "pd.Series[Any]":
+    present = values.dropna()
+    dates = read_dates(present, form)
+    unread = dates.isna()
+    if unread.mean() >= _FEW_DATES:
+        return values
+    if unread.any():
+        row = unread.idxmax()
+        raise DataError(
+            f"{where}, row {_count(row)}: {present[row][:40]!r} is no date of the form {form!r} "
+            f"that reading.dates names; correct or empty that cell, or exclude the column"
+        )
+    timed = bool((dates != dates.dt.normalize()).any())
+    texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S.%f" if timed else "%Y-%m-%d")
+    return texts.reindex(values.index).astype("str")
+
+
+def read_dates(cells: "pd.Series[Any]", form: str) -> "pd.Series[Any]":
+    """Return texts as points in time, without their zones; NaT where one is not of the form."""
+    dates = pd.to_datetime(cells.str.strip(), format=form, errors="coerce", utc=True)
+    return dates.dt.tz_localize(None)
 
 
 def _declared_words(

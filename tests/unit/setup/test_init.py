@@ -14,6 +14,7 @@ from helpers.housing import write_tables
 from helpers.people import PEOPLE, write_people
 
 from securevfl.config.reading import read_federation
+from securevfl.setup.proposed_columns import date_form
 
 Capture = pytest.CaptureFixture[str]
 
@@ -272,6 +273,52 @@ def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Captur
     assert "# FILL IN: since = " in out.read_text(encoding="utf-8")
 
 
+def test_a_table_of_german_excel_runs_without_an_edit(tmp_path: Path, capfd: Capture) -> None:
+    """Windows-1252, 28.03.1956: the advice of the first try makes the second one work."""
+    arguments = of_people(tmp_path)
+    path = tmp_path / "shop.csv"
+    frame = pd.read_csv(path, dtype=str)
+    frame["since"] = pd.to_datetime(frame["since"]).dt.strftime("%d.%m.%Y")
+    frame["plan"] = frame["plan"].where(frame["plan"] != "basic", "günstig")
+    path.write_bytes(frame.to_csv(index=False).encode("windows-1252"))
+
+    refused, out = init(capfd, tmp_path, *arguments)
+    assert refused.code == 2
+    advice = "write --reading encoding=windows-1252 (or into a NAME.source.toml"
+    assert advice in refused.complaint
+    said = ("--reading", "shop.encoding=windows-1252")
+    ended, out = init(capfd, tmp_path, *arguments, *said)
+
+    assert ended.code == 0, ended.err
+    (shop,) = read_federation(out).secondaries
+    assert (shop.reading.encoding, shop.reading.dates) == ("windows-1252", "%d.%m.%Y")
+    assert "since" not in shop.exclude
+    assert read_federation(out).primary.reading.encoding is None
+    checked = securevfl(capfd, "check", out)
+    assert checked.code == 0, checked.err
+    listed = tmp_path / "shop.json"
+    securevfl(capfd, "columns", path, "--out", listed, *said)
+    assert json.loads(listed.read_text(encoding="utf-8"))["reading"] == {
+        "encoding": "windows-1252",
+        "dates": "%d.%m.%Y",
+    }
+
+
+@pytest.mark.parametrize(
+    ("days", "form"),
+    [
+        (["31/12/2020", "01/02/2021"], "%d/%m/%Y"),
+        (["12/31/2020", "01/02/2021"], "%m/%d/%Y"),
+        (["01/02/2020", "03/04/2021"], None),
+        (["28.03.1956 10:15", "1.4.1956 9:00"], "%d.%m.%Y %H:%M"),
+        (["28.03.1956", "1956-04-01"], None),
+        (["28.03.56", "01.04.56"], None),
+    ],
+)
+def test_a_form_of_dates_is_proposed_where_one_reads_all(days: list[str], form: str | None) -> None:
+    assert date_form(pd.DataFrame({"day": days, "who": ["1.2", "x"]})) == form
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -285,6 +332,14 @@ def test_a_column_list_tells_no_value_and_no_count(tmp_path: Path, capfd: Captur
         (("--bounds", "rent=5"), "--bounds rent: bounds: must be low,high"),
         (("--bounds", "rent"), "--bounds: must be COLUMN=LOW,HIGH, got 'rent'"),
         (("--bounds", "rent=9,1"), "--bounds rent: bounds: must be finite and ascending"),
+        (("--reading", "encoding"), "--reading: must be NAME=VALUE such as encoding=windows-1252"),
+        (("--reading", "agncy.decimal=,"), "--reading agncy.decimal: no party is called so; did"),
+        (("--reading", "encodin=utf-8"), "--reading.encodin: no such field; did you mean 'encod"),
+        (("--reading", "rental.encoding=utf-9"), "--reading rental.encoding: 'utf-9' is not known"),
+        (
+            ("--reading", "dates=%d.%m"),
+            "--reading.dates: must name the day, the month and all four",
+        ),
         (("--task", "guess"), "--task: must be one of regression, binary, multiclass"),
         (("--columns", "nowhere.json"), "column list nowhere.json: can't be read"),
         (("--epsilon", "0"), "epsilon must be finite and > 0"),

@@ -382,3 +382,30 @@ def test_words_that_count_as_empty_are_named(tmp_path: Path) -> None:
     frame, noticed = read(path, empty=("",))
     assert noticed == []
     assert frame.plan.tolist() == ["None", "Gold"]
+
+
+def test_dates_of_a_named_form_are_read(tmp_path: Path) -> None:
+    """As those in ISO form are, gaps and keys too; a cell of another form is named."""
+    path = tmp_path / "t.csv"
+    path.write_text("id,day,who\n1,31.12.2020,a\n2,,b\n3,1.2.2021,1.2.2021\n", encoding="utf-8")
+    frame, _ = read(path, dates="%d.%m.%Y")
+    assert frame["day"].fillna("").tolist() == ["2020-12-31", "", "2021-02-01"]
+    assert frame["who"].tolist() == ["a", "b", "1.2.2021"]
+    key = read_frame(
+        path,
+        where="table",
+        reading=Reading(dates="%d.%m.%Y"),
+        wanted=Wanted(columns=["day"], as_text=["day"]),
+    )
+    assert key["day"].dropna().tolist() == ["2020-12-31", "2021-02-01"]
+
+    path.write_text("id,day\n1,31.12.2020\n2,31.02.2020\n3,1.2.2021\n", encoding="utf-8")
+    said = refusal(path, dates="%d.%m.%Y")
+    assert "column 'day', row 2: '31.02.2020' is no date of the form '%d.%m.%Y'" in said
+    assert "say in which form" not in said
+
+
+@pytest.mark.parametrize("form", ["%d.%m", "%Y%m%d", "%d.%m.%y", "%H:%M", "day", "%"])
+def test_a_form_that_tells_no_day_is_refused(form: str) -> None:
+    with pytest.raises(ConfigError, match="dates: must name the day, the month"):
+        Reading(dates=form)
