@@ -17,6 +17,7 @@ from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Reading, Wanted, as_options
 from securevfl.data.sources.text_files import is_text_table, with_dates
+from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.key_reading import read_keys
@@ -342,7 +343,8 @@ def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
         frame = read_frame(path, where=where, reading=reading, wanted=wanted)
     except DataError as error:
         raise DataError(as_options(str(error))) from None
-    if reading.dates is None and is_text_table(path):
+    of_cells = is_text_table(path) or path.suffix.lower() in WORKBOOK_SUFFIXES
+    if reading.dates is None and of_cells:
         form = date_form(frame)
         if form is not None:
             reading = replace(reading, dates=form)

@@ -3,7 +3,7 @@
 import lzma
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +28,21 @@ from securevfl.data.sources.settings import (
     read_source,
 )
 from securevfl.data.sources.text_files import is_text_table, read_text_file
+from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES, read_workbook
 
 EVERYTHING: Final = Wanted()
 """All columns, with all digits."""
 
 _KNOWN: Final = (
     ".csv, .tsv or .txt (also with .gz, .bz2, .xz, .zst or .zip), .parquet, .arrow, .feather, "
-    f".duckdb, .sqlite or {SOURCE_SUFFIX}"
+    f".xlsx, .duckdb, .sqlite or {SOURCE_SUFFIX}"
 )
+_IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
+_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "text file": ("separator", "decimal", "thousands", "encoding", *_IN_ROWS),
+    "workbook": ("table", *_IN_ROWS),
+    "database": ("table", "query"),
+}
 _READ_ERRORS: Final = (
     OSError,
     EOFError,
@@ -86,7 +93,7 @@ def read_frame(
             if reading != AS_IT_IS:
                 raise DataError(f"{where}: reading: belongs into {path.name} itself")
             if source.url is not None:
-                _require_settings(source, of_database=True, where=where)
+                _require_settings(source.reading, "database", where=where)
                 return read_url(
                     source.url,
                     source.reading,
@@ -111,23 +118,27 @@ def _read_file(
     if is_source_file(path):
         raise DataError(f"{where}: file: names another source file")
     if suffix in (*DUCKDB_SUFFIXES, *SQLITE_SUFFIXES):
-        _require_settings(reading, of_database=True, where=where)
+        _require_settings(reading, "database", where=where)
         reader = read_duckdb if suffix in DUCKDB_SUFFIXES else read_sqlite
         return reader(path, reading, wanted, where=where)
     if suffix in COLUMNAR_SUFFIXES:
-        for name in (*reading.of_text, *reading.of_database):
+        for name in reading.given:
             raise DataError(f"{where}: reading.{name}: a {suffix} file needs none")
         return read_columnar(path, wanted, where=where)
+    if suffix in WORKBOOK_SUFFIXES:
+        _require_settings(reading, "workbook", where=where)
+        return read_workbook(path, reading, wanted, where=where)
     if not is_text_table(path):
         raise DataError(f"{where}: must be a {_KNOWN} file")
-    _require_settings(reading, of_database=False, where=where)
+    _require_settings(reading, "text file", where=where)
     frame, recognised = read_text_file(path, reading, wanted, where=where)
     for text in recognised:
         notice(text)
     return frame
 
 
-def _require_settings(reading: Reading, *, of_database: bool, where: str) -> None:
-    for name in reading.of_text if of_database else reading.of_database:
-        kind = "text file" if of_database else "database"
-        raise DataError(f"{where}: reading.{name}: goes with a {kind} alone")
+def _require_settings(reading: Reading, kind: str, *, where: str) -> None:
+    for name in reading.given:
+        if name not in _SETTINGS[kind]:
+            kinds = " or ".join(f"a {one}" for one in _SETTINGS if name in _SETTINGS[one])
+            raise DataError(f"{where}: reading.{name}: goes with {kinds} alone")

@@ -75,8 +75,10 @@ class Wanted:
         return replace(self, columns=columns, if_there=(), exclude=(), needed=())
 
 
-def require_names(names: Sequence[str], columns: Sequence[str], *, where: str) -> None:
-    """Check that all columns are there.
+def require_names(
+    names: Sequence[str], columns: Sequence[str], *, where: str, what: str = "column"
+) -> None:
+    """Check that all columns, or whatever else has names, are there.
 
     Raises:
         DataError: Naming the first that is not, the nearest name, and those that there are.
@@ -88,7 +90,7 @@ def require_names(names: Sequence[str], columns: Sequence[str], *, where: str) -
             hint = f"did you mean {close[0]!r}? " if close else ""
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             shown = ", ".join(names[:_SHOWN]) + more
-            raise DataError(f"{where}: has no column {column!r}; {hint}It has {shown}")
+            raise DataError(f"{where}: has no {what} {column!r}; {hint}It has {shown}")
 
 
 # What a user says of a table's source: how a file is written, which query gives the rows.
@@ -137,7 +139,8 @@ class Reading:
     (2020-12-31) need no setting."""
 
     table: str | None = None
-    """A database's table or view, ``name`` or ``schema.name``."""
+    """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet, where it has
+    several."""
 
     query: str | None = None
     """Instead of ``table``: one SQL query. It must have an ORDER BY, as a run that goes on later
@@ -179,16 +182,9 @@ class Reading:
             raise ConfigError("query: table and query exclude one another; leave one out")
 
     @property
-    def of_text(self) -> list[str]:
-        """The settings given that only a text file has."""
-        dialect = ("separator", "decimal", "thousands", "encoding")
-        names = (*dialect, "skip_lines", "header", "empty", "dates")
-        return [name for name in names if getattr(self, name) is not None]
-
-    @property
-    def of_database(self) -> list[str]:
-        """The settings given that only a database has."""
-        return [name for name in ("table", "query") if getattr(self, name) is not None]
+    def given(self) -> list[str]:
+        """The settings that are given."""
+        return [one.name for one in fields(Reading) if getattr(self, one.name) is not None]
 
 
 AS_IT_IS: Final = Reading()

@@ -851,10 +851,11 @@ def _in_iso_form(values: "pd.Series[Any]", form: str, *, where: str) -> "pd.Seri
     if unread.mean() >= _FEW_DATES:
         return values
     if unread.any():
-        row = unread.idxmax()
+        row = int(unread.to_numpy().argmax())
         raise DataError(
-            f"{where}, row {_count(row)}: {present[row][:40]!r} is no date of the form {form!r} "
-            f"that reading.dates names; correct or empty that cell, or exclude the column"
+            f"{where}, row {_count(present.index[row])}: {present.iloc[row][:40]!r} is no date of "
+            f"the form {form!r} that reading.dates names; correct or empty that cell, or exclude "
+            f"the column"
         )
     timed = bool((dates != dates.dt.normalize()).any())
     texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S.%f" if timed else "%Y-%m-%d")
