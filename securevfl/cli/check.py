@@ -37,7 +37,7 @@ def _print(console: Console, found: Check) -> None:
     _print_costs(console, found)
     if found.config is not None:
         table = Table(title="what each party will learn", title_justify="left")
-        for heading in ("channel", "who learns what", "what covers it"):
+        for heading in ("channel", "who learns what", "what covers it", "of whom"):
             table.add_column(heading)
         for row in found.learns():
             table.add_row(*(Text(cell) for cell in row.values()))
@@ -67,6 +67,8 @@ def _print_party(console: Console, one: PartyCheck) -> None:
         count = "" if one.num_features is None else f" ({one.num_features})"
         table.add_row(f"features{count}", Text("\n".join(texts)))
         table.add_row("scaling", party.scaling)
+    if one.unusable:
+        table.add_row("wrong as they are", Text(", ".join(one.unusable)))
     dropped = [f"{name} ({why})" for name, why in one.dropped.items() if why != "a key"]
     if dropped:
         table.add_row("no features", Text(", ".join(dropped)))

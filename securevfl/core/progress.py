@@ -317,15 +317,22 @@ def links_in_words(counts: LinksCounted) -> str:
         f"{counts.records:,} records are linked"
     )
     if counts.median_distance is not None:
-        of = "in " if counts.unit.startswith("the ") else ""
-        near = f"{counts.median_distance:.4g} {of}{counts.unit}"
-        text += f", half of these rows within {near}" if counts.unit else " to equal keys"
+        near = nearness_in_words(counts)
+        text += f", half of these rows {near}" if counts.unit else f" {near}"
     if counts.tied_rows:
         text += (
             f"; {counts.tied_rows:,} rows have one of several records with the very same key, by "
             f"record number"
         )
     return text
+
+
+def nearness_in_words(counts: LinksCounted) -> str:
+    """Return how near half of the nearest records are: ``within 3 edits``, or ``to equal keys``."""
+    if not counts.unit:
+        return "to equal keys"
+    of = "in " if counts.unit.startswith("the ") else ""
+    return f"within {counts.median_distance:.4g} {of}{counts.unit}"
 
 
 def alignment_in_words(figures: Mapping[str, Any]) -> str:

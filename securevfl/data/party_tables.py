@@ -671,13 +671,16 @@ def columns_of_roles(
 
 
 def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wanted:
-    """Return which columns new rows are read for: those of the schema, as far as they are there."""
+    """Return which columns new rows are read for: those of the schema, a label if it is there.
+
+    All features must be there: a missing one is named beside the file's own names.
+    """
     keys = [column.name for column in schema.keys]
     label = [] if schema.label is None else [schema.label.name]
     special = [*keys, *([truth] if truth is not None else [])]
     return Wanted(
-        columns=special,
-        if_there=[*label, *(column.name for column in schema.columns)],
+        columns=[*special, *(column.name for column in schema.columns)],
+        if_there=label,
         needed=special,
         exact=[*special, *label],
         words={**_words_of(schema), **_classes_of(schema)},

@@ -54,7 +54,7 @@ from securevfl.setup.estimates import Costs, ExpectedLinks, estimate_costs, expe
 
 # A federation file with all that is wrong with it, not only what is met first.
 
-_MEANT: Final = re.compile(r"did you mean '(\w+)'\?")
+_MEANT: Final = re.compile(r"did you mean '([\w-]+)'\?")
 
 # What stands for a required setting that is missing or impossible, so that reading can go on.
 _STAND_INS: Final[Mapping[str, Any]] = {
@@ -66,6 +66,7 @@ _STAND_INS: Final[Mapping[str, Any]] = {
     "party.name": "a-party",
     "party.role": "secondary",
     "party.address": "127.0.0.1:0",
+    "party.bounds": [0.0, 1.0],
 }
 _REQUIRED: Final = ("federation", "model", "privacy", "linkage")
 
@@ -171,37 +172,38 @@ def _read(
     read: Callable[[dict[str, Any]], T], table: dict[str, Any], where: str, found: Collected
 ) -> T | None:
     """Read one table, mending it in place until it can be read; None if it can't be mended."""
+    mended = set[str]()
     for _ in range(len(table) + len(_STAND_INS)):
         try:
             return read(table)
         except (ConfigError, PrivacyError) as error:
             text = str(error)
-            if text not in found.problems:
+            named = re.match(rf"{re.escape(where)}\.(\w+)", text)
+            name = "" if named is None else named[1]
+            if text not in found.problems and name not in mended:
                 found.problems.append(text)
-            if not _mend(table, text, where, found):
+            if not name or not _mend(table, name, text, where.partition("[")[0], found):
                 return None
+            mended.add(name)
     return None
 
 
-def _mend(table: dict[str, Any], text: str, where: str, found: Collected) -> bool:
-    """Change what an error speaks of; False if that is not told, or changes nothing."""
-    named = re.match(rf"{re.escape(where)}\.(\w+)", text)
-    if named is None:
-        return False
-    name = named[1]
-    section = where.partition("[")[0]
+def _mend(table: dict[str, Any], name: str, text: str, section: str, found: Collected) -> bool:
+    """Change the setting that an error speaks of; False if nothing can be changed."""
     found.mended.add(f"{section}.{name}")
-    meant = _MEANT.search(text)
-    if name in table:
-        value = table.pop(name)
-        if meant is not None and "no such field" in text and meant[1] not in table:
+    meant, stand_in = _MEANT.search(text), _STAND_INS.get(f"{section}.{name}")
+    there, value = name in table, table.pop(name, None)
+    if there and "no such field" in text:
+        if meant is not None and meant[1] not in table:
             table[meant[1]] = value
         return True
-    stand_in = _STAND_INS.get(f"{section}.{name}")
-    if stand_in is None:
-        return False
-    table[name] = stand_in
-    return True
+    if meant is not None and value != meant[1]:
+        table[name] = meant[1]
+    elif isinstance(value, str) and "must be a list, got" in text:
+        table[name] = [value]
+    elif stand_in is not None and value != stand_in:
+        table[name] = stand_in
+    return there or name in table
 
 
 def _whole(source: dict[str, Any], found: Collected) -> None:
@@ -248,9 +250,17 @@ def _mend_sections(source: dict[str, Any], text: str, found: Collected) -> bool:
 
 def _note(text: str, found: Collected) -> None:
     """Note a problem, unless it speaks of something that was mended, or of one noted before."""
-    if text in found.problems or any(text.startswith(name) for name in found.mended):
-        return
-    found.problems.append(text)
+    if text not in found.problems and not _follows(text, found.mended):
+        found.problems.append(text)
+
+
+def _follows(text: str, mended: Collection[str]) -> bool:
+    """Whether a problem speaks of a setting that was mended, or begins with a section that was."""
+    plain = re.sub(r"\[\d+\]", "", text)
+    return any(
+        re.search(rf"\b{re.escape(name)}\b", plain) if "." in name else text.startswith(name)
+        for name in mended
+    )
 
 
 # What one party's table becomes, and all that is wrong with it.
@@ -266,6 +276,9 @@ class PartyCheck:
 
     features: dict[str, str] = field(default_factory=dict)
     """Columns that become features: what each holds, and how it is encoded."""
+
+    unusable: list[str] = field(default_factory=list)
+    """Columns that would be features, were it not for what is wrong with them."""
 
     num_features: int | None = None
     """Features after encoding; None where a column can't be encoded."""
@@ -405,6 +418,7 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         found.dropped[column] = "a row number without a name"
     schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
     _take(found, config, schema, features, where=where)
+    found.unusable = [column for column in chosen if column not in found.features]
     if not wrong:
         found.num_features = features.shape[1]
     if not found.problems:
@@ -598,7 +612,7 @@ def check_federation(
             continue
         one = check_party(party, None if unsure else collected.config, data_root or path.parent)
         check.parties.append(one)
-        check.problems += one.problems
+        check.problems += [text for text in one.problems if not _follows(text, collected.mended)]
         check.warnings += one.warnings
     if check.config is not None:
         _see_the_run(check, check.config)
@@ -678,6 +692,7 @@ def _party_json(one: PartyCheck) -> dict[str, Any]:
         "rows": one.rows,
         "key": list(party.key),
         "columns": one.features,
+        "unusable": one.unusable,
         "features": one.num_features,
         "dropped": one.dropped,
         "problems": one.problems,

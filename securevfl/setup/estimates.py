@@ -15,7 +15,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.core.progress import LinksCounted, links_in_words, told
+from securevfl.core.progress import LinksCounted, links_in_words, nearness_in_words, told
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
@@ -287,8 +287,8 @@ class ExpectedLinks:
             return links_in_words(self.counts).partition(": ")[2]
         near = ""
         if self.counts.median_distance is not None:
-            near = f"; half of the nearest within {self.counts.median_distance:.4g} "
-            near += self.counts.unit
+            near = nearness_in_words(self.counts)
+            near = f"; half of the nearest {near}" if self.counts.unit else f", {near}"
         return (
             f"about {self.share:.0%} of {self.all_rows:,} rows get a link (estimated from "
             f"{self.counts.rows:,} rows and {self.counts.records:,} records, drawn at random){near}"

@@ -81,15 +81,18 @@ def require_names(
     """Check that all columns, or whatever else has names, are there.
 
     Raises:
-        DataError: Naming the first that is not, the nearest name, and those that there are.
+        DataError: Naming the first that is not, the nearest name that is not itself asked for, and
+            those that there are, such names first.
     """
-    known = set(names)
+    known, asked = set(names), set(columns)
     for column in columns:
         if column not in known:
-            close = difflib.get_close_matches(column, names, n=1)
+            others = [name for name in names if name not in asked]
+            close = difflib.get_close_matches(column, others, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            shown = ", ".join(names[:_SHOWN]) + more
+            ordered = [*others, *(name for name in names if name in asked)]
+            shown = ", ".join(ordered[:_SHOWN]) + more
             raise DataError(f"{where}: has no {what} {column!r}; {hint}It has {shown}")
 
 

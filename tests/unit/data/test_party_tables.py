@@ -1,6 +1,7 @@
 """A party's table made of a frame: all that is wrong at once, and new rows by a known schema."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,15 @@ import pytest
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
 from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.party_tables import ColumnRoles, fit_party_table, new_rows, table_problems
+from securevfl.data.party_tables import (
+    ColumnRoles,
+    columns_of_schema,
+    fit_party_table,
+    new_rows,
+    table_problems,
+)
 from securevfl.data.schema import TableSchema
+from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import PartyTable
 
 FRAME = pd.DataFrame(
@@ -244,3 +252,10 @@ def test_a_column_that_numbers_rows_is_warned_of() -> None:
         "column 'line' looks like an identifier (all 100 values differ)"
     ]
     assert table.feature_names == ("line", "count", "amount")
+
+
+def test_a_renamed_feature_of_new_rows_is_found_among_the_files_names(tmp_path: Path) -> None:
+    """The name that the model does not know is what was meant, though it is not read."""
+    FRAME.rename(columns={"debt": "DEBT of it"}).to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(DataError, match=r"has no column 'debt'; .*It has DEBT of it, "):
+        read_frame(tmp_path / "new.csv", where="new", wanted=columns_of_schema(kept(fit())))

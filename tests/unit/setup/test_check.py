@@ -13,6 +13,9 @@ from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import LinksCounted
+from securevfl.setup.check import check_federation
+from securevfl.setup.estimates import ExpectedLinks
 
 Capture = pytest.CaptureFixture[str]
 
@@ -223,3 +226,69 @@ def test_assisted_boosting_is_timed_by_its_fits(tmp_path: Path, capfd: Capture) 
     assert said["costs"]["step_seconds"] > 0
     assert "labels can be read" in " ".join(map(str, said["learns"]))
     assert said["privacy"]["labels"].startswith("Labels are shown")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("federation", "task", "classification"),
+        ("privacy", "epsilon", "8"),
+        ("privacy", "links_per_record", "1"),
+        ("privacy", "encoder", "frozn"),
+        ("linkage", "protection", "nothing"),
+        ("model", "release", "x"),
+        ("model", "hidden", "4"),
+        ("encoder", "method", "x"),
+        ("party", "role", "second"),
+        ("party", "key", "lon"),
+        ("party", "name", 7),
+        ("party", "data", 7),
+        ("party", "bounds", [4.0, -4.0]),
+        ("party", "scaling", "bound"),
+    ],
+)
+def test_one_wrong_value_is_one_line(
+    tmp_path: Path, section: str, name: str, value: object
+) -> None:
+    """It is not missing, too, and nothing else is wrong because of it."""
+    path, source = federation(tmp_path)
+    (source["party"][1] if section == "party" else source[section])[name] = value
+    save(path, source)
+
+    (problem,) = check_federation(path).problems
+
+    assert problem.startswith("party[1]." + name if section == "party" else f"{section}.{name}")
+
+
+def test_a_column_that_is_wrong_still_has_its_place(tmp_path: Path, capfd: Capture) -> None:
+    path, source = federation(tmp_path)
+    table = tmp_path / source["party"][1]["data"]
+    frame = pd.read_csv(table)
+    frame.loc[3, "x1"] = np.inf
+    frame.to_csv(table, index=False)
+
+    ended = securevfl(capfd, "check", path)
+    said = json.loads(securevfl(capfd, "check", path, "--json").out)
+
+    (row,) = [line for line in ended.out.splitlines() if line.startswith("│ wrong as they are")]
+    assert "x1" in row
+    assert said["parties"]["bank-1"]["unusable"] == ["x1"]
+    assert set(said["parties"]["bank-1"]["columns"]) == {"x0", "x2"}
+
+
+def test_equal_keys_have_no_distance_in_words() -> None:
+    """Also where the share is estimated from a part."""
+    counts = LinksCounted(
+        name="bureau",
+        rows=10,
+        records=10,
+        rows_linked=9,
+        records_linked=9,
+        tied_rows=0,
+        repeated_records=0,
+        median_distance=0.0,
+        unit="",
+        share=0.9,
+    )
+    links = ExpectedLinks(counts=counts, all_rows=20, all_records=20, share=0.9, enough=0.9)
+    assert links.in_words().endswith("drawn at random), to equal keys")

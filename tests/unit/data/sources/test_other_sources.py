@@ -301,3 +301,12 @@ def test_a_wrong_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.Monke
     assert "can't be read: login of" in said
     assert "***" in said
     assert "hunter2" not in said
+
+
+def test_a_renamed_column_is_named_and_no_other(tmp_path: Path) -> None:
+    """Of many columns, the one that nobody asked for is what was meant, and is shown."""
+    names = [f"bal x{i}" for i in range(30)]
+    frame = pd.DataFrame({name: [1.0] for name in names}).rename(columns={"bal x3": "bal_x3"})
+    frame[[*frame.columns[4:], *frame.columns[:4]]].to_parquet(tmp_path / "t.parquet")
+    said = refusal(tmp_path / "t.parquet", wanted=Wanted(columns=names))
+    assert "has no column 'bal x3'; did you mean 'bal_x3'? It has bal_x3, bal x4" in said
