@@ -40,6 +40,10 @@ _JSON: Final = "application/json"
 """Of a body. A page of another site cannot send it without the browser's asking first."""
 
 _NO_JSON: Final = f"send the header 'Content-Type: {_JSON}'"
+_NO_PATH: Final = (
+    "there is no such path; there are POST /predict, and GET /health, /ready, /budget, /metrics, "
+    "/schema, /openapi.json"
+)
 _TOO_FAST: Final = "more predictions a second than this server takes"
 _NOT_FINITE: Final = "the model's output is not finite"
 _MISFIT: Final = "the rows do not fit the model's columns; GET /schema says what they hold"
@@ -271,4 +275,7 @@ async def _plain(_request: Request, error: Exception) -> Response:
     """Answer Starlette's own refusals in the form of all others."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
-    return refused(status, words.get(status, "refused"))
+    more = (getattr(error, "headers", None) or {}).get("Allow", "another method")
+    details = {404: _NO_PATH, 405: f"this path takes {more}"}
+    lines = [details[status]] if status in details else []
+    return refused(status, words.get(status, "refused"), *lines)

@@ -1,6 +1,7 @@
 """Rows as JSON: what a model's columns ask of them, and the frame that they become.
 
-A feature that may be missing may be left out. One that the model does not know is refused: a
+A feature that may be missing may be left out. Columns that the model does not know are left out of
+account, as they are in a file of new rows; in a row that lacks a feature they are refused, since a
 misspelt name would otherwise be a missing value.
 
 Rows are counted before they are read, each is checked for the model's own columns alone, and the
@@ -8,6 +9,7 @@ check ends soon after :data:`MOST_LINES` problems: what a body costs follows fro
 it holds.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, create_model
 from pydantic_core import from_json
 
+from securevfl.core import checks
 from securevfl.core.errors import DataError
 from securevfl.data.cells import dates_of
 from securevfl.data.columns import NumberColumn
@@ -50,6 +53,7 @@ _TYPES: Final[Mapping[Kind, Any]] = {
     "date": _TEXT,
     "text": _TEXT | _CODE,
 }
+_NO_NUMBER: Final = "must be a number as JSON writes it, such as 1.5: no text, true or false"
 _EXPECTED: Final[Mapping[Kind, str]] = {
     "number": "must be a number within float32",
     "boolean": "must be true or false",
@@ -179,11 +183,7 @@ class RowFormat:
         if not isinstance(cells, dict):
             raise BadRowsError([f"row {number + 1}: must be an object, one value a column"])
         known = {name: cells[name] for name in self._by_name if name in cells}
-        unknown = (name for name in cells if name not in self._by_name)
-        lines = [
-            _line(number, name, "is no column of the model")
-            for name in islice(unknown, MOST_LINES + 1)
-        ]
+        lines = self._misspelt(number, cells) if len(known) < len(self._by_name) else []
         try:
             row: BaseModel = self._row.model_validate(known)
         except ValidationError as error:
@@ -193,14 +193,28 @@ class RowFormat:
             raise BadRowsError(lines)
         return row
 
+    def _misspelt(self, number: int, cells: Mapping[str, Any]) -> list[str]:
+        """Return a line for each column that the model does not know, of a row that lacks some."""
+        absent = [name for name in self._by_name if name not in cells]
+        unknown = (name for name in cells if name not in self._by_name)
+        first = repr(absent[0][:_LONGEST_NAME])
+        lines = []
+        for name in islice(unknown, MOST_LINES + 1):
+            meant = checks.did_you_mean(name[:_LONGEST_NAME], absent)
+            todo = meant or f", and {first} is not there; write null for it if it is missing"
+            lines.append(_line(number, name, f"is no column of the model{todo}"))
+        return lines
+
     def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
         """Yield what is wrong with a row, a line a cell, some more than once."""
         for one in error.errors(include_url=False, include_context=False):
             name = str(one["loc"][0])
-            missing = one["type"] == "missing" or one["input"] is None
-            yield _line(
-                number, name, "is missing" if missing else _EXPECTED[self._by_name[name].kind]
-            )
+            what = _EXPECTED[self._by_name[name].kind]
+            if one["type"] == "missing" or one["input"] is None:
+                what = "is missing"
+            elif one["type"] == "float_type":
+                what = _NO_NUMBER
+            yield _line(number, name, what)
 
     def _frame(self, rows: Sequence[BaseModel]) -> pd.DataFrame:
         cells: dict[str, Any] = {}
@@ -239,7 +253,11 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
         raise too_many
     try:
         asked = from_json(body, allow_inf_nan=False)
-    except ValueError:
+        # Of two values of one name, the reader above keeps the last.
+        json.loads(body, object_pairs_hook=_require_different)
+    except BadRowsError:  # it is a ValueError, too
+        raise
+    except (ValueError, RecursionError):
         asked = None
     if not isinstance(asked, dict):
         raise BadRowsError(
@@ -261,6 +279,19 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
     if len(rows) > most_rows:
         raise too_many
     return rows
+
+
+def _require_different(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object with two values of one name.
+
+    Raises:
+        BadRowsError: Naming it.
+    """
+    seen = set[str]()
+    for name, _ in pairs:
+        if name in seen:
+            raise BadRowsError([f"{name[:_LONGEST_NAME]!r} is there twice in one object"])
+        seen.add(name)
 
 
 def _opened(body: bytes) -> int:

@@ -134,12 +134,20 @@ def test_it_predicts_what_the_command_predicts(plain: Path, tmp_path: Path) -> N
     ("body", "lines"),
     [
         ({"rows": [ROW, {**ROW, "x0": "hidden"}]}, ["row 2, column 'x0': must be a number"]),
-        ({"rows": [{**ROW, "x1": True}]}, ["row 1, column 'x1': must be a number"]),
+        ({"rows": [{**ROW, "x1": True}]}, ["'x1': must be a number as JSON writes it, such as"]),
+        ({"rows": [{**ROW, "x1": "1"}]}, ["'x1': must be a number as JSON writes it, such as"]),
         ({"row": {**ROW, "x1": 1e39}}, ["row 1, column 'x1': must be a number within float32"]),
-        ({"rows": [{**ROW, "y": 1}]}, ["row 1, column 'y': is no column of the model"]),
+        (
+            {"rows": [{"lon": 5.0, "lat": 5.0, "x0": 1, "x1": 1, "X_2": 1}]},
+            ["row 1, column 'X_2': is no column of the model; did you mean 'x2'?"],
+        ),
+        (
+            {"rows": [{"lon": 5.0, "lat": 5.0, "x0": 1, "x1": 1, "spam": 1}]},
+            ["is no column of the model, and 'x2' is not there; write null for it"],
+        ),
         ({"rows": [{"lat": 1.0}]}, ["row 1, column 'lon': is missing"]),
         (
-            {"rows": [{**ROW, "lat": "hidden", "z": 1}, 3]},
+            {"rows": [{"lon": 5.0, "lat": "hidden", "z": 1}, 3]},
             ["row 1, column 'lat'", "row 1, column 'z'", "row 2: must be an object"],
         ),
         ({"rows": []}, ['"rows" is empty']),
@@ -163,10 +171,21 @@ def test_bad_rows_are_named_without_what_they_hold(
     assert "hidden" not in answer.text
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"", b'{"row": {"lon": NaN}}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[" * 100_000,
+        b"\xff",
+        b"",
+        b'{"row": {"lon": NaN}}',
+        b'{"row": {"lon": 1%s}}' % (b"0" * 5000),
+    ],
+)
 def test_what_is_no_json_is_refused_in_the_same_form(client: TestClient, body: bytes) -> None:
-    answer = client.post("/predict", content=body)
-    assert answer.status_code in (400, 422)
+    as_json = {"Content-Type": "application/json"}
+    answer = client.post("/predict", content=body, headers=as_json)
+    assert answer.status_code in (400, 413, 422)
     assert set(answer.json()) == {"error", "details"}
 
 
@@ -181,6 +200,31 @@ def test_a_body_is_sent_as_json_by_name(client: TestClient) -> None:
 def test_a_row_s_problems_are_shortened_and_counted(client: TestClient) -> None:
     answer = client.post("/predict", json={"rows": [{**ROW, "x0": "no"}] * 30})
     assert answer.json()["details"][20:] == ["and more"]
+
+
+def test_columns_that_the_model_does_not_use_are_left_out_of_account(client: TestClient) -> None:
+    """As in a file of new rows."""
+    answer = client.post("/predict", json={"rows": [ROW, {**ROW, "y": 1, "note": "none"}]})
+    first, second = answer.json()["predictions"]
+    assert first == second
+
+
+def test_a_name_that_is_there_twice_is_refused(client: TestClient) -> None:
+    for body in (
+        json.dumps({"row": ROW})[:-2] + ', "x1": 1.0}}',
+        f'{{"row": {json.dumps(ROW)}, "row": null}}',
+    ):
+        answer = client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert "is there twice in one object" in answer.json()["details"][0]
+
+
+def test_no_such_path_and_method_are_said(client: TestClient) -> None:
+    absent = client.get("/predictions")
+    assert (absent.status_code, absent.json()["error"]) == (404, "not_found")
+    assert "POST /predict" in absent.json()["details"][0]
+    wrong = client.get("/predict")
+    assert (wrong.status_code, wrong.json()["details"]) == (405, ["this path takes POST"])
 
 
 def test_missing_features_may_be_left_out(client: TestClient) -> None:
