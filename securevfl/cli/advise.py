@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from securevfl.cli.saying import say
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_text
@@ -100,7 +101,7 @@ def _epsilon(value: float | None) -> str:
 
 def _print(console: Console, found: Advice) -> None:
     privacy, secondaries = found.config.privacy, len(found.config.secondaries)
-    _say(
+    say(
         console,
         "what can survive: ",
         f"unit {privacy.unit}, delta {privacy.delta:g}, "
@@ -113,12 +114,13 @@ def _print(console: Console, found: Advice) -> None:
     for one in found.bounds:
         table.add_row(*_cells(one))
     console.print(table)
-    _say(console, "", _LEGEND)
+    say(console, "", _LEGEND)
     _print_settings(console, found)
     if found.rehearsed:
         _print_rehearsal(console, found)
     for note in found.notes:
-        _say(console, "note: ", note)
+        say(console, "note: ", note)
+    say(console, "is it worth it? ", found.worth())
 
 
 def _cells(one: Bound) -> list[str]:
@@ -139,14 +141,14 @@ def _print_settings(console: Console, found: Advice) -> None:
         text = ", ".join(f"{name} = {value}" for name, value in one.settings.items())
         told.setdefault(text, []).append("none" if one.epsilon is None else f"{one.epsilon:g}")
     for text, epsilons in told.items():
-        _say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
+        say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
 
 
 def _print_rehearsal(console: Console, found: Advice) -> None:
     first, metric = found.casts[0], found.rehearsed[0].metric
     aside = sum(map(len, first.aside.values()))
     drawn = f", drawn anew with each of {len(found.casts)} seeds" if len(found.casts) > 1 else ""
-    _say(
+    say(
         console,
         "rehearsal: ",
         f"{aside} of {len(first.own) + aside} columns set aside for "
@@ -168,13 +170,9 @@ def _print_rehearsal(console: Console, found: Advice) -> None:
         )
     console.print(table)
     for one in found.rehearsed:
-        console.print(one.verdict(), soft_wrap=True, highlight=False, markup=False)
-    _say(console, "", NO_PROMISE)
+        say(console, "", one.verdict())
+    say(console, "", NO_PROMISE)
 
 
 def _counted(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"
-
-
-def _say(console: Console, head: str, text: str) -> None:
-    console.print(Text.assemble((head, "bold"), text), soft_wrap=True)

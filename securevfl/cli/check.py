@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from securevfl.cli.saying import say
 from securevfl.core.errors import ConfigError
 from securevfl.setup.check import Check, PartyCheck, check_federation
 
@@ -27,12 +28,12 @@ def _print(console: Console, found: Check) -> None:
     for one in found.parties:
         _print_party(console, one)
     for name, links in found.links.items():
-        _say(console, f"links of {name}: ", links.in_words())
+        say(console, f"links of {name}: ", links.in_words())
     if found.config is not None:
         if found.config.chosen:
             told = (f"{name} = {value!r}" for name, value in found.config.chosen.items())
-            _say(console, "auto: ", ", ".join(told))
-        _say(console, "base: ", found.config.base.in_words())
+            say(console, "auto: ", ", ".join(told))
+        say(console, "base: ", found.config.base.in_words())
     _print_privacy(console, found)
     _print_costs(console, found)
     if found.config is not None:
@@ -43,13 +44,13 @@ def _print(console: Console, found: Check) -> None:
             table.add_row(*(Text(cell) for cell in row.values()))
         console.print(table)
     else:
-        _say(console, "", "noise, links and costs are told once the settings can be read")
+        say(console, "", "noise, links and costs are told once the settings can be read")
     for warning in found.warnings:
-        _say(console, "warning: ", warning, style="yellow")
+        say(console, "warning: ", warning, style="yellow")
     for problem in found.problems:
-        _say(console, "wrong: ", " ".join(problem.split()), style="red")
+        say(console, "wrong: ", " ".join(problem.split()), style="red")
     if found.fine:
-        _say(console, "nothing is wrong; next: ", f"securevfl simulate {found.file}")
+        say(console, "nothing is wrong; next: ", f"securevfl simulate {found.file}")
 
 
 def _print_party(console: Console, one: PartyCheck) -> None:
@@ -80,7 +81,7 @@ def _print_privacy(console: Console, found: Check) -> None:
     if privacy is None:
         return
     if privacy["mechanism"] != "none":
-        _say(
+        say(
             console,
             "noise: ",
             f"each secondary adds noise of deviation {privacy['noise_share_std']:.4g} to every "
@@ -88,9 +89,9 @@ def _print_privacy(console: Console, found: Check) -> None:
             f"{privacy['sensitivity']:.4g}; epsilon = {privacy['epsilon']:.4g}, "
             f"delta = {privacy['delta']:g}",
         )
-    _say(console, "promise: ", privacy["statement"])
+    say(console, "promise: ", privacy["statement"])
     if privacy["labels"] is not None:
-        _say(console, "labels: ", privacy["labels"])
+        say(console, "labels: ", privacy["labels"])
 
 
 def _print_costs(console: Console, found: Check) -> None:
@@ -101,14 +102,10 @@ def _print_costs(console: Console, found: Check) -> None:
     took = f"{minutes:.0f} min" if minutes >= 2 else f"{costs.seconds:.0f} s"
     used = costs.memory_bytes
     memory = "" if used is None else f"; about {used / 1e6:,.0f} MB of memory"
-    _say(
+    say(
         console,
         "costs: ",
         f"about {costs.bytes_received / 1e6:,.2f} MB to the primary and "
         f"{costs.bytes_sent / 1e6:,.2f} MB from it (protected linkage not counted); simulated on "
         f"this machine, with nothing beside it, about {took} of training{memory}",
     )
-
-
-def _say(console: Console, head: str, text: str, *, style: str = "") -> None:
-    console.print(Text.assemble((head, f"bold {style}".strip()), text), soft_wrap=True)

@@ -14,6 +14,7 @@ import typer
 from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget import app as budget_app
+from securevfl.cli.commands import Commands
 from securevfl.cli.export import app as export_app
 from securevfl.cli.ledger import app as ledger_app
 from securevfl.cli.options import AsJson, Device, FederationFile, FileDataRoot
@@ -28,6 +29,7 @@ from securevfl.version import __version__
 
 app = typer.Typer(
     name="securevfl",
+    cls=Commands,
     help=(
         "Vertical federated learning on fuzzily linked tables, with secure averaging and a "
         "privacy budget."

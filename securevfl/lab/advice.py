@@ -326,10 +326,31 @@ class Advice:
             )
         return notes
 
+    def worth(self) -> str:
+        """Return one line: whether training with partners is worth what it costs."""
+        played = [one for one in self.rehearsed if one.epsilon is not None]
+        if not played:
+            return "no answer: nothing was rehearsed; leave --seeds at 3"
+        if all(one.outcome is None for one in played):
+            return "no answer: one seed says nothing of chance; leave --seeds at 3"
+        planned = self.config.privacy.epsilon
+        clear = sorted(one.epsilon for one in played if one.epsilon and one.outcome == "clear")
+        found = ", ".join(f"{epsilon:g}" for epsilon in clear)
+        own = [one.outcome for one in played if one.epsilon == planned]
+        if clear and (planned in clear or not own):
+            return f"worth it: at epsilon {found} partners of such information gain clearly"
+        told = f" at the file's epsilon {planned:g}" if own else " at any epsilon tried"
+        if clear:
+            return f"not worth it{told}: a clear gain at epsilon {found} alone"
+        if "unclear" in (own or [one.outcome for one in played]):
+            return f"perhaps{told}: a gain that chance may explain; more rows or --seeds tell more"
+        return f"not worth it{told}: partners of such information gain nothing that is sure"
+
     def as_json(self) -> dict[str, Any]:
         """Return all of it for ``--json``."""
         return {
             "file": str(self.file),
+            "worth": self.worth(),
             "unit": self.config.privacy.unit,
             "delta": self.config.privacy.delta,
             "secondaries": len(self.config.secondaries),

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from securevfl.core.progress import (
     CiphertextsMade,
@@ -38,12 +39,15 @@ _QUIET_SECONDS = 5.0
 
 
 def bars(console: Console, *, name_width: int) -> Progress:
-    """Return progress bars with name, bar, count, figures and time; shown on terminals only."""
+    """Return progress bars with name, bar, count, figures and time; shown on terminals only.
+
+    Name and figures go on in a second line where the terminal is narrow.
+    """
     return Progress(
-        TextColumn(f"[bold]{{task.description:<{name_width}}}"),
+        TextColumn("[bold]{task.description}", table_column=Column(min_width=name_width)),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", table_column=Column()),
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,

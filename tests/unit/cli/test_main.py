@@ -13,6 +13,7 @@ from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.cli import run
+from securevfl.cli.commands import JOURNEY
 from securevfl.cli.main import main
 from securevfl.core.errors import ConfigError
 from securevfl.version import __version__
@@ -59,6 +60,34 @@ def test_help_names_every_command(capfd: Capture) -> None:
     assert ended.code == 0
     for command in (*COMMANDS, "budget"):
         assert command in ended.out
+
+
+def test_help_lists_commands_along_the_journey(capfd: Capture) -> None:
+    """In groups; none is left over."""
+    out = securevfl(capfd, "--help").out
+    places = [out.index(f" {group} ─") for group in JOURNEY]
+    assert places == sorted(places)
+    assert " Commands ─" not in out
+    rows = [line[2:].split(" ")[0] for line in out[places[0] :].splitlines() if line[:1] == "│"]
+    order = [name for names in JOURNEY.values() for name in names]
+    assert [name for name in rows if name in order] == order
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("--epochs", "training.epochs"),
+        ("--epsilon", "privacy.epsilon"),
+        ("--links-per-record", "privacy.links_per_record"),
+        ("--neighbours", "model.neighbours"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_named_so(option: str, setting: str, capfd: Capture) -> None:
+    ended = securevfl(capfd, "train", "fed.toml", option, "5")
+    assert ended.code == 2
+    said = " ".join(ended.err.replace("│", " ").split())
+    assert f"it is a setting of the federation file: write {setting} there" in said
+    assert "setting" not in securevfl(capfd, "predict", "run", option, "5").err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,12 +1,15 @@
 """What a run shows of its progress where stderr is no terminal."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from securevfl.cli.saying import say
 from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
 from securevfl.runtime import shown_progress as progress
-from securevfl.runtime.shown_progress import RunProgress, spending_in_words
+from securevfl.runtime.shown_progress import RunProgress, bars, spending_in_words
 
 
 def test_long_steps_of_linking_tell_the_time_left(
@@ -46,3 +49,27 @@ def test_what_a_run_may_spend_is_one_line() -> None:
         "bank: this run may spend epsilon without bound; "
         "this table has spent without bound in 1 earlier run; no limit is set by its owner"
     )
+
+
+def test_bars_are_cut_in_no_word() -> None:
+    """On a narrow terminal, name and figures take more lines."""
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    figures = "loss 0.4979  validation auc 0.8123  epsilon 8"
+    with bars(console, name_width=22) as shown:
+        shown.add_task("training the primary alone", total=5, figures=figures)
+        table = shown.make_tasks_table(shown.tasks)
+    console = Console(file=io.StringIO(), width=60)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    words = console.file.getvalue().split()
+    assert {"training", "primary", "alone", *figures.split()} <= {*words}
+
+
+def test_lines_are_wrapped_at_words_on_a_terminal_alone() -> None:
+    text = "word " * 40
+    for terminal in (True, False):
+        file = io.StringIO()
+        say(Console(file=file, width=60, force_terminal=terminal), "note: ", text)
+        lines = file.getvalue().splitlines()
+        assert (len(lines) > 1) == terminal
+        assert not terminal or all("word" in line and "wor\n" not in line for line in lines)

@@ -12,7 +12,8 @@ import pytest
 import tomli_w
 from helpers.command_line import securevfl
 
-from securevfl.lab.advice import outcome_of
+from securevfl.config.reading import read_federation
+from securevfl.lab.advice import Advice, Outcome, Rehearsed, outcome_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -71,6 +72,7 @@ def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
     said = json.loads(ended.out)
     low, none = said["rehearsal"]["epsilons"]
     assert (low["epsilon"], none["epsilon"]) == (0.05, None)
+    assert said["worth"].startswith("not worth it at any epsilon tried")
     assert min(none["gains"]) > 0.05
     assert max(low["gains"]) < 0.02
     assert low["alone"] == none["alone"]
@@ -100,6 +102,7 @@ def test_people_read_bounds_settings_and_verdicts(tmp_path: Path, capfd: Capture
         "one seed says nothing of chance",
         "A rehearsal is no promise.",
         "note: the ranges of 2 columns were taken from the table",
+        "is it worth it? no answer: one seed says nothing of chance",
     ):
         assert said in out
     assert "done 2/2: seed 3, without noise" in ended.err
@@ -179,3 +182,40 @@ def test_bad_input_is_one_line(
 )
 def test_what_a_gain_is_called(gain: float, deviation: float, outcome: str) -> None:
     assert outcome_of(gain, deviation) == outcome
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ({8.0: "clear", 16.0: "clear"}, "worth it: at epsilon 8, 16 partners"),
+        ({8.0: "none", 16.0: "clear"}, "not worth it at the file's epsilon 8: a clear gain at eps"),
+        ({8.0: "unclear", 4.0: "none"}, "perhaps at the file's epsilon 8: a gain that chance may"),
+        ({8.0: "none", None: "clear"}, "not worth it at the file's epsilon 8: partners of such"),
+        ({4.0: "clear"}, "worth it: at epsilon 4 partners"),
+        ({8.0: None}, "no answer: one seed says nothing"),
+        ({}, "no answer: nothing was rehearsed"),
+    ],
+)
+def test_it_ends_with_one_answer(
+    tmp_path: Path, outcomes: dict[float | None, Outcome | None], said: str
+) -> None:
+    """At the epsilon that the file promises, where that was rehearsed."""
+    path = federation(tmp_path)
+    played = [
+        Rehearsed(
+            epsilon=epsilon,
+            metric="accuracy",
+            alone=0.7,
+            test=0.8,
+            gain=0.1,
+            deviation=0.01,
+            gains=(0.1, 0.1),
+            used=2,
+            outcome=outcome,
+        )
+        for epsilon, outcome in outcomes.items()
+    ]
+    found = Advice(
+        file=path, config=read_federation(path), training_rows=9, bounds=[], rehearsed=played
+    )
+    assert found.worth().startswith(said)
