@@ -445,7 +445,7 @@ class Offer(DeclaredMessage):
     """How many records a secondary has, and a tag by which its table is known again."""
 
     KIND = LinkingKind.LINK_TURN
-    WAY = "secondary to primary"
+    WAY = "secondary to primary and coordinator"
 
     records: int
     tag: str
@@ -486,6 +486,30 @@ class Turn(TypedMessage):
         if len(tags) != 2:
             raise ProtocolError(f"{message.sender}: sent {len(tags)} tags of two tables")
         return cls(records=records, tags=(tags[0], tags[1]))
+
+    def require_offered(self, offer: Offer, *, name: str, by: str) -> None:
+        """Refuse what the primary says of a secondary's table, unless that party says the same.
+
+        Kept links and their noise are found by the tag, and numbered for the table of that tag.
+
+        Args:
+            offer: What the secondary says of itself, sealed.
+            name: The secondary.
+            by: The primary.
+
+        Raises:
+            ProtocolError: If they differ.
+        """
+        if self.records != offer.records:
+            raise ProtocolError(
+                f"{by}: says that {name} has {self.records} records, and {name} says "
+                f"{offer.records}; nothing was compared"
+            )
+        if self.tags[1] != offer.tag:
+            raise ProtocolError(
+                f"{by}: sent another tag of the table of {name} than {name} itself; nothing was "
+                f"compared"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

@@ -283,17 +283,17 @@ class Blockwise(Coordinated):
 
         Reveals:
             To the coordinator: shares of squared distances and, with ``linkage.cell``, grid cells.
-            To the primary: how many records there are, and their tag.
+            To the primary and the coordinator: how many records there are, and their tag.
         """
         spec, lines = party.spec, party.lines
         units = quantised(spec.keys, party.keys)
         primary, coordinator = spec.roles.primary, spec.roles.helpers["coordinator"]
+        offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
+        lines.send(offer.to_message(), primary, coordinator)
         if spec.hiding.cell is not None:
             message = lines.receive(primary, LinkingKind.LINK_CELLS)
             shift = Shift.from_message(message, key_dim=units.shape[1]).shift
             self._send_cells(party, units, shift)
-        offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
-        lines.send(offer.to_message(), primary)
         asked = Comparisons(len(units), party.rows)
         most = most_pairs(party.rows, len(units), lanes=self.lanes(spec))
         with self.secondary_shares(party, units) as share:
@@ -314,6 +314,9 @@ class Blockwise(Coordinated):
     ) -> tuple[Candidates, SimilarLinks | None]:
         """Have the data parties compare blocks, unless links of the same tables are kept.
 
+        Raises:
+            ProtocolError: If the primary says of the secondary's table what that party does not.
+
         Reveals:
             To the primary and the secondary: numbers of rows and records to compare.
         """
@@ -323,6 +326,8 @@ class Blockwise(Coordinated):
             name=name,
             neighbours=spec.choice.neighbours,
         )
+        offer = Offer.from_message(helper.lines.receive(name, LinkingKind.LINK_TURN))
+        turn.require_offered(offer, name=name, by=primary)
         record_cells = self._receive_cells(helper, name, turn.records)
         cells = None if heard is None or record_cells is None else (heard, record_cells)
         search = Search(

@@ -155,6 +155,7 @@ def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
     def data_parties() -> int:
         agency, bank = wires.of("agency"), wires.of("bank")
         agency.send(Turn(records=40, tags=("", "")).to_message(), "coordinator")
+        bank.send(Offer(records=40, tag="").to_message(), "coordinator")
         exchanges = -(-60 // (700 // 40))
         waiting = [agency.receive("coordinator", LinkingKind.LINK_BLOCK)]
         for number in range(exchanges):
@@ -218,6 +219,24 @@ def test_a_family_s_own_limit_holds_under_shares() -> None:
 
     assert links.indices[:20, 0].tolist() == list(range(20))
     assert not links.present[20:].any()
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        (Turn(records=41, tags=("mine", "theirs")), "says that bank has 41 records, and bank says"),
+        (Turn(records=40, tags=("mine", "older")), "another tag of the table of bank than bank"),
+    ],
+)
+def test_a_coordinator_has_a_table_s_size_and_tag_from_its_owner(turn: Turn, text: str) -> None:
+    """With an older table's tag, links that are kept would be numbered for another table."""
+    spec, wires = hidden_spec("shares"), Wires()
+    wires.of("agency").send(turn.to_message(), "coordinator")
+    wires.of("bank").send(Offer(records=40, tag="theirs").to_message(), "coordinator")
+    lines, cache = wires.of("coordinator"), LinkCache(None)
+    helper = LinkageHelper(spec=spec, rows=60, lines=lines, cache=cache)
+    with pytest.raises(ProtocolError, match=f"agency: .*{text}.*nothing was compared"):
+        protection_of(spec).find(helper, "bank", None)
 
 
 @pytest.mark.parametrize("number", [60, -1])
