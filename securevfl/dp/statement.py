@@ -191,7 +191,8 @@ def of_labels(
         _HONEST if mechanism == "shares" else None,
         None if table is None else _labels_total(table, one_by_one=one_by_one),
         f"Not covered: labels of several rows together, what many labels have in common, which "
-        f"rows train, what later predictions show, and "
+        f"rows train, which classes exist and whether a run starts (both follow from labels), "
+        f"what later predictions show, and "
         f"{'other' if table is None else 'later'} runs.",
         warning,
     ]

@@ -770,8 +770,14 @@ def unpack_numbers(raw: UInt8[np.ndarray, "packs n width"], modulus: int) -> lis
     """
     square = modulus**2
     rows = [[int.from_bytes(cell.tobytes(), "big") for cell in row] for row in raw]
-    if not all(0 < number < square for row in rows for number in row):
-        raise ProtocolError("a ciphertext came that is none of the agreed key")
+    together = 1
+    for number in (number for row in rows for number in row):
+        if not 0 < number < square:
+            raise ProtocolError("a ciphertext came that is none of the agreed key")
+        together = together * number % modulus
+    # Ciphertexts are units: one that shares a factor with n has no inverse, and encrypts nothing.
+    if math.gcd(together, modulus) != 1:
+        raise ProtocolError("a ciphertext came that shares a factor with the agreed key")
     return rows
 
 

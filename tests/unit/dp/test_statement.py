@@ -216,7 +216,8 @@ def test_the_sentence_of_labels() -> None:
     """Word by word, for each way in which labels reach secondaries."""
     rest = (
         "Not covered: labels of several rows together, what many labels have in common, which rows "
-        "train, what later predictions show, and other runs."
+        "train, which classes exist and whether a run starts (both follow from labels), what later "
+        "predictions show, and other runs."
     )
     assert of().text == (
         "Suppose any one secondary tries to find out how any one of the primary's training rows is "

@@ -141,6 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     "an even modulus": (read_rows, rows(MODULUS - 1, ((7, 7),)), "agreed 2048 bits"),
     "more ciphertexts than rows": (read_rows, rows(MODULUS, ((7, 7), (7, 7))), "rows that are due"),
     "a ciphertext of nothing": (read_rows, rows(MODULUS, ((7, 0),)), "none of the agreed key"),
+    "a ciphertext of no unit": (read_rows, rows(MODULUS, ((7, MODULUS),)), "shares a factor"),
     "an answer too few": (
         lambda message: EncryptedDistances.from_message(
             message, packs=[1, 1], records=[1, 1], modulus=MODULUS
