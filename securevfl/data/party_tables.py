@@ -70,8 +70,11 @@ class ColumnRoles:
     def features_of(self, frame: pd.DataFrame, *, where: str) -> list[str]:
         """Return the feature columns of a table.
 
+        A primary may have none: partners' features then say all that there is to say.
+
         Raises:
-            DataError: If a column is not there or named for two purposes, or none is left over.
+            DataError: If a column is not there or named for two purposes, or none is left over at a
+                secondary.
         """
         special = self._special
         require_columns(frame, [*special, *(self.features or ()), *self.exclude], where=where)
@@ -81,8 +84,8 @@ class ColumnRoles:
             unnamed = self.row_numbers_of(frame)
             others = {*special, *self.exclude, *unnamed}
             chosen = [c for c in frame.columns if c not in others]
-            if not chosen:
-                raise DataError(f"{where}: has no feature columns beside {', '.join(special)}")
+            if not chosen and self.label is None:
+                raise _no_features(special, where=where)
             return chosen
         if set(self.features) & set(special):
             both = min(set(self.features) & set(special))
@@ -97,6 +100,11 @@ class ColumnRoles:
     @property
     def _special(self) -> list[str]:
         return [*self.key, *(column for column in (self.label, self.truth) if column is not None)]
+
+
+def _no_features(special: Sequence[str], *, where: str) -> DataError:
+    beside = f" besides {', '.join(special)}" if special else " once its keys are taken out"
+    return DataError(f"{where}: has no feature columns{beside}; a secondary needs at least one")
 
 
 def fit_party_table(
@@ -474,8 +482,8 @@ def from_frame(
         exclude=() if numeric else tuple(key),
         empty_labels=empty_labels,
     )
-    if features is None and not set(chosen) - {*key, *special}:
-        raise DataError(f"{where}: has no feature columns beside {', '.join([*key, *special])}")
+    if features is None and label is None and not set(chosen) - {*key, *special}:
+        raise _no_features([*key, *special], where=where)
     table = fit_party_table(whole, roles, settings, name=name, where=where)
     if numeric:
         return table

@@ -1,5 +1,6 @@
 """Build one party from the federation file and its own table: the same way in every runner."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -293,7 +294,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
     """Build a model from its party's stream, and its positional encoding as its family says."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # A primary that has labels alone brings no number to its first layer.
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
         model = build()
     whose = () if config.family.shares_positions(config.model) else (party,)
     initialise(

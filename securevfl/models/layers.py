@@ -66,7 +66,7 @@ def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
 
 def _draw_linear(layer: nn.Linear, generator: torch.Generator) -> None:
     # torch's own default for a linear layer: uniform within 1 / sqrt(inputs).
-    bound = 1 / math.sqrt(layer.in_features)
+    bound = 1 / math.sqrt(max(1, layer.in_features))
     with torch.no_grad():
         layer.weight.uniform_(-bound, bound, generator=generator)
         if layer.bias is not None:

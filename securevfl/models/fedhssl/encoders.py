@@ -193,7 +193,7 @@ def build_encoder(
         (Avazu), ResNet-18 (BHI, ModelNet). The top is the last fully-connected layer, or the last
         three of ResNet-18's four stages.
     """
-    checks.at_least(1, num_features=num_features)
+    checks.at_least(0, num_features=num_features)
     if config.kind == "resnet18":
         channels, height, width = config.image
         if num_features != channels * height * width:

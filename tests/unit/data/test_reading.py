@@ -213,7 +213,11 @@ BAD_TABLES = {
     ),
     "no rows": ("lon,lat,a,price\n", {}, "has no rows"),
     "no columns": ("", {}, "can't be read"),
-    "no features": ("lon,lat,price\n1,2,3\n1,2,4\n", {}, "has no feature columns"),
+    "no features": (
+        "lon,lat\n1,2\n1,2\n",
+        {"label": None},
+        "no feature columns besides lon, lat; a sec",
+    ),
     "two columns of a name": ("lon,lat,a,a,price\n1,2,3,4,5\n", {}, "two columns are called 'a'"),
     "a row too long": ("lon,lat,a,price\n1,2,3,4\n1,2,3,4,5\n", {}, "can't be read"),
     "all rows too long": ("lon,lat,a,price\n1,2,3,4,5\n1,2,3,4,6\n", {}, "can't be read"),
