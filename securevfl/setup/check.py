@@ -20,7 +20,7 @@ from securevfl.config import rules
 from securevfl.config.disclosure import channels
 from securevfl.config.encoder import EncoderSettings, resolved
 from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec
+from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.parties import PartySettings
 from securevfl.config.presets import without_top
@@ -44,6 +44,7 @@ from securevfl.federation.class_means.ballot import label_release
 from securevfl.federation.rounds.fitting import build_direction_bottom
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.key_reading import keys_of_frame
+from securevfl.linkage.stage.link_counts import doubts_about_records
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_named
@@ -645,6 +646,9 @@ def _link(
     by_name: Mapping[str, PartyCheck],
 ) -> None:
     if primary is None or primary.keys is None:
+        here = [by_name[party.name].keys for party in config.secondaries if party.name in by_name]
+        for keys in here:
+            check.warnings += [] if keys is None else doubts_about_records(link_spec(config), keys)
         return
     for party in config.secondaries:
         own = by_name.get(party.name)

@@ -372,7 +372,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         share=share,
         enough=enough,
         better=better,
-        doubts=tuple(doubts_about(spec, theirs, counts, meet=linked.meet)),
+        doubts=tuple(doubts_about(spec, own, counts, meet=linked.meet)),
     )
 
 

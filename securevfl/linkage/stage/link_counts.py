@@ -30,7 +30,6 @@ def count_links(
         unit: Of distances; None where the secondary does not know them.
     """
     groups = same_keys(spec.keys, own)
-    sizes = np.bincount(groups[groups >= 0], minlength=1)
     tied = 0
     if isinstance(linked.source, PickedLinks):
         pairs = linked.source.pairs
@@ -56,7 +55,7 @@ def count_links(
         rows_linked=rows_linked,
         records_linked=records_linked,
         tied_rows=tied,
-        repeated_records=int((sizes[groups[groups >= 0]] > 1).sum()),
+        repeated_records=_repeated(groups),
         median_distance=None if unit is None or not len(nearest) else float(np.median(nearest)),
         unit="" if spec.keys.metric.equal_only else unit or "",
         share=share,
@@ -104,7 +103,7 @@ def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: b
     Args:
         spec: What linking needed.
         own: The secondary's keys.
-        counts: Its links.
+        counts: Its links, or those of some of its records.
         meet: Whether both parties' numeric keys have values in common ranges.
     """
     doubts, name, median = [], counts.name, counts.median_distance
@@ -120,14 +119,39 @@ def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: b
             f"and that is as far as keys of different people are apart; compare how both parties "
             f"write them (the order of words, dates), or set linkage.max_distance"
         )
-    if counts.repeated_records and not spec.keys.are_numbers:
-        doubts.append(
-            f"{name}: {counts.repeated_records:,} of {counts.records:,} records have a key that "
-            f"another record has too, and a row has K = {spec.choice.neighbours} of them; where "
-            f'keys name people, privacy.unit = "entity" protects a person, and "secondary-record" '
-            f"each record by itself"
-        )
-    return doubts
+    counted = counts.repeated_records if counts.records == own.num_rows else None
+    return [*doubts, *doubts_about_records(spec, own, repeated=counted)]
+
+
+def doubts_about_records(
+    spec: LinkSpec, own: KeyTable, *, repeated: int | None = None
+) -> list[str]:
+    """Return what to think of where several of a secondary's records have one key.
+
+    Args:
+        spec: What linking needs.
+        own: The secondary's keys.
+        repeated: Records that share their key with another one; None: they are counted.
+    """
+    if spec.keys.are_numbers:
+        return []
+    if repeated is None:
+        repeated = _repeated(same_keys(spec.keys, own))
+    if not repeated:
+        return []
+    return [
+        f"{own.name}: {repeated:,} of {own.num_rows:,} records have a key that another record has "
+        f"too, and a row has K = {spec.choice.neighbours} of them; where keys name people, a "
+        f"person of two records changes twice as much as the promise counts, and "
+        f'privacy.unit = "entity" counts one record at each secondary too: merge such records into '
+        f"one"
+    ]
+
+
+def _repeated(groups: Int64[np.ndarray, " records"]) -> int:
+    """Return how many records share their key with another one."""
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    return int((sizes[groups[groups >= 0]] > 1).sum())
 
 
 def _is_far(spec: KeySpec, own: KeyTable, median: float) -> bool:

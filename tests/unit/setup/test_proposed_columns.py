@@ -182,7 +182,12 @@ def test_keys_of_repeated_records_and_far_texts_are_warned_of(
     assert ended.code == 0, ended.err
     (warning,) = json.loads(ended.out)["warnings"]
     assert "18 of 249 records have a key that another record has too" in warning
-    assert 'privacy.unit = "entity"' in warning
+    assert 'privacy.unit = "entity" counts one record at each secondary too' in warning
+    assert "protects a person" not in warning
+
+    for name in ((), ("--name", "bureau")):
+        checked = securevfl(capfd, "check", out, "--json", *name)
+        assert warning in json.loads(checked.out)["warnings"], name
 
 
 def test_columns_in_common_are_named_as_they_are(tmp_path: Path, capfd: Capture) -> None:
