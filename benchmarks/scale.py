@@ -40,7 +40,7 @@ from securevfl.federation.rounds import network_primary, primary, secondary
 from securevfl.federation.run_plan import RunFacts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.ledger.chain import ChainedFile
-from securevfl.linkage.stage import parties
+from securevfl.linkage.stage import linking
 from securevfl.models.fedhssl.model_settings import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
@@ -209,7 +209,7 @@ WATCHED: Final = {
     "learn": (secondary.Secondary, "learn"),
     "step": (network_primary.NetworkPrimary, "_train_batch"),
     "forward": (primary.Primary, "_forward"),
-    "link": (parties.Linker, "__call__"),
+    "link": (linking.Linker, "__call__"),
     "alone": (primary_run, "train_alone"),
     "evaluate": (primary_run, "evaluate"),
 }
@@ -292,7 +292,7 @@ def linking_terms(size: Size) -> list[float]:
 def linking_memory(size: Size) -> float:
     """Return the most bytes a link that numpy holds while one secondary links."""
     peaks = []
-    real = parties.Linker.__call__
+    real = linking.Linker.__call__
 
     def watched(*arguments: Any) -> Any:
         tracemalloc.start()
@@ -301,7 +301,7 @@ def linking_memory(size: Size) -> float:
         tracemalloc.stop()
         return result
 
-    with mock.patch.object(parties.Linker, "__call__", watched):
+    with mock.patch.object(linking.Linker, "__call__", watched):
         run(size)
     return peaks[0] / size.rows / size.neighbours
 

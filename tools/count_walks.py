@@ -29,7 +29,7 @@ WALKS: Final = {
     "linking, at the primary": ("link_as_primary",),
     "linking, at a secondary": ("link_as_secondary",),
     "the budget, from the file to the first line of the ledger": (
-        "plan_run", "PartyFiles.open_ledger", "Contribution._charge",
+        "plan_run", "PartyFiles.open_ledger", "SecondaryRelease._charge",
     ),
     "the figures, from the end of training to the report": (
         "PrimaryRun.finish", "write_figures", "write_report",

@@ -18,7 +18,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.digits import demo_federation, digits_tables, write_tables
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.baselines.fit import BaselineResult
 from securevfl.runtime.baselines import train_combined

@@ -13,10 +13,10 @@ import typer
 
 from securevfl.cli.audit import app as audit_app
 from securevfl.cli.bench import app as bench_app
-from securevfl.cli.budget import app as budget_app
+from securevfl.cli.budget_command import app as budget_app
 from securevfl.cli.commands import Commands
-from securevfl.cli.export import app as export_app
-from securevfl.cli.ledger import app as ledger_app
+from securevfl.cli.export_command import app as export_app
+from securevfl.cli.ledger_command import app as ledger_app
 from securevfl.cli.options import AsJson, Device, FederationFile, FileDataRoot
 from securevfl.cli.serve import serve
 from securevfl.cli.starting import app as starting_app
@@ -294,7 +294,7 @@ def verify(
     What this cannot show: that a party added the noise that it booked, or booked every release
     that it made; and nothing against all parties together, who can write and sign all of it anew.
     """
-    from securevfl.cli.verify import run_verify
+    from securevfl.cli.verify_command import run_verify
 
     run_verify(run, as_json=as_json)
 

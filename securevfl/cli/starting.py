@@ -67,7 +67,7 @@ def columns(
 
     Partners give the list to securevfl init by --columns.
     """
-    from securevfl.cli.init import run_columns
+    from securevfl.cli.init_command import run_columns
 
     run_columns(
         table,
@@ -140,7 +140,7 @@ def init(
     as_json: _AsJson = False,
 ) -> None:
     """Look at tables and write a federation file with a reason for every choice."""
-    from securevfl.cli.init import run_init
+    from securevfl.cli.init_command import run_init
 
     run_init(
         primary,
@@ -184,7 +184,7 @@ def check(
     Exit code 0: nothing is wrong; 2: something is.
     """
     with loading():
-        from securevfl.cli.check import run_check
+        from securevfl.cli.check_command import run_check
 
     run_check(federation, name=name, data_root=data_root, as_json=as_json)
 

@@ -137,7 +137,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train one file under many settings in the simulator; the same command goes on."""
-    from securevfl.cli.sweep import run_sweep
+    from securevfl.cli.sweep_command import run_sweep
     from securevfl.lab.study import Engines
 
     run_sweep(

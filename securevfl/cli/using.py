@@ -79,7 +79,7 @@ def contribution(
     as_json: _AsJson = False,
 ) -> None:
     """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
-    from securevfl.cli.contribution import run_contribution
+    from securevfl.cli.contribution_command import run_contribution
 
     run_contribution(
         run,

@@ -26,7 +26,7 @@ from securevfl.linkage.stage.candidates import Candidates, find_candidates
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, keep, stacked
 from securevfl.linkage.stage.key_reading import read_keys
 from securevfl.linkage.stage.link_counts import same_keys, tied_beyond
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.runtime.figures import finite_or_none
 
 # FedSim's estimate, before any training, of what similarities are worth over simpler linkage.

@@ -24,7 +24,7 @@ from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.baselines.fit import BaselineResult, solo_inputs
 from securevfl.models.baselines.settings import BaselineConfig, BoostingConfig, FedCVTConfig

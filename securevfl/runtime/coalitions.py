@@ -48,7 +48,7 @@ from securevfl.federation.saved_model import KeptModel
 from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
 from securevfl.models.alone.choice import MarginModel, Used, fit_alone, who_answers
 from securevfl.models.fitted_top import FittedTop

@@ -10,7 +10,7 @@ from securevfl.federation.messages import Ready
 from securevfl.federation.session.handshake import joined
 from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.parties import help_to_link
+from securevfl.linkage.stage.linking import help_to_link
 from securevfl.runtime.party_job import PartyLife
 from securevfl.transport.message import StarKind
 
@@ -29,7 +29,7 @@ def run_helper(life: PartyLife) -> None:
         SecureVflError: Whatever went wrong, here or at another party.
 
     Reveals:
-        What :func:`securevfl.linkage.stage.parties.help_to_link` and
+        What :func:`securevfl.linkage.stage.linking.help_to_link` and
         :func:`securevfl.federation.class_means.class_means_stage.deal_for_votes` say.
     """
     config, name, files = life.config, life.job.name, life.files

@@ -104,7 +104,7 @@ _FEDERATION: Final = "FED.toml"
 _IDENTITY: Final = "IDENTITY"
 
 _PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
-_NURSERY: Final = "securevfl.cli.nursery"
+_NURSERY: Final = "securevfl.cli.nursery_program"
 
 OUTCOME_EVENT: Final = "outcome"
 """What a launched primary tells last: the run's figures, or those of pretraining."""

@@ -22,7 +22,7 @@ from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.parties import OwnPlace
+from securevfl.linkage.stage.linking import OwnPlace
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings

@@ -26,7 +26,7 @@ from securevfl.federation.session.membership import (
 )
 from securevfl.ledger.countersigning import PrimaryCountersigning
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.parties import OwnPlace, link_as_primary
+from securevfl.linkage.stage.linking import OwnPlace, link_as_primary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.party_job import PartyLife, countersigner
 from securevfl.runtime.predicting import (

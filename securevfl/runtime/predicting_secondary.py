@@ -24,7 +24,7 @@ from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.parties import OwnPlace, help_to_link, link_as_secondary
+from securevfl.linkage.stage.linking import OwnPlace, help_to_link, link_as_secondary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
@@ -202,7 +202,7 @@ def serve_as_helper(life: PartyLife) -> None:
         SecureVflError: As :func:`serve_as_secondary`.
 
     Reveals:
-        What :func:`securevfl.linkage.stage.parties.help_to_link` says.
+        What :func:`securevfl.linkage.stage.linking.help_to_link` says.
     """
     life.require_no_listen()
     if life.job.name in idle_helpers(life.config):

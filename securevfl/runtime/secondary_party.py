@@ -26,7 +26,7 @@ from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import SecondaryCountersigning, epoch_point
 from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.parties import link_as_secondary
+from securevfl.linkage.stage.linking import link_as_secondary
 from securevfl.runtime.party_job import PartyLife, RejoinDue, countersigner
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.transport.message import Message, MessageKind

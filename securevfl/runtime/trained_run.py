@@ -27,7 +27,7 @@ from securevfl.federation.run_plan import PredictionBudget, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes

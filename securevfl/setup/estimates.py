@@ -25,7 +25,7 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.link_counts import count_links, doubts_about, most_rows
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.text import Spelling
 from securevfl.models.assist.halves import cross_fit
 from securevfl.models.assist.settings import AssistConfig

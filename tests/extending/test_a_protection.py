@@ -24,8 +24,8 @@ from securevfl.linkage.protections.hashes import ByCodes
 from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.linkage.stage.parties import Linker
 from securevfl.linkage.text import joined_texts, normalise_text
 
 

@@ -22,7 +22,7 @@ from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_tables import read_tables
 

@@ -44,7 +44,7 @@ from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.handshake import require_own_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_tables import read_tables
 from securevfl.transport.message import Done, Message, MessageKind

@@ -44,7 +44,7 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
 from securevfl.runtime import predicting, simulation, trained_run

@@ -66,7 +66,7 @@ from securevfl.lab.audit.settings import (
 )
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.frozen import DirectionBottom
 from securevfl.models.tasks import TaskHead

@@ -38,7 +38,7 @@ from securevfl.lab.audit.audit_statistics import (
 from securevfl.lab.audit.settings import DELTA, AuditSettings, Release
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 
 # Two positions or two slots, so that a clip of single positions or of whole rows in the wrong

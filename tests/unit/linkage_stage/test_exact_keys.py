@@ -29,8 +29,8 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.protections.hashes import Hashes
 from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.linkage.stage.parties import Linker
 
 LONG_IDS = [9_007_199_254_740_993 + number for number in range(200)]
 """Neighbours of 16 digits, of which float64 holds every second one."""

@@ -22,7 +22,7 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.runtime.figures import links_of_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

@@ -18,7 +18,7 @@ from securevfl.linkage.protections.shown import LinkKeys
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, similar_links
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 
 
 def links_of(protection: str, **changes: Any) -> LinkTable:

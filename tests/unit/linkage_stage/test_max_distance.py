@@ -21,7 +21,7 @@ from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.sampling import FixedLinks, PickedLinks
 from securevfl.linkage.spec import ChoiceSpec
 from securevfl.linkage.stage.kept_links import links_key
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

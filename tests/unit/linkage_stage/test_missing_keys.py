@@ -16,7 +16,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.linkage.text import Spelling
 

@@ -32,8 +32,8 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.linkage.stage.parties import Linker
 from securevfl.transport.channels import SealedLine
 from securevfl.transport.message import Message
 

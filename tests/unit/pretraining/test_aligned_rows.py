@@ -29,7 +29,7 @@ from securevfl.federation.pretraining.pretraining_over_star import (
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.session.allowance import Allowance, SessionLimits
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report
 from securevfl.runtime.run_tables import read_tables

@@ -14,7 +14,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
-from securevfl.linkage.stage.parties import Linker
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.report.page import write_report
