@@ -302,7 +302,7 @@ class PrimaryRun:
         countersigning: PrimaryCountersigning | None,
         estimator: Any = None,
         top: Any = None,
-        vote: Callable[[Callable[[], Ballot]], None] | None = None,
+        vote: Callable[[Callable[[Sequence[str]], Ballot]], None] | None = None,
         fitted: Base | None = None,
         presence: Presence | None = None,
     ) -> None:

@@ -445,10 +445,11 @@ class Listener:
 
     def voted(self, vote: Any) -> Any:
         def one(secondaries: Any, make: Any) -> None:
-            made = make()
+            due = [one.voter for one in secondaries if not one.voter.settled]
+            made = make([one.name for one in due])
             if made.label_noise is None:
                 self.hear("labels", made.bins_of_rows.tobytes())
-            vote(secondaries, lambda: made)
+            vote(secondaries, lambda _due: made)
 
         return one
 

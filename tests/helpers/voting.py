@@ -81,7 +81,7 @@ def vote_as_threads(
 
     lives: dict[str, Callable[[], Any]] = {
         config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(
-            lambda: told
+            lambda _due: told
         )
     }
     for rank, name in plan.secondaries.items():

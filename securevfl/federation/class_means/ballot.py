@@ -1,6 +1,6 @@
 """The primary's labels in the class-means stage: bins of rows, and labels drawn once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
@@ -23,6 +23,7 @@ from securevfl.ledger.ledger import Ledger
 # What secondaries were told of the primary's labels: charged before it is told, and added up.
 
 _FILE: Final = "labels.pt"
+_RETURNED: Final = "returned.pt"
 
 
 def label_release(config: FederationConfig) -> LabelRelease | None:
@@ -121,6 +122,8 @@ class Ballot:
     label_noise: LabelNoise | None = None
     """Where labels stay at home: what is added to class sums before they go back. None: the bins
     go out as they are here."""
+    returns: Callable[[str], None] = lambda _name: None
+    """Called with a secondary's name before its class sums go back to it."""
 
 
 def keep_of(config: FederationConfig) -> float:
@@ -136,7 +139,12 @@ def keep_of(config: FederationConfig) -> float:
 
 
 def ballot_of(
-    plan: RunPlan, data: PrimaryData, labels: Labels, ledger: Ledger, files: StateFolder
+    plan: RunPlan,
+    data: PrimaryData,
+    labels: Labels,
+    ledger: Ledger,
+    files: StateFolder,
+    due: Sequence[str],
 ) -> Ballot:
     """Charge for what secondaries will learn of labels, and return it.
 
@@ -145,15 +153,25 @@ def ballot_of(
         data: The primary's table.
         labels: Of its rows as they were read: standardised labels depend on all others'.
         ledger: Its own.
-        files: Its own: labels by randomised response are drawn once a run.
+        files: Its own: labels by randomised response are drawn once a run, and class sums go back
+            to a secondary once.
+        due: The secondaries that say that they are not fitted yet.
 
     Raises:
         ConfigError: If votes have not one number for each class.
-        PrivacyError: If labels were drawn for other rows than the table has now.
+        PrivacyError: If labels were drawn for other rows than the table has now, or one of those
+            due has had class sums in this run.
         StorageError: If the disk takes no more.
     """
     release = label_release(plan.config)
     assert release is not None, "encoders vote"
+    returned: list[str] = list(files.read(_RETURNED)["names"]) if files.holds(_RETURNED) else []
+    again = [name for name in due if name in returned]
+    if again:
+        raise PrivacyError(
+            f"{', '.join(again)}: had class sums of this run and says that it has none; two noises "
+            f"on one sum average out. Start another run with another --out"
+        )
     bins = _classes_of(plan.config, data, labels)
     classes = plan.cut.shape[1]
     moved = plan.config.voters_moved
@@ -173,7 +191,11 @@ def ballot_of(
     def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
         return sums.noise(multiplier * sums.change_of_label)
 
-    return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise)
+    def note(name: str) -> None:
+        returned.append(name)
+        files.write(_RETURNED, {"names": returned})
+
+    return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise, returns=note)
 
 
 def _classes_of(

@@ -246,12 +246,15 @@ class VotesDone(TypedMessage):
 # Votes in a simulation: the same sums and noise as between processes, without masks.
 
 
-def vote_in_process(secondaries: Sequence[Secondary], make: Callable[[], Ballot]) -> None:
+def vote_in_process(
+    secondaries: Sequence[Secondary], make: Callable[[Sequence[str]], Ballot]
+) -> None:
     """Let every secondary fit its votes.
 
     Args:
         secondaries: All of them.
-        make: Charges for labels and returns the primary's rows by class; asked if it is needed.
+        make: Charges for labels and returns the primary's rows by class, for secondaries of these
+            names; asked if it is needed.
 
     Raises:
         BudgetExceededError: If a secondary's budget forbids it.
@@ -264,7 +267,7 @@ def vote_in_process(secondaries: Sequence[Secondary], make: Callable[[], Ballot]
     due = [voter for voter in voters if not voter.settled]
     if not due:
         return
-    ballot = make()
+    ballot = make([voter.name for voter in due])
     for voter in due:
         hidden = ballot.label_noise is not None
         voter.begin(leaves=hidden)
@@ -273,6 +276,7 @@ def vote_in_process(secondaries: Sequence[Secondary], make: Callable[[], Ballot]
         else:
             added = voter.format.by_bins(voter.vectors(), ballot.bins_of_rows) + voter.noise()
             sums = (added + ballot.label_noise(voter.format)).astype(np.float64)
+            ballot.returns(voter.name)
         voter.finish(sums)
 
 
@@ -321,11 +325,12 @@ class PrimaryVoting:
         )
         return cls(plan, lines)
 
-    def __call__(self, make: Callable[[], Ballot]) -> None:
+    def __call__(self, make: Callable[[Sequence[str]], Ballot]) -> None:
         """Have every secondary's votes fitted that are not fitted yet.
 
         Args:
-            make: Charges for labels and returns this party's rows by class; asked if it is needed.
+            make: Charges for labels and returns this party's rows by class, for secondaries of
+                these names; asked if it is needed.
 
         Raises:
             ProtocolError: If a party leaves the protocol or fails.
@@ -343,7 +348,7 @@ class PrimaryVoting:
         }
         due = [name for name in names if not states[name].settled]
         if due:
-            self._fit(due, make(), {name: states[name].numbers for name in due})
+            self._fit(due, make(due), {name: states[name].numbers for name in due})
         self.end()
 
     def _fit(self, due: Sequence[str], ballot: Ballot, numbers: Mapping[str, int]) -> None:
@@ -402,6 +407,7 @@ class PrimaryVoting:
         sums = opened(
             pieces(), noise, SumDealing(shifts=dealing.shifts, correction=dealing.correction)
         )
+        ballot.returns(name)
         lines.send(VotesSums(sums=sums + label_noise).to_message(), name)
 
 

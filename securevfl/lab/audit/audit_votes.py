@@ -439,7 +439,7 @@ class _SumsStage:
             name: partial(vote, name, voter)
             for name, voter in zip(plan.secondaries.values(), voters, strict=True)
         }
-        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda: ballot)
+        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda _due: ballot)
         lives[dealer.name] = partial(deal_for_votes, config, wires.of(dealer.name), plan.facts)
         run_lives(lives)
         seen = []
@@ -602,4 +602,4 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
 
 def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> Ballot:
     state = StateFolder(Path(folder), settings_digest="")
-    return ballot_of(plan, data, data.targets.numpy(), ledger, state)
+    return ballot_of(plan, data, data.targets.numpy(), ledger, state, ())

@@ -86,8 +86,8 @@ def played(
     vote, answer, request = simulation.vote_in_process, Secondary.answer, predicting.Request
 
     def voted(secondaries: Any, make: Any) -> Any:
-        def told() -> Any:
-            made = make()
+        def told(due: Any) -> Any:
+            made = make(due)
             received.classes.append(made.bins_of_rows.copy())
             return made
 

@@ -13,6 +13,7 @@ from helpers.removal import world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.federation.class_means.voter import Voter
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -101,6 +102,27 @@ def test_a_resumed_run_tells_the_same_labels_and_fits_nothing_again(tmp_path: Pa
         assert kinds.count("fit") == 1
         assert kinds.count("labels") == (party == "agency")
         assert kinds.count("open") == 2
+
+
+def test_a_secondary_that_had_its_class_sums_gets_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two label noises on one sum average out; the primary refuses, and books nothing more."""
+    path = write_votes(tmp_path, encoder={**VOTES, "labels": "shares"})
+    source = tomllib.loads(path.read_text())
+    source["party"].append({"name": "dealer", "role": "dealer"})
+    save(tmp_path, source)
+    run(path, tmp_path / "run")
+    last = max((tmp_path / "run/parties/agency/released").iterdir(), key=lambda one: one.name)
+    last.unlink()
+    # The secondary says that its votes are not fitted, and would send its sums again.
+    monkeypatch.setattr(Voter, "settled", False)
+    monkeypatch.setattr(Voter, "begin", lambda _self, **_leaves: None)
+
+    with pytest.raises(PrivacyError, match="bank-1, bank-2: had class sums of this run and says"):
+        run(path, tmp_path / "run", resume=True)
+    kinds = [line["kind"] for line in booked(tmp_path / "run", "agency")]
+    assert kinds.count("labels") == 1
 
 
 @pytest.mark.parametrize("cap", [1, 2])
