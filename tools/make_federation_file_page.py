@@ -109,10 +109,10 @@ the name is not a setting."""
 TASK_METRICS_OPENING = """\
 Every run reports all metrics of its task on validation and test rows; `training.metric` is the one
 that chooses the best epoch and ends training, the first of each task unless the file says
-otherwise. They are scikit-learn's; of two labels the one that sorts last is the second class. Where
-a split's labels do not have what a metric needs, it is not defined: null in files. The chosen one
-must be defined on training, validation and test rows, or the run is refused before anything is
-released."""
+otherwise. They are scikit-learn's; of two labels the second class is the one that `positive` of
+the primary's party names, or else the one that sorts last. Where a split's labels do not have what
+a metric needs, it is not defined: null in files. The chosen one must be defined on training,
+validation and test rows, or the run is refused before anything is released."""
 
 METHODS = """\
 `securevfl compare` gives a method these settings on top of the file's own; see

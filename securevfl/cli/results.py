@@ -59,7 +59,7 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     if "untested" in metrics:
         console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:
-        console.print(threshold_in_words(evaluation["threshold"]), highlight=False)
+        console.print(threshold_in_words(evaluation), highlight=False)
     if metrics["gain"] is not None:
         colour = {"better": "green", "unclear": "yellow", "worse": "red"}
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]

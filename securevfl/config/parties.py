@@ -40,6 +40,10 @@ class PartySettings:
     label: str | None = None
     """The primary's label column."""
 
+    positive: str | bool | int | float | None = None
+    """Of a binary task, the label that probabilities, F1, thresholds and calibration are about:
+    ``positive = "yes"``. Without it, it is the one that sorts last."""
+
     address: str | None = None
     """The primary's ``host:port``; secondaries only dial out."""
 
@@ -93,6 +97,8 @@ class PartySettings:
             parse_address(self.address)
         elif self.label is not None:
             raise ConfigError("label: only the primary holds labels")
+        elif self.positive is not None:
+            raise ConfigError("positive: only the primary holds labels")
 
     @property
     def is_helper(self) -> bool:

@@ -207,6 +207,11 @@ def require_trainable(config: FederationConfig) -> None:
     """
     if config.primary.label is None:
         raise ConfigError("party.label: the primary must name its label column")
+    if config.primary.positive is not None and config.federation.task != "binary":
+        raise ConfigError(
+            f"party.positive: is one of two classes; leave it out of a {config.federation.task} "
+            f"task, which has no such class"
+        )
     metrics_of(config.federation.task, config.training.metric)
     _require_assistable(config)
     _require_split(config)

@@ -16,7 +16,7 @@ from securevfl.data.tables import Labels
 
 
 def encode_labels(
-    values: "pd.Series[Any]", *, task: Task, where: str
+    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None
 ) -> tuple[Labels, tuple[Any, ...] | None]:
     """Check a label column against the task and encode it.
 
@@ -24,14 +24,16 @@ def encode_labels(
         values: One label a row: numbers, booleans or words.
         task: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         where: What messages call the column, for example ``"table a.csv: label 'price'"``.
+        positive: Of a binary task, the label of class 1; None takes the one that sorts last.
 
     Returns:
-        The labels, and the original value of each class in sorted order (None for
-        regression).
+        The labels, and the original value of each class number, in sorted order where no class
+        is said to be the positive one (None for regression).
 
     Raises:
         DataError: If a label is missing or infinite, the column is constant, not numeric for
-            regression, does not have two values for binary, or looks like no class at all.
+            regression, does not have two values for binary, or looks like no class at all; or if
+            ``positive`` is neither of two.
     """
     missing = values.isna().to_numpy(dtype=bool)
     if missing.any():
@@ -42,11 +44,11 @@ def encode_labels(
         if labels.min() == labels.max():
             raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
         return labels, None
-    return _classes(values, task=task, where=where)
+    return _classes(values, task=task, where=where, positive=positive)
 
 
 def encode_some_labels(
-    values: "pd.Series[Any]", *, task: Task, where: str
+    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None
 ) -> tuple[Labels, tuple[Any, ...] | None, Bool[np.ndarray, " rows"] | None]:
     """Encode the labels that are there; see :func:`encode_labels`.
 
@@ -59,11 +61,11 @@ def encode_some_labels(
     """
     there = values.notna().to_numpy(dtype=bool)
     if there.all():
-        return (*encode_labels(values, task=task, where=where), None)
+        return (*encode_labels(values, task=task, where=where, positive=positive), None)
     if not there.any():
         raise DataError(f"{where}: is empty in every row; at least some rows need a label")
     given = values[there]
-    some, classes = encode_labels(given, task=task, where=where)
+    some, classes = encode_labels(given, task=task, where=where, positive=positive)
     labels = np.zeros(len(values), dtype=some.dtype)
     labels[there] = some
     return labels, classes, there
@@ -146,9 +148,19 @@ def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
     return numbers
 
 
-def _classes(values: "pd.Series[Any]", *, task: Task, where: str) -> tuple[Labels, tuple[Any, ...]]:
+def _classes(
+    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any
+) -> tuple[Labels, tuple[Any, ...]]:
     originals = _originals(values, where=where)
     different = sorted(set(originals))
+    if positive is not None and task == "binary" and len(different) == 2:
+        (wanted,) = _readings(pd.Series([positive]), different)
+        if wanted not in different:
+            raise DataError(
+                f"{where}: positive: is {positive!r}, and the label's values are "
+                f"{different[0]!r} and {different[1]!r}; name one of them"
+            )
+        different.sort(key=lambda value: bool(value == wanted))
     number = {value: place for place, value in enumerate(different)}
     if len(different) == 1:
         raise DataError(f"{where}: is constant ({different[0]!r}); there is nothing to learn")

@@ -52,6 +52,9 @@ class ColumnRoles:
     label: str | None = None
     """The label column, at the primary; None at a secondary."""
 
+    positive: str | bool | int | float | None = None
+    """The label of class 1 of a binary task; None: the one that sorts last."""
+
     features: Sequence[str] | None = None
     """Feature columns; None takes every column that has no other purpose and is no row number."""
 
@@ -319,8 +322,9 @@ def _labels(
         return None
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
     if roles.empty_labels:
-        return encode_some_labels(values, task=roles.task, where=place)
-    return (*encode_labels(values, task=roles.task, where=place), None)
+        return encode_some_labels(values, task=roles.task, where=place, positive=roles.positive)
+    encoded = encode_labels(values, task=roles.task, where=place, positive=roles.positive)
+    return (*encoded, None)
 
 
 def _keys(
@@ -434,6 +438,7 @@ def from_frame(
     truth: str | None = None,
     columns: ColumnSettings | None = None,
     empty_labels: bool = False,
+    positive: str | bool | int | float | None = None,
 ) -> PartyTable:
     """Make a party's table of a frame, as :func:`securevfl.data.read_table` does of a file.
 
@@ -454,6 +459,8 @@ def from_frame(
         truth: A column with the number of the true entity, for linkage quality only.
         columns: What the party declares of its columns.
         empty_labels: Whether a row may lack its label; it is then marked so.
+        positive: Of a binary task, the label that probabilities and metrics are about; default:
+            the one that sorts last.
 
     Returns:
         The table, which :func:`securevfl.simulate` takes.
@@ -467,7 +474,12 @@ def from_frame(
     whole = as_pandas(frame, where=where)
     special = [column for column in (label, truth) if column is not None]
     roles = ColumnRoles(
-        key=tuple(key), task="regression", label=label, features=features, truth=truth
+        key=tuple(key),
+        task="regression",
+        label=label,
+        positive=positive,
+        features=features,
+        truth=truth,
     )
     settings = columns or ColumnSettings()
     wanted = columns_of_roles(roles, settings, exclude=exclude)

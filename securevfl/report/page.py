@@ -146,7 +146,7 @@ def write_report(run: Path) -> Path:
         models=models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),
-        threshold=threshold_in_words(evaluation["threshold"]) if "threshold" in evaluation else "",
+        threshold=threshold_in_words(evaluation) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),

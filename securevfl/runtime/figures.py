@@ -267,15 +267,21 @@ def interval_in_words(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
-def threshold_in_words(threshold: Mapping[str, Any]) -> str:
-    """Return where a row counts as one of the second class, and why there."""
+def threshold_in_words(evaluation: Mapping[str, Any]) -> str:
+    """Return where a row counts as one of the positive class, by name, and why there.
+
+    Args:
+        evaluation: Of a binary task.
+    """
+    threshold, positive = evaluation["threshold"], evaluation["confusion"]["classes"][1]
     why = {
         "half": "the default of training.threshold",
         "fixed": "training.threshold",
         "f1": "the best F1 on validation rows",
         "youden": "the best Youden index on validation rows",
     }
-    return f"second class above probability {threshold['value']:.4g}: {why[threshold['rule']]}"
+    cut = f"{threshold['value']:.4g}: {why[threshold['rule']]}"
+    return f"positive class: {positive!r}, above its probability {cut}"
 
 
 def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:

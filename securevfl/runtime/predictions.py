@@ -93,16 +93,16 @@ class Predictions(Summarised):
     def frame(self) -> "pd.DataFrame":
         """Return a table: ``row``, ``prediction``, and probabilities.
 
-        A binary task has one column ``probability``, that of the second class; a multiclass task
-        has ``probability_CLASS`` for each; a regression has none. Where secondaries were absent,
-        ``without`` names them.
+        A multiclass task has ``probability_CLASS`` for each class, a binary task for the positive
+        one, which is the second of ``classes``; a regression has none. Where secondaries were
+        absent, ``without`` names them.
         """
         import pandas as pd  # slow to load; most processes that know this class make no table
 
         columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
         if self.probabilities is not None and self.classes is not None:
             if len(self.classes) == 2:
-                columns["probability"] = self.probabilities[:, 1]
+                columns[f"probability_{self.classes[1]}"] = self.probabilities[:, 1]
             else:
                 columns |= {
                     f"probability_{name}": self.probabilities[:, number]
@@ -208,7 +208,7 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
     classes = None if told["classes"] is None else tuple(told["classes"])
     probabilities = None
     if classes is not None and len(classes) == 2:
-        second = _numbers(frame["probability"])
+        second = _numbers(frame[f"probability_{classes[1]}"])
         probabilities = np.stack([1 - second, second], axis=1)
     elif classes is not None:
         columns = [_numbers(frame[f"probability_{one}"]) for one in classes]

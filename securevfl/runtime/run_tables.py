@@ -86,6 +86,7 @@ def column_roles(config: FederationConfig, party: PartySettings) -> ColumnRoles:
         key=party.key if numeric else (),
         task=config.federation.task,
         label=party.label,
+        positive=party.positive,
         truth=config.linkage.truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
         empty_labels=config.training.empty_labels == "unlabelled",

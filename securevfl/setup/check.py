@@ -387,6 +387,7 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         key=keys if numeric else (),
         task=config.federation.task,
         label=party.label if party.label in names else None,
+        positive=party.positive,
         exclude=exclude if numeric else [*exclude, *keys],
         truth=truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,

@@ -64,7 +64,7 @@ def test_every_line_does_what_it_says(
         new = pd.read_csv(tmp_path / "new_orders.csv")
         assert found["order"].tolist() == new["order"].tolist()
         assert set(found["prediction"]) <= {"yes", "no"}
-        assert list(found.columns) == ["order", "prediction", "probability"]
+        assert list(found.columns) == ["order", "prediction", "probability_yes"]
     assert "total of 2 runs" in said["ledger"]
     assert "verdict: good" in said["verify"]
     again = securevfl(capfd, *commands[-3][1:])

@@ -64,13 +64,15 @@ def test_partners_who_know_more_are_used_and_predictions_are_those_of_the_run(
     bank = frames(useful=True)[0].iloc[wanted.index - 1]
     again = run.predict(bank)
     assert again.used == "joint"
-    assert again.frame()["probability"].tolist() == wanted["probability"].tolist()
+    assert again.frame()["probability_yes"].tolist() == wanted["probability_yes"].tolist()
     # Without a key the primary alone answers, with a note.
     bank["id"] = np.where(np.arange(len(bank)) < 5, np.nan, bank["id"])
     mixed = run.predict(bank)
     assert mixed.notes == ["no key"] * 5 + [""] * (len(bank) - 5)
-    probability = mixed.frame()["probability"]
-    assert probability[5:].tolist() == pytest.approx(wanted["probability"].tolist()[5:], abs=1e-6)
+    probability = mixed.frame()["probability_yes"]
+    assert probability[5:].tolist() == pytest.approx(
+        wanted["probability_yes"].tolist()[5:], abs=1e-6
+    )
     # It has seen ages alone, and the mean id.
     assert np.corrcoef(probability[:5], bank["age"][:5])[0, 1] > 0.9
 
@@ -85,7 +87,7 @@ def test_partners_who_know_nothing_are_not_asked_and_not_charged(tmp_path: Path)
     wanted = written(tmp_path)
     again = run.predict(frames(useful=False)[0].iloc[wanted.index - 1])
     assert (again.used, again.epsilon) == ("alone", 0.0)
-    assert again.frame()["probability"].tolist() == wanted["probability"].tolist()
+    assert again.frame()["probability_yes"].tolist() == wanted["probability_yes"].tolist()
     assert {path: path.read_bytes() for path in ledgers} == ledgers
     assert run.metrics["test"] == pytest.approx(again.metrics["auc"])
 
@@ -129,7 +131,7 @@ def test_any_estimator_of_scikit_learn_and_no_other(tmp_path: Path) -> None:
     assert kept["primary"]["base"]["types"] == ["sklearn.tree._tree.Tree"]
     wanted = written(tmp_path)
     again = run.predict(frames(useful=True)[0].iloc[wanted.index - 1])
-    assert again.frame()["probability"].tolist() == wanted["probability"].tolist()
+    assert again.frame()["probability_yes"].tolist() == wanted["probability_yes"].tolist()
     with pytest.raises(ConfigError, match=r"base\.estimator: \"python\" is sklearn"):
         sv.simulate(tmp_path / "federation.toml", out=tmp_path / "again")
     with pytest.raises(ConfigError, match=r"Own can't be kept: .*not scikit-learn's own"):

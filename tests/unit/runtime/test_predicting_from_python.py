@@ -79,7 +79,7 @@ def test_any_frame_or_file_of_new_rows_gets_the_predictions_of_the_test_rows(
         found = run.predict(source)
         assert found.values.tolist() == written["prediction"].tolist()
         assert found.probabilities is not None
-        assert found.probabilities[:, 1].tolist() == written["probability"].tolist()
+        assert found.probabilities[:, 1].tolist() == written["probability_yes"].tolist()
         assert (found.metrics is None) == (source is not new)
     assert run.predict(new).metrics == run.metrics["test_metrics"]
     named = run.predict(bare, id_column="id", out=tmp_path / "out.csv")
@@ -183,3 +183,34 @@ def test_words_that_the_model_does_not_know_are_counted(tmp_path: Path) -> None:
     ]
     assert summary_of(read, tmp_path / "new.csv")["unknown_words"] == {"job": 2}
     assert result.predict(own.iloc[:4]).unknown_words == {}
+
+
+def test_the_positive_class_is_the_one_that_the_primary_names(tmp_path: Path) -> None:
+    """Class 1, by name in files and figures."""
+    own, theirs = people()
+    for positive in ("no", "yes"):
+        parties = [
+            sv.data.from_frame(
+                own, name="bank", key=["place"], label="pays", positive=positive, exclude=["id"]
+            ),
+            sv.data.from_frame(theirs, name="bureau", key=["place"], exclude=["id"]),
+        ]
+        run = sv.simulate(
+            parties,
+            SMALL,
+            privacy=NO_NOISE,
+            training=SHORT,
+            base="none",
+            out=tmp_path / positive,
+        )
+        written = pd.read_csv(tmp_path / positive / "predictions.csv")
+        assert f"probability_{positive}" in written
+        above = written[f"probability_{positive}"] > 0.5
+        assert ((written["prediction"] == positive) == above).all()
+        assert run.metrics["evaluation"]["confusion"]["classes"][1] == positive
+        again = run.predict(own[:3]).frame()
+        assert f"probability_{positive}" in again
+    with pytest.raises(DataError, match=r"positive: is 'Ja', and the label's values are 'no'"):
+        sv.data.from_frame(
+            own, name="bank", key=["place"], label="pays", positive="Ja", exclude=["id"]
+        )
