@@ -59,7 +59,7 @@ def made_up(rows: int, *, name: str, labels: bool) -> PartyTable:
         keys=random.uniform(size=(rows, 2)),
         feature_names=tuple(f"x{axis}" for axis in range(FEATURES)),
         features=random.normal(size=(rows, FEATURES)).astype(np.float32),
-        labels=random.normal(size=rows).astype(np.float32) if labels else None,
+        labels=random.normal(size=rows) if labels else None,
     )
 
 

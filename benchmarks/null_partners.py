@@ -50,7 +50,7 @@ def tables(partner: str, *, rows: int, seed: int) -> tuple[str, list[PartyTable]
         keys=keys,
         feature_names=names,
         features=own,
-        labels=(label if task == "regression" else label > np.median(label)).astype(np.float32),
+        labels=label if task == "regression" else (label > np.median(label)).astype(np.int64),
         classes=None if task == "regression" else (0, 1),
     )
     secondary = PartyTable(

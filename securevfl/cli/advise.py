@@ -14,6 +14,7 @@ from securevfl.cli.saying import say
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_text
+from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.advice import (
     NO_PROMISE,
@@ -70,7 +71,7 @@ def run_advise(
 
         def progress(run: Played) -> None:
             number = next(done)
-            text = f"seed {run.seed}, {_epsilon(run.epsilon)}: {run.metric} {run.test:.4f}"
+            text = f"seed {run.seed}, {_epsilon(run.epsilon)}: {run.metric} {written(run.test)}"
             shown.update(task, completed=number, figures=text)
             if not console.is_terminal:
                 print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
@@ -159,13 +160,13 @@ def _print_rehearsal(console: Console, found: Advice) -> None:
     for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
         table.add_column(heading, justify="right")
     for one in found.rehearsed:
-        deviation = "" if one.deviation is None else f" ± {one.deviation:.3f}"
+        deviation = "" if one.deviation is None else f" ± {written(one.deviation, digits=3)}"
         table.add_row(
             "none" if one.epsilon is None else f"{one.epsilon:g}",
-            f"{one.alone:.3f}",
-            f"{one.test:.3f}",
-            f"{one.gain:+.3f}{deviation}",
-            " ".join(f"{gain:+.3f}" for gain in one.gains),
+            written(one.alone, digits=3),
+            written(one.test, digits=3),
+            f"{written(one.gain, sign='+', digits=3)}{deviation}",
+            " ".join(written(gain, sign="+", digits=3) for gain in one.gains),
             f"{one.used} of {len(one.gains)}",
         )
     console.print(table)

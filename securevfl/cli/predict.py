@@ -11,6 +11,7 @@ from rich.table import Table
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import written
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report.secondary_page import write_secondary_pages
 from securevfl.runtime.entry import predict_file
@@ -89,7 +90,7 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
     if predictions.metrics:
         table = Table("metric", "of these rows")
         for name, value in predictions.metrics.items():
-            table.add_row(name, "not defined" if value is None else f"{value:.4f}")
+            table.add_row(name, "not defined" if value is None else written(value))
         Console().print(table)
     print(out)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.cli.figure_table import print_figures
+from securevfl.core.formatting import written
 from securevfl.core.progress import alignment_in_words
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.runtime.figures import (
@@ -82,7 +83,7 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
     for name in ("cross", "local"):
         if f"{name}_loss" in figures:
             loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
-            table.add_row(name, f"{loss:.4f}", f"{spread:.3f}")
+            table.add_row(name, written(loss), f"{spread:.3f}")
     console.print(table)
     _print_alignment(console, figures)
     if figures.get("bytes"):
@@ -131,7 +132,7 @@ def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}"
+    return "undefined" if value is None else written(value)
 
 
 def _megabytes(count: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TaskID
 
+from securevfl.core.formatting import written
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.runtime.shown_progress import bars
@@ -73,7 +74,7 @@ class StudyProgress:
                 self._tasks[run],
                 completed=event.epoch,
                 total=event.epochs,
-                figures=f"validation {event.validation:.4f}",
+                figures=f"validation {written(event.validation)}",
             )
 
     def done(self, run: Run, result: Mapping[str, Any]) -> None:
@@ -81,7 +82,7 @@ class StudyProgress:
         self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
-        text = f"{run.name}, seed {run.seed}: {result['metric']} {result['test']:.4f}"
+        text = f"{run.name}, seed {run.seed}: {result['metric']} {written(result['test'])}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, one: LeftOut) -> None:

@@ -12,6 +12,7 @@ from securevfl.cli.figure_table import print_figures
 from securevfl.cli.study_progress import StudyProgress
 from securevfl.config.reading import read_federation
 from securevfl.core import files
+from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.run_figures import cell
@@ -108,7 +109,7 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
         _say(
             console,
             f"best on validation rows: {_in_words(best['settings'])}, with "
-            f"{best['validation']:.4f} there and {cell(best)} on test rows; the best of "
+            f"{written(best['validation'])} there and {cell(best)} on test rows; the best of "
             f"{len(figures['points'])} looks better on validation rows than it is",
         )
 
@@ -127,7 +128,7 @@ def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
     _say(
         console,
         f"best of {trials} trials: {_in_words(best['settings'])}, with validation "
-        f"{figures['metric']} {best['validation']:.4f}",
+        f"{figures['metric']} {written(best['validation'])}",
     )
     _say(
         console,

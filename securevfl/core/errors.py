@@ -98,6 +98,10 @@ class DataError(SecureVflError, ValueError):
     exit_code: ClassVar[int] = 2
 
 
+class NoRowsError(DataError):
+    """A table of new rows has its columns, and no row."""
+
+
 class EncodingRangeError(SecureVflError, ValueError):
     """A value does not fit the fixed-point ring; nothing was sent."""
 

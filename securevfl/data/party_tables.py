@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Bool, Int64
 
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, DataError, NoRowsError
 from securevfl.data.cells import first_row, require_columns
 from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
@@ -169,13 +169,15 @@ def new_rows(
         truth: A column with the number of the true entity, for linkage quality only.
 
     Raises:
+        NoRowsError: If there is none, of all columns that it takes.
         DataError: Naming the first problem, and how many more there are.
     """
     problems: list[str] = []
     tried = _Tried(problems)
-    if len(frame) == 0:
-        raise DataError(f"{where}: has no rows")
     require_columns(frame, [column.name for column in schema.keys], where=where)
+    if len(frame) == 0:
+        require_columns(frame, [column.name for column in schema.columns], where=where)
+        raise NoRowsError(f"{where}: has no rows")
     keys, kinds = _keys(frame, [column.name for column in schema.keys], tried, where=where)
     if not problems and kinds != tuple(replace(key, is_id=False) for key in schema.keys):
         expected = ", ".join(f"{column.name} ({column.kind})" for column in schema.keys)

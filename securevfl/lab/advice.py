@@ -17,6 +17,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.formatting import written
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.lab.rehearsal import Cast, Played, chosen_settings, merged, rehearse, settings_for
@@ -254,13 +255,13 @@ class Rehearsed:
     def verdict(self) -> str:
         """Return it in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
-        gain = f"{self.gain:+.3f}" + (
+        gain = written(self.gain, sign="+", digits=3) + (
             ""
             if self.deviation is None
-            else f" ± {self.deviation:.3f} over {len(self.gains)} seeds"
+            else f" ± {written(self.deviation, digits=3)} over {len(self.gains)} seeds"
         )
         told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
-        told += f" alone {self.alone:.3f})"
+        told += f" alone {written(self.alone, digits=3)})"
         match self.outcome:
             case "clear":
                 return f"{told}: a clear gain"

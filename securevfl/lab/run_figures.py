@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from securevfl.core.formatting import written
 from securevfl.models.task_metrics import TaskMetric
 
 
@@ -88,9 +89,11 @@ def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:
     if figures["mean"] is None:
         return "undefined"
     digits = 4 if abs(figures["mean"]) < 2 else 2
-    text = f"{figures['mean']:{sign}.{digits}f}"
-    deviation = figures["std"]
-    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+    mean, deviation = figures["mean"], figures["std"]
+    if deviation is None:
+        return written(mean, sign=sign, digits=digits)
+    text = written(mean, sign=sign, beside=(deviation,), digits=digits)
+    return f"{text} ± {written(deviation, beside=(mean,), digits=digits)}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
+from securevfl.core.formatting import written
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import lines_of_run
@@ -102,8 +103,11 @@ def _number(figure: Mapping[str, Any]) -> str:
 
 def _figure(figure: Mapping[str, Any]) -> str:
     interval = figure["interval"]
-    value = f"{figure['value']:+.4f}"
-    return value if interval is None else f"{value} ({interval[0]:+.4f} to {interval[1]:+.4f})"
+    value = written(figure["value"], sign="+", beside=interval or ())
+    if interval is None:
+        return value
+    ends = (written(one, sign="+", beside=(figure["value"], *interval)) for one in interval)
+    return f"{value} ({' to '.join(ends)})"
 
 
 # A run's report: one HTML file with everything in it, made from the run folder alone.

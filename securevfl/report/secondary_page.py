@@ -16,6 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import prediction_budget
@@ -31,6 +32,8 @@ TEMPLATES: Final = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 """Where the report's pages are made from."""
+
+TEMPLATES.filters["written"] = written
 
 
 # A secondary's own page: what left its table, what that cost, and what is left to spend.

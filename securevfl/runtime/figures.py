@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from securevfl.config.disclosure import channels
 from securevfl.config.losses import goes_on, least_in_training
+from securevfl.core.formatting import written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import of_labels
 from securevfl.federation.run_plan import RunPlan
@@ -233,7 +234,7 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
     """Return the figures of every candidate of the local baseline, in a line."""
     alone = figures["alone"]
     each = [
-        f"{name} {one['test']:.4f} ({one['validation']:.4f})"
+        f"{name} {written(one['test'])} ({written(one['validation'])})"
         for name, one in alone["candidates"].items()
     ]
     return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
@@ -243,7 +244,8 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
     """Return what the same training gains without what partners know; empty without a placebo."""
     words = {"own": "without partners", "permuted": "with partners' rows permuted"}
     each = [
-        f"{one[figures['metric']]:.4f} {words[name]}" for name, one in figures["placebos"].items()
+        f"{written(one[figures['metric']])} {words[name]}"
+        for name, one in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
 
@@ -264,7 +266,9 @@ def interval_heading(evaluation: Mapping[str, Any]) -> str:
 
 def interval_in_words(interval: Sequence[float] | None) -> str:
     """Return an interval for people; empty where there is none."""
-    return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+    return (
+        "" if interval is None else " to ".join(written(one, beside=interval) for one in interval)
+    )
 
 
 def threshold_in_words(evaluation: Mapping[str, Any]) -> str:

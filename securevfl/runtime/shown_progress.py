@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from securevfl.core.formatting import written
 from securevfl.core.progress import (
     CiphertextsMade,
     CoalitionsValued,
@@ -107,11 +108,11 @@ class RunProgress:
             case PretrainingIteration():
                 self._pretraining(event)
             case RoundDone():
-                self._figures["loss"] = f"loss {event.loss:.4f}"
+                self._figures["loss"] = f"loss {written(event.loss)}"
                 self._advance(f"epoch {event.epoch}", event.done, event.of)
             case EpochDone():
-                self._figures["loss"] = f"loss {event.loss:.4f}"
-                self._figures["metric"] = f"validation {self._metric} {event.validation:.4f}"
+                self._figures["loss"] = f"loss {written(event.loss)}"
+                self._figures["metric"] = f"validation {self._metric} {written(event.validation)}"
                 self._line(f"epoch {event.epoch}/{event.epochs}: {self._text()}")
             case Listening() | PartyDone():
                 pass
@@ -144,7 +145,7 @@ class RunProgress:
             "local": (event.local_loss, event.local_spread),
         }
         parts = [
-            f"{name} loss {loss:.4f} (spread {spread:.2f})"
+            f"{name} loss {written(loss)} (spread {spread:.2f})"
             for name, (loss, spread) in steps.items()
             if loss is not None and spread is not None
         ]

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, DataError, NoRowsError
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.party_tables import as_pandas
 from securevfl.data.tables import PartyTable
@@ -48,7 +48,12 @@ from securevfl.runtime.predicting import (
     top_model,
     warn_of_few_links,
 )
-from securevfl.runtime.predictions import FILE, Predictions, read_predictions
+from securevfl.runtime.predictions import (
+    FILE,
+    Predictions,
+    predictions_of,
+    read_predictions,
+)
 from securevfl.runtime.preflight import device_named
 from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import KeptRun, read_figures
@@ -294,7 +299,10 @@ class TrainedRun(KeptRun):
         """Predict new rows of the primary; see :meth:`RunResult.predict`."""
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
-        named = self.named(rows, id_column=id_column)
+        try:
+            named = self.named(rows, id_column=id_column)
+        except NoRowsError:
+            return self._of_no_rows("row" if id_column is None else id_column, out)
         _warn_of(named.table, observe)
         model = self.model(self.config.primary.name)
         here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
@@ -351,6 +359,23 @@ class TrainedRun(KeptRun):
         )
         # As the frame has them: a file knows texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
+
+    def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
+        """Return the answer to no rows: nobody is asked, and nothing is charged."""
+        part = self.model(self.config.primary.name).primary
+        assert part is not None, "the primary predicts"
+        predictions = predictions_of(
+            torch.empty((0, part.head.outputs)),
+            part.head,
+            classes=part.classes,
+            label_scaler=part.label_scaler,
+            threshold=part.threshold,
+            rows=[],
+            row_name=row_name,
+        )
+        if out is not None:
+            predictions.write(out)
+        return predictions
 
     def _measured_without(
         self, absent: tuple[str, ...], observe: Observer

@@ -224,7 +224,7 @@ def test_an_instance_of_its_settings_is_a_model(
         )
 
     result = sv.simulate(
-        [table("agency", labels=random.normal(size=80).astype(np.float32)), table("bank")],
+        [table("agency", labels=random.normal(size=80)), table("bank")],
         AverageSettings(neighbours=2),
         privacy=Privacy(mechanism="none", encoder="trained"),
         training=sv.TrainingSettings(epochs=1),

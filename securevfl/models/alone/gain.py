@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
+from securevfl.core.formatting import written
 from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, OwnInputs, Used
 from securevfl.models.task_metrics import (
     LEVEL,
@@ -225,9 +226,9 @@ def gain_in_words(
     turned = -1.0 if outcome == "worse" else 1.0
     sign = "+" if outcome == "unclear" else ""
     ends = () if interval is None else interval
-    digits = _digits([value, *ends])
-    amount = f"{_written(turned * value, digits, sign)} {name}"
-    within = _within(interval, turned, digits, sign, head=head, name=name)
+    largest = max(abs(number) for number in (value, *ends))
+    amount = f"{_written(turned * value, largest, sign)} {name}"
+    within = _within(interval, turned, largest, sign, head=head, name=name)
     who = f"the local baseline is {_MODEL_IN_WORDS.get(chosen, chosen)}"
     text = f"no clear gain over the local baseline: {amount} ({within}); {who}"
     if used == "alone":
@@ -242,8 +243,8 @@ def gain_in_words(
             f"baseline; {who}"
         )
     elif outcome == "better":
-        part = _written(partners, digits, "+" if of_partners != "better" else "")
-        bounds = _within(partners_interval, 1.0, digits, "+" if of_partners != "better" else "")
+        part = _written(partners, largest, "+" if of_partners != "better" else "")
+        bounds = _within(partners_interval, 1.0, largest, "+" if of_partners != "better" else "")
         if placebo is None:
             text = f"joint improves on the local baseline by {amount} ({within}); {who}"
         elif of_partners == "better":
@@ -277,15 +278,16 @@ def _outcome(interval: Interval | None) -> Outcome:
     return "worse" if interval is not None and interval[1] < 0 else "unclear"
 
 
-def _written(number: float, digits: int, sign: str) -> str:
-    # Not "-0.000".
-    return f"{round(number, digits) + 0.0:{sign}.{digits}f}"
+def _written(number: float, largest: float, sign: str) -> str:
+    """Return a figure with three digits that say something of the largest one next to it."""
+    digits = 0 if largest >= 100 else 2 if largest >= 2 else 3 if largest >= 0.01 else 5
+    return written(number, sign=sign, beside=(largest,), digits=digits)
 
 
 def _within(
     interval: Interval | None,
     turned: float,
-    digits: int,
+    largest: float,
     sign: str,
     *,
     head: TaskHead | None = None,
@@ -296,18 +298,8 @@ def _within(
         text = "too few test rows for an interval"
     else:
         low, high = sorted(turned * end for end in interval)
-        ends = f"{_written(low, digits, sign)} to {_written(high, digits, sign)}"
+        ends = f"{_written(low, largest, sign)} to {_written(high, largest, sign)}"
         text = f"{LEVEL:.0%} interval ".replace("%", " %") + ends if head is not None else ends
     if head is None or head.higher_is_better:
         return text
     return f"{text}; lower {name} is better"
-
-
-def _digits(numbers: list[float]) -> int:
-    """Return so many decimals that the largest of these has three digits that say something."""
-    largest = max(abs(number) for number in numbers)
-    if largest >= 100:
-        return 0
-    if largest >= 2:
-        return 2
-    return 3 if largest >= 0.01 else 5

@@ -109,9 +109,10 @@ class Party:
 
     @property
     def lines(self) -> list[tuple[float, str]]:
-        """What it said of itself, in the form in which it says it."""
+        """What it said of itself, in the form in which it says it, but for where its page lies."""
         start = "securevfl: "
-        return [(at, text[len(start) :]) for at, text in self.said if text.startswith(start)]
+        lines = [(at, text[len(start) :]) for at, text in self.said if text.startswith(start)]
+        return [(at, text) for at, text in lines if not text.startswith("what left ")]
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""

@@ -190,3 +190,14 @@ def test_the_best_placebo_counts() -> None:
     assert again.gain.outcome == "better"
     assert again.gain.partners_interval is not None
     assert again.gain.partners_interval[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount"), [(1e-7, "1.23e-07 RMSE (95 % interval 1e-07 to 2e-07"), (1e30, "1.23e+30")]
+)
+def test_a_verdict_has_significant_digits_in_any_unit(unit: float, amount: str) -> None:
+    gain = gain_in_words(
+        ERROR, 1.23 * unit, (1.0 * unit, 2.0 * unit), chosen="linear", used="joint"
+    )
+    assert amount in gain.verdict
+    assert "0.000" not in gain.verdict

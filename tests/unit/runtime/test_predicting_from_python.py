@@ -214,3 +214,18 @@ def test_the_positive_class_is_the_one_that_the_primary_names(tmp_path: Path) ->
         sv.data.from_frame(
             own, name="bank", key=["place"], label="pays", positive="Ja", exclude=["id"]
         )
+
+
+def test_no_new_rows_are_answered_with_an_empty_table(tmp_path: Path) -> None:
+    """A batch of no rows, as of a quiet night: the header alone; a column that lacks is refused."""
+    frame, theirs = people()
+    result = trained(frame, theirs)
+    (tmp_path / "new.csv").write_text(frame[:0].to_csv(index=False))
+    out = tmp_path / "out.csv"
+    for rows in (frame[:0], tmp_path / "new.csv"):
+        found = result.predict(rows, id_column="id", out=out)
+        assert len(found) == 0
+        assert found.epsilon is None
+        assert out.read_text() == "id,prediction,probability_yes\n"
+    with pytest.raises(DataError, match="job"):
+        result.predict(frame[:0].drop(columns="job"))
