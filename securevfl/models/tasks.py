@@ -240,6 +240,10 @@ class TaskHead:
         assert value is not None, "it was refused where it is not defined"
         return value
 
+    def is_defined(self, targets: Shaped[Tensor, " rows"]) -> bool:
+        """Return whether the metric that training goes by is defined for these labels."""
+        return self._first.defined(targets.cpu().numpy(), self.outputs)
+
     def require_defined(self, targets: Shaped[Tensor, " rows"], *, rows: str = "given") -> None:
         """Refuse labels for which the metric that training goes by is not defined.
 
@@ -250,7 +254,7 @@ class TaskHead:
         Raises:
             DataError: Saying what the rows lack.
         """
-        if self._first.defined(targets.cpu().numpy(), self.outputs):
+        if self.is_defined(targets):
             return
         raise DataError(
             f"{self.metric_name} is not defined for the {len(targets)} {rows} rows: it needs "

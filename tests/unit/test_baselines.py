@@ -1,5 +1,7 @@
 """The one-table baselines: their inputs, their training, their independence of global state."""
 
+import math
+
 import pytest
 import torch
 
@@ -104,3 +106,24 @@ def test_impossible_baselines_are_refused() -> None:
     """Settings check themselves."""
     with pytest.raises(ConfigError, match=r"hidden\[1\] must be at least 1, got 0"):
         BaselineConfig(hidden=(8, 0))
+
+
+def test_training_rows_of_one_class_have_no_figure_and_end_nothing() -> None:
+    """A fold may lack a rare class; a run ended there, after its keys were linked."""
+    inputs, labels = table()
+    rows = torch.arange(300)
+    one_class = rows[labels == 0]
+
+    found = fit_table(
+        inputs,
+        labels.float(),
+        head=TaskHead(task="binary"),
+        train=one_class[:100],
+        validation=rows[200:250],
+        test=rows[250:],
+        config=BaselineConfig(epochs=1),
+        seed=0,
+    )
+
+    assert math.isnan(found.train)
+    assert math.isfinite(found.validation)

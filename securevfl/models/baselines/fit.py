@@ -5,6 +5,7 @@ ceiling: the features of all parties, joined by the true match of every row, whi
 where the truth is known.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +72,8 @@ class BaselineResult:
     """Metrics of the epoch that validated best."""
 
     train: float
-    """Like the next two, the metric that training goes by."""
+    """Like the next two, the metric that training goes by; NaN where training rows, as those of a
+    fold, lack a class that it needs."""
     validation: float
     test: float
     validation_metrics: Metrics
@@ -135,8 +137,11 @@ def fit_table(
         head.metrics(_outputs(model, inputs[rows]), targets[rows], threshold=threshold)
         for rows in (validation, test)
     )
+    learned = math.nan
+    if head.is_defined(targets[train]):
+        learned = head.metric(_outputs(model, inputs[train]), targets[train], threshold=threshold)
     return BaselineResult(
-        train=head.metric(_outputs(model, inputs[train]), targets[train], threshold=threshold),
+        train=learned,
         validation=head.headline(validated),
         test=head.headline(tested),
         validation_metrics=validated,
