@@ -36,7 +36,7 @@ from securevfl.data.scaling import Bounds
 
 T = TypeVar("T")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Changes with the meaning of what is kept."""
 
 _KINDS: Final[Mapping[str, type[Column]]] = {

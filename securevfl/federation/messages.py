@@ -26,7 +26,7 @@ from securevfl.transport.message import (
     wire,
 )
 
-PROTOCOL_VERSION: Final = 11
+PROTOCOL_VERSION: Final = 12
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 _SIGNATURE_BYTES: Final = 64

@@ -33,7 +33,7 @@ from securevfl.models.alone.keeping import model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
