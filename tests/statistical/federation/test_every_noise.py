@@ -37,6 +37,7 @@ from helpers.altered_builds import (
 )
 from helpers.built import Built, built, write_tables
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from securevfl.federation import build
 from securevfl.federation.exchange import Purpose
@@ -152,6 +153,22 @@ def check_rows_of_a_round(folder: Path) -> None:
     """Where encoders learn, one record moves m rows of a round by 2 C."""
     expected = 2 * CLIP * math.sqrt(CAP / PARTIES)
     check_releases(folder, expected=expected, model=SEQUENCE, privacy=DP_TRAINED, purpose="train")
+
+
+@contextmanager
+def gradients_of_steps() -> Iterator[list[Tensor]]:
+    """Collect the gradient that any optimizer is given in each of its steps, as one vector."""
+    seen: list[Tensor] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        seen.append(torch.cat([weight.grad.flatten().double() for weight in weights]))
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def check_updates(folder: Path) -> None:

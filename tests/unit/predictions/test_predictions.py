@@ -272,8 +272,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights gone": (lambda one: (one / "weights.safetensors").unlink(), "cannot be read"),
     "no json": (lambda one: (one / "model.json").write_text("{"), "is damaged"),
     "another version": (
-        lambda one: edit(one, format=7, version="9.0"),
-        "of format 7, written by securevfl 9.0",
+        lambda one: edit(one, format=8, version="9.0"),
+        "of format 8, written by securevfl 9.0",
     ),
     "another federation": (lambda one: edit(one, federation="other"), "of the federation 'other'"),
     "other settings": (lambda one: edit(one, digest="0" * 64), "under other settings"),
@@ -306,7 +306,6 @@ BAD_ROWS: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "a feature is gone": (lambda table: table.drop(columns="x1"), "x1"),
     "a key is gone": (lambda table: table.drop(columns="lat"), "lat"),
     "words for numbers": (lambda table: table.assign(x1="many"), "x1"),
-    "no rows": (lambda table: table.iloc[:0], "no rows"),
 }
 
 
