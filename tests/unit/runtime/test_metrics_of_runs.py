@@ -14,6 +14,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.formatting import written
 from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -57,8 +58,8 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
         assert tuple(figures) == ("f1", *(name for name in BINARY if name != "f1"))
         assert metrics[part] == figures["f1"]
         for value in figures.values():
-            assert f"{value:.4f}" in ended.out
-            assert f"{value:.4f}" in (out / "report.html").read_text()
+            assert written(value) in ended.out
+            assert written(value) in (out / "report.html").read_text()
     assert "best epoch by validation f1" in ended.out
     assert set(alone["candidates"]) >= {"linear", "boosting", "network"}
     assert alone["candidates"][alone["chosen"]]["test"] == metrics["alone_test"]
@@ -72,8 +73,8 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
     assert f"{alone['chosen']} (local, chosen)" in page
     assert set(metrics["placebos"]) == {"own", "permuted"}
     for placebo in metrics["placebos"].values():
-        assert f"{placebo['f1']:.4f}" in ended.out
-        assert f"{placebo['f1']:.4f}" in page
+        assert written(placebo["f1"]) in ended.out
+        assert written(placebo["f1"]) in page
     best = max(placebo["f1"] for placebo in metrics["placebos"].values())
     assert gain["partners"] == pytest.approx(metrics["test"] - best)
     with (out / "history.csv").open(newline="") as file:
@@ -105,7 +106,7 @@ def test_a_threshold_is_chosen_on_validation_rows_and_said(tmp_path: Path, capfd
     low, high = evaluation["intervals"]["auc"]
     assert low < metrics["test_metrics"]["auc"] < high
     page = (out / "report.html").read_text()
-    assert "Second class above probability" in page
+    assert "Positive class: " in page
     assert f"{low:.4f} to {high:.4f}" in page
     assert "confusion matrix" in page
     assert "calibration (dashes" in page
