@@ -71,7 +71,7 @@ def test_votes_are_fitted_over_the_star(tmp_path: Path) -> None:
 
         results = together(
             [
-                lambda: PrimaryVoting.over(primary, one.plan)(lambda: told),
+                lambda: PrimaryVoting.over(primary, one.plan)(lambda _due: told),
                 lambda: secondary(1),
                 lambda: secondary(2),
                 lambda: deal_over(place(one, "dealer", ends["dealer"]), config),
@@ -95,5 +95,5 @@ def test_a_dealer_that_leaves_is_named(tmp_path: Path, politely: bool) -> None:
         else:
             ends["dealer"].abort("fell over")
         with pytest.raises(ProtocolError, match="dealer") as error:
-            PrimaryVoting.over(primary, one.plan)(lambda: told)
+            PrimaryVoting.over(primary, one.plan)(lambda _due: told)
         assert "\n" not in str(error.value)
