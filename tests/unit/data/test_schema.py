@@ -282,8 +282,8 @@ def test_a_schema_survives_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda kept: [kept], "format: must be 2"),
-        (lambda kept: {**kept, "format": 3}, "format: must be 2, got 3"),
+        (lambda kept: [kept], "format: must be 3"),
+        (lambda kept: {**kept, "format": 4}, "format: must be 3, got 4"),
         (lambda kept: {**kept, "more": 1}, "what does not belong to it: more"),
         (lambda kept: {**kept, "columns": {}}, "columns: must be a list, got dict"),
         (lambda kept: {**kept, "columns": [3]}, r"columns\[0\].kind: must be one of number"),
