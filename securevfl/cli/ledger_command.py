@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from securevfl.core.formatting import epsilon_in_words
+
 if TYPE_CHECKING:
     from securevfl.ledger.ledger import Book, LabelsSpent, LedgerSummary, UnitSpent
 
@@ -88,7 +90,7 @@ def limit(
     runs = f"{spent.runs} {'run has' if spent.runs == 1 else 'runs have'}"
     print(
         f"{table}: all runs together may spend epsilon = {epsilon:g} at delta = {delta:g} (unit "
-        f"{unit}); {runs} spent {_epsilon(spent.epsilon)}"
+        f"{unit}); {runs} spent {epsilon_in_words(spent.epsilon)}"
     )
 
 
@@ -134,7 +136,7 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
             one.encoder,
             one.unit,
             f"{one.row_releases:,}",
-            _epsilon(one.epsilon),
+            epsilon_in_words(one.epsilon),
             f"{one.delta:g}",
         )
     if summary.runs:
@@ -157,7 +159,7 @@ def _total(unit: "UnitSpent") -> str:
     limit = "no limit is set" if unit.limit is None else f"limit {unit.limit:g}"
     runs = f"{unit.runs} run{'' if unit.runs == 1 else 's'}"
     return (
-        f"total of {runs}, unit {unit.unit}: epsilon = {_epsilon(unit.epsilon)} at delta = "
+        f"total of {runs}, unit {unit.unit}: epsilon = {epsilon_in_words(unit.epsilon)} at delta = "
         f"{unit.delta:g}; {limit}"
     )
 
@@ -168,10 +170,6 @@ def _labels(labels: "LabelsSpent") -> str:
         return f"labels towards secondaries, {runs}: without bound, as a run has shown them"
     at = f" at delta = {labels.delta:g}" if labels.delta else ""
     return (
-        f"labels towards secondaries, {runs}: epsilon = {_epsilon(labels.epsilon)} against one "
-        f"alone, {_epsilon(labels.together)} against all together{at}"
+        f"labels towards secondaries, {runs}: epsilon = {epsilon_in_words(labels.epsilon)} "
+        f"against one alone, {epsilon_in_words(labels.together)} against all together{at}"
     )
-
-
-def _epsilon(value: float | None) -> str:
-    return "without bound" if value is None else f"{value:.4g}"

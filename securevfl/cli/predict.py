@@ -56,9 +56,9 @@ def run_predict(
             device=device,
             observe=progress,
         )
+    print_predictions(predictions, out, as_json=as_json)
     # What was spent stands on the pages of the secondaries of this machine.
     write_secondary_pages(run)
-    print_predictions(predictions, out, as_json=as_json)
 
 
 def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:

@@ -43,18 +43,8 @@ _IDENTITY: Final = frozenset(
 # What is numbered, in front of a word for number: card number, Kunden-Nr.
 _NUMBERED: Final = frozenset(
     {"card", "customer", "client", "member", "mobile", "patient", "policy", "contract"}
-    | {
-        "security",
-        "tax",
-        "licence",
-        "license",
-        "karten",
-        "karte",
-        "kunden",
-        "kunde",
-        "mitglieds",
-        "vertrags",
-    }
+    | {"security", "tax", "licence", "license"}
+    | {"karten", "karte", "kunden", "kunde", "mitglieds", "vertrags"}
 )
 _NUMBER: Final = frozenset({"number", "num", "no", "nr", "nummer"})
 _ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})

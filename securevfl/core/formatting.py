@@ -8,6 +8,11 @@ _SMALLEST: Final = 1e-3
 _LARGEST: Final = 1e7
 
 
+def epsilon_in_words(epsilon: float | None) -> str:
+    """Return a privacy loss for people; None and infinity are one without bound."""
+    return "without bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
+
+
 def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4) -> str:
     """Return a figure with decimals, or with significant digits where decimals say nothing.
 

@@ -115,10 +115,10 @@ def share_with_zone(values: "pd.Series[Any]") -> float:
         return float(getattr(values.dt, "tz", None) is not None)
     present = values.dropna().astype(object)
     zoned = [
-        bool(_ZONE.search(cell)) if isinstance(cell, str) else getattr(cell, "tzinfo", None)
+        (_ZONE.search(cell) if isinstance(cell, str) else getattr(cell, "tzinfo", None)) is not None
         for cell in present
     ]
-    return sum(zone is not None and zone is not False for zone in zoned) / max(1, len(zoned))
+    return sum(zoned) / max(1, len(zoned))
 
 
 def days_of(dates: np.ndarray) -> Float64[np.ndarray, " rows"]:

@@ -226,9 +226,10 @@ def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:
 
 
 def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> ColumnKind:
-    different, present = len(texts_of(values)[1]), int(values.notna().sum())
+    words, present = texts_of(values)[1], int(values.notna().sum())
+    different = len(words)
     if present >= _FEWEST and different > max_categories and different > present / 2:
-        if (unit := unit_of(texts_of(values)[1])) is not None:
+        if (unit := unit_of(words)) is not None:
             return _unusable(
                 values,
                 "numbers with a unit",

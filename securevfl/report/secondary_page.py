@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import epsilon_in_words, written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import prediction_budget
@@ -170,10 +170,10 @@ def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, A
         "plain": plain,
         "statement": said.text,
         "warned": said.warning is not None,
-        "epsilon": _figure(spent),
+        "epsilon": epsilon_in_words(spent),
         "delta": f"{privacy.delta:g}",
         "unit": privacy.unit,
-        "total": _figure(total),
+        "total": epsilon_in_words(total),
         "runs": runs,
     }
 
@@ -190,7 +190,7 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
     left = max(0.0, limit.epsilon - spent)
     return (
         f"Of the owner's limit of epsilon = {limit.epsilon:g} (delta = {limit.delta:g}, unit "
-        f"{unit}) all runs together have spent {_figure(spent)}; {left:.4g} is left."
+        f"{unit}) all runs together have spent {epsilon_in_words(spent)}; {left:.4g} is left."
     )
 
 
@@ -203,11 +203,7 @@ def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: s
         return f"{so_far}. Nothing bounds what predictions show: no noise is added."
     most = "" if budget.most_rows is None else f", and ask for at most {budget.most_rows:,} rows"
     return (
-        f"{so_far}, which spent epsilon = {_figure(budget.spent)}. All predictions of this model "
-        f"together may spend epsilon = {budget.budget:g} beside training{most}; what they spend "
-        f"counts against the owner's limit."
+        f"{so_far}, which spent epsilon = {epsilon_in_words(budget.spent)}. All predictions of "
+        f"this model together may spend epsilon = {budget.budget:g} beside training{most}; what "
+        f"they spend counts against the owner's limit."
     )
-
-
-def _figure(epsilon: float | None) -> str:
-    return "without bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from securevfl.config.sections import (
     TrainingSettings,
     base_source,
 )
+from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, unheard
@@ -280,14 +280,15 @@ def _asked_for(
         ]
         if wrong or given:
             raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
-        return _opened(parties, settings)
+        config, root = opened(parties, settings.get("data_root"))
+        return config, None, root
     if any(settings.get(name) for name in _OF_FILES):
         raise ConfigError("resume, data_root: go with a federation file, not with tables")
-    kinds = {"model": FamilySettings, "privacy": Privacy}
-    for name, value in (("model", model), ("privacy", settings.get("privacy"))):
-        if value is not None and not isinstance(value, kinds[name]):
+    privacy = settings.get("privacy")
+    for name, value, kind in (("model", model, FamilySettings), ("privacy", privacy, Privacy)):
+        if value is not None and not isinstance(value, kind):
             raise ConfigError(
-                f"{name}: must be {kinds[name].__name__}, got a {type(value).__name__}; frames go "
+                f"{name}: must be {kind.__name__}, got a {type(value).__name__}; frames go "
                 f'in by name: simulate(primary=..., secondaries=[...], label="y", key="id", ...)'
             )
     if parties is None:
@@ -327,16 +328,8 @@ def _require_known(settings: SimulationSettings) -> None:
     """
     for name in settings:
         if name not in SimulationSettings.__annotations__:
-            close = difflib.get_close_matches(name, SimulationSettings.__annotations__, n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            meant = checks.did_you_mean(name, SimulationSettings.__annotations__)
             raise ConfigError(f"{name}: no such setting of simulate(){meant}")
-
-
-def _opened(
-    source: FederationSource, settings: SimulationSettings
-) -> tuple[FederationConfig, None, Path]:
-    config, root = opened(source, settings.get("data_root"))
-    return config, None, root
 
 
 def _shown(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from securevfl.core.formatting import written
+from securevfl.core.formatting import epsilon_in_words, written
 from securevfl.core.progress import (
     CiphertextsMade,
     CoalitionsValued,
@@ -228,21 +228,17 @@ def spending_in_words(event: SpendingPlanned) -> str:
     before = "nothing was spent on this table before"
     if event.runs_before:
         runs = f"{event.runs_before} earlier {'run' if event.runs_before == 1 else 'runs'}"
-        before = f"this table has spent {_epsilon(event.total_before)} in {runs}"
+        before = f"this table has spent {epsilon_in_words(event.total_before)} in {runs}"
         if event.total_before is not None:
-            before += f", which makes {_epsilon(event.total)} together"
+            before += f", which makes {epsilon_in_words(event.total)} together"
     limit = "no limit is set by its owner"
     if event.limit is not None:
         limit = f"limit {event.limit:g} at delta = {event.limit_delta:g}"
     own = "this run may spend epsilon without bound"
     if event.epsilon is not None:
-        own = f"this run may spend epsilon = {_epsilon(event.epsilon)} at delta = {event.delta:g}"
-        own += f" (unit {event.unit})"
+        own = f"this run may spend epsilon = {epsilon_in_words(event.epsilon)} at "
+        own += f"delta = {event.delta:g} (unit {event.unit})"
     return f"{event.party}: {own}; {before}; {limit}"
-
-
-def _epsilon(value: float | None) -> str:
-    return "without bound" if value is None else f"{value:.4g}"
 
 
 def _line(text: str) -> None:

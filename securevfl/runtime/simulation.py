@@ -19,6 +19,7 @@ from securevfl.config.rules import require_covered_channels, require_enough_reco
 from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
@@ -82,10 +83,9 @@ class RunResult(Summarised):
             return f"pretraining, {figures.get('method', 'encoders')}", {}
         test = {"the joint model": figures["test"], "the primary alone": figures["alone_test"]}
         measured = [f"{one:.4f} by {name}" for name, one in test.items() if one is not None]
-        epsilon = figures["privacy"]["epsilon"]
         shown = {
             f"test {figures['metric']}": ", ".join(measured) or "not tested",
-            "epsilon": "without bound" if epsilon is None else f"{epsilon:.4g}",
+            "epsilon": epsilon_in_words(figures["privacy"]["epsilon"]),
         }
         if figures["gain"] is not None:
             shown["verdict"] = figures["gain"]["verdict"]

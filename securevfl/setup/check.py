@@ -647,9 +647,10 @@ def _link(
     by_name: Mapping[str, PartyCheck],
 ) -> None:
     if primary is None or primary.keys is None:
-        here = [by_name[party.name].keys for party in config.secondaries if party.name in by_name]
-        for keys in here:
-            check.warnings += [] if keys is None else doubts_about_records(link_spec(config), keys)
+        for party in config.secondaries:
+            own = by_name.get(party.name)
+            if own is not None and own.keys is not None:
+                check.warnings += doubts_about_records(link_spec(config), own.keys)
         return
     for party in config.secondaries:
         own = by_name.get(party.name)

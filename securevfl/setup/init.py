@@ -6,7 +6,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -74,8 +74,8 @@ def _head(proposal: Proposal) -> str:
 def _federation(proposal: Proposal) -> str:
     return _lines(
         "[federation]",
-        f"name = {_text(proposal.name)}",
-        f"task = {_text(proposal.task)}{_aside(proposal.task_reason)}",
+        f"name = {_toml(proposal.name)}",
+        f"task = {_toml(proposal.task)}{_aside(proposal.task_reason)}",
     )
 
 
@@ -166,7 +166,7 @@ def _served(proposal: Proposal) -> list[str]:
 def _linkage(proposal: Proposal) -> str:
     truth = []
     if proposal.truth is not None:
-        truth = [f"truth = {_text(proposal.truth)}" + _aside("tells how good links are")]
+        truth = [f"truth = {_toml(proposal.truth)}" + _aside("tells how good links are")]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
         _comment(
@@ -176,11 +176,10 @@ def _linkage(proposal: Proposal) -> str:
         ),
         *([] if proposal.keys.shown is None else [_comment(f"Warning: {proposal.keys.shown}.")]),
         "[linkage]",
-        f"metric = {_text(proposal.keys.metric)}",
+        f"metric = {_toml(proposal.keys.metric)}",
         'protection = "none"',
         *(
-            f"{name} = {_text(value) if isinstance(value, str) else 'true'}"
-            + _aside("the tables spell equal keys differently")
+            f"{name} = {_toml(value)}" + _aside("the tables spell equal keys differently")
             for name, value in proposal.spelling.items()
         ),
         'choose = "records"' + _aside("a record joins its nearest row: half the noise"),
@@ -191,7 +190,7 @@ def _linkage(proposal: Proposal) -> str:
 def _party(proposal: Proposal, number: int) -> str:
     table = proposal.tables[number]
     uses = proposal.uses[table.name]
-    lines = ["[[party]]", f"name = {_text(table.name)}"]
+    lines = ["[[party]]", f"name = {_toml(table.name)}"]
     if number:
         lines.append('role = "secondary"')
     else:
@@ -204,16 +203,16 @@ def _party(proposal: Proposal, number: int) -> str:
     if PurePath(table.data).is_absolute():
         local = _aside("a path of one machine; relative to --data-root, all parties can use one")
     lines += [
-        f"data = {_text(table.data)}{local}",
+        f"data = {_toml(table.data)}{local}",
         *_reading(table.reading),
-        f"key = {_texts(proposal.keys.columns[table.name])}",
+        f"key = {_toml(proposal.keys.columns[table.name])}",
     ]
     if not number:
-        lines.append(f"label = {_text(proposal.label)}")
+        lines.append(f"label = {_toml(proposal.label)}")
     excluded = [use for use in uses if use.use == "excluded"]
     if excluded:
         lines.append("exclude = [")
-        lines += [f"  {_text(use.column.name)},{_aside(use.why)}" for use in excluded]
+        lines += [f"  {_toml(use.column.name)},{_aside(use.why)}" for use in excluded]
         lines.append("]")
     names = ", ".join(use.column.name for use in proposal.features(table.name))
     lines += [_comment(f"Features: {names}.")]
@@ -224,14 +223,8 @@ def _party(proposal: Proposal, number: int) -> str:
 
 def _reading(reading: Reading) -> list[str]:
     """Return how a file is written, as the federation file says it."""
-    said = {name: value for name, value in asdict(reading).items() if value is not None}
-    pairs = ", ".join(
-        f"{name} = {value if isinstance(value, int) else _texts(value)}"
-        if not isinstance(value, str)
-        else f"{name} = {_text(value)}"
-        for name, value in said.items()
-    )
-    return [f"reading = {{ {pairs} }}" + _aside("how the file is written")] if said else []
+    pairs = ", ".join(f"{name} = {_toml(value)}" for name, value in reading.given.items())
+    return [f"reading = {{ {pairs} }}" + _aside("how the file is written")] if pairs else []
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
@@ -241,11 +234,11 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     told = [use.column.name for use in features if use.may_be_missing]
     gaps = [use.column.name for use in features if use.gaps_open]
     if told:
-        lines.append(f"missing_columns = {_texts(told)}" + _aside("may have gaps"))
+        lines.append(f"missing_columns = {_toml(told)}" + _aside("may have gaps"))
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {_texts([*told, *gaps])} if all know that these "
+                f"FILL IN: missing_columns = {_toml([*told, *gaps])} if all know that these "
                 f"may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
@@ -278,11 +271,11 @@ def _categories(use: ColumnUse) -> str:
     name = _key(use.column.name)
     if use.words is None:
         return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
-    return f"{name} = {_texts(use.words)}{_aside(use.source)}"
+    return f"{name} = {_toml(use.words)}{_aside(use.source)}"
 
 
 def _pair(bounds: Bounds) -> str:
-    return "[" + ", ".join(_text(b) if isinstance(b, str) else f"{b:.12g}" for b in bounds) + "]"
+    return "[" + ", ".join(_toml(b) if isinstance(b, str) else f"{b:.12g}" for b in bounds) + "]"
 
 
 def _lines(*lines: str) -> str:
@@ -303,17 +296,13 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _text(value: str) -> str:
-    # A JSON text is a TOML text, but for DEL, which TOML wants written out.
+def _toml(value: str | int | Sequence[str]) -> str:
+    # JSON of these is TOML, but for DEL, which TOML wants written out.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _texts(values: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_text, values)) + "]"
-
-
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _text(name)
+    return name if _BARE.fullmatch(name) else _toml(name)
 
 
 def _count(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -310,12 +310,11 @@ def column_list(table: Table) -> dict[str, Any]:
         if column.may_be_missing:
             entry["may_be_missing"] = True
         columns.append(entry)
-    said = {name: value for name, value in asdict(table.reading).items() if value is not None}
     return {
         "format": LIST_FORMAT,
         "party": table.name,
         "data": table.data,
-        **({"reading": said} if said else {}),
+        **({"reading": table.reading.given} if table.reading.given else {}),
         "columns": columns,
     }
 

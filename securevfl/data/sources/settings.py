@@ -185,9 +185,10 @@ class Reading:
             raise ConfigError("query: table and query exclude one another; leave one out")
 
     @property
-    def given(self) -> list[str]:
-        """The settings that are given."""
-        return [one.name for one in fields(Reading) if getattr(self, one.name) is not None]
+    def given(self) -> dict[str, Any]:
+        """The settings that are given, by name."""
+        values = {one.name: getattr(self, one.name) for one in fields(Reading)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 AS_IT_IS: Final = Reading()
