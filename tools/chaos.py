@@ -31,14 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # Parties compute in one thread, and this process, which forks them all, has no other.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-from helpers.chaos.cycles import (  # noqa: E402
-    Outcome,
-    Undisturbed,
-    draw,
-    kind_of,
-    run_cycle,
-    undisturbed,
-)
+from helpers.chaos.cycles import Outcome, Undisturbed, draw, kind_of, run_cycle, undisturbed  # noqa: E402
 from helpers.chaos.kinds import KINDS  # noqa: E402
 
 _COLUMNS: Final = ("cycles", "hit", "equal", "ledger right", "tested", "failed", "p50 s", "p99 s")

@@ -16,13 +16,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_text
 from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory
-from securevfl.lab.advice import (
-    NO_PROMISE,
-    Advice,
-    Bound,
-    advise,
-    epsilons_from,
-)
+from securevfl.lab.advice import NO_PROMISE, Advice, Bound, advise, epsilons_from
 from securevfl.lab.rehearsal import Played
 from securevfl.runtime.shown_progress import bars
 

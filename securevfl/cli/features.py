@@ -6,12 +6,7 @@ from pathlib import Path
 
 from securevfl.core import files
 from securevfl.runtime.entry import features
-from securevfl.runtime.released_table import (
-    COST,
-    METADATA,
-    require_writable_name,
-    write_released,
-)
+from securevfl.runtime.released_table import COST, METADATA, require_writable_name, write_released
 
 
 def run_features(

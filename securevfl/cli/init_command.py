@@ -16,12 +16,7 @@ from securevfl.core.settings import read_settings
 from securevfl.data.sources.settings import Reading
 from securevfl.setup.estimates import LIMITS
 from securevfl.setup.init import look_at, party_name, proposed
-from securevfl.setup.proposal import (
-    ColumnUse,
-    Proposal,
-    Wishes,
-    excluded_because,
-)
+from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, excluded_because
 from securevfl.setup.proposed_columns import (
     Declared,
     checked_bounds,

@@ -39,12 +39,7 @@ from securevfl.data.column_settings import (
     Pair,
     declared_range,
 )
-from securevfl.data.sources.text_files import (
-    is_bracketed,
-    is_number,
-    unit_of,
-    unsigned,
-)
+from securevfl.data.sources.text_files import is_bracketed, is_number, unit_of, unsigned
 
 # What a column holds: numbers, truth values, words or dates, or nothing that a model can use.
 

@@ -11,13 +11,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Release,
-    SampledRelease,
-    Unit,
-)
+from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease, Unit
 from securevfl.dp.fitting_plan import FittingPlan, fitting_multiplier, fitting_releases
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import Privacy

@@ -10,21 +10,10 @@ import numpy.typing as npt
 from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.exchange import (
-    EpochMark,
-    Purpose,
-    RoundPlan,
-    read_ranks,
-)
+from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan, read_ranks
 from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
 from securevfl.mpc.masks import PUBLIC_BYTES
-from securevfl.transport.message import (
-    DeclaredMessage,
-    Message,
-    MessageKind,
-    TypedMessage,
-    wire,
-)
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 PROTOCOL_VERSION: Final = 12
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""

@@ -15,13 +15,7 @@ from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
 from securevfl.lab.engine import Done, Tell
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    Task,
-    run_digest,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
 from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.run_figures import (
     by_name,

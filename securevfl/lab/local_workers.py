@@ -14,13 +14,7 @@ import torch
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import (
-    ONE_THREAD,
-    Place,
-    RunObservers,
-    Waiting,
-    throttled,
-)
+from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttled
 from securevfl.lab.one_run import RunFailure, Task, attempt
 from securevfl.runtime.preflight import device_named
 

@@ -22,19 +22,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import (
-    ONE_THREAD,
-    Place,
-    RunObservers,
-    Waiting,
-    throttled,
-)
-from securevfl.lab.one_run import (
-    Run,
-    RunFailure,
-    Task,
-    attempt,
-)
+from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttled
+from securevfl.lab.one_run import Run, RunFailure, Task, attempt
 from securevfl.runtime.preflight import device_named
 from securevfl.version import __version__
 

@@ -13,13 +13,7 @@ from securevfl.lab.engine import Done, Tell
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.run_figures import mean
 from securevfl.lab.study import Engines, Study
-from securevfl.lab.sweep import (
-    Plan,
-    Point,
-    Sweep,
-    complete,
-    reasons,
-)
+from securevfl.lab.sweep import Plan, Point, Sweep, complete, reasons
 from securevfl.lab.sweep_settings import Range, Setting, text_of
 
 _DIGITS: Final = 4
@@ -257,11 +251,7 @@ class _Search:
 
 
 def _distribution(setting: Setting) -> Any:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     range_: Range | None = setting.range
     if range_ is None:

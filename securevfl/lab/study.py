@@ -14,22 +14,10 @@ from securevfl.config.methods import ALONE, method_family
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import (
-    Done,
-    Engine,
-    Place,
-    RunObservers,
-    Tell,
-)
+from securevfl.lab.engine import Done, Engine, Place, RunObservers, Tell
 from securevfl.lab.local_workers import Here, Workers
 from securevfl.lab.on_ray import RayEngine
-from securevfl.lab.one_run import (
-    LeftOut,
-    Run,
-    RunFailure,
-    Task,
-    finished_run,
-)
+from securevfl.lab.one_run import LeftOut, Run, RunFailure, Task, finished_run
 from securevfl.runtime.preflight import device_named
 from securevfl.runtime.run_tables import read_party, read_tables
 

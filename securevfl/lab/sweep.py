@@ -16,13 +16,7 @@ from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.base import require_estimator
 from securevfl.lab.engine import Done, Tell
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    Task,
-    run_digest,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
 from securevfl.lab.study import Engines, Study, TableStore
 from securevfl.lab.sweep_settings import SEED, Setting, text_of
 from securevfl.models.registry import require_installed

@@ -6,13 +6,7 @@ from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.lab.one_run import LeftOut
-from securevfl.lab.run_figures import (
-    by_name,
-    cell,
-    csv_of_runs,
-    markdown,
-    over_seeds,
-)
+from securevfl.lab.run_figures import by_name, cell, csv_of_runs, markdown, over_seeds
 from securevfl.lab.search import SearchResult
 from securevfl.lab.sweep import ALONE, Sweep
 from securevfl.lab.sweep_settings import text_of

@@ -21,12 +21,7 @@ from securevfl.core.errors import (
 )
 from securevfl.core.files import open_to_append
 from securevfl.core.memory import RSS_UNIT
-from securevfl.launch.child import (
-    EVENTS_VARIABLE,
-    FAILURE_EVENT,
-    LIFELINE_VARIABLE,
-    MEMORY_EVENT,
-)
+from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
 from securevfl.launch.nursery import ChildFiles, Forked, Nursery
 
 # What became of a party's process, as the launcher tells it.

@@ -25,12 +25,7 @@ import numpy.typing as npt
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.ledger.chain import HASH_BYTES, ChainedFile, head_after, now
 from securevfl.transport.identity import Identity, verify
-from securevfl.transport.message import (
-    DeclaredMessage,
-    Message,
-    MessageKind,
-    TypedMessage,
-)
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # What parties tell one another of their ledgers: hashes, numbers of lines and signatures.

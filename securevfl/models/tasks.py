@@ -13,13 +13,7 @@ from torch.nn import functional
 from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.task_metrics import (
-    TASK_METRICS,
-    Outputs,
-    Targets,
-    TaskMetric,
-    metrics_of,
-)
+from securevfl.models.task_metrics import TASK_METRICS, Outputs, Targets, TaskMetric, metrics_of
 
 # From which probability on a row of a binary task counts as one of the second class.
 

@@ -11,14 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from securevfl.core import files
-from securevfl.report.plots import (
-    BLUE,
-    GREY,
-    ORANGE,
-    SIZE,
-    new_axes,
-    svg,
-)
+from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, new_axes, svg
 from securevfl.runtime.run_folder import EXPLANATION
 
 _PANEL: Final = (2.7, 2.9)

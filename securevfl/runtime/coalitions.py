@@ -31,12 +31,7 @@ from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, fit_base
-from securevfl.federation.build import (
-    bottom_at_work,
-    build_primary,
-    build_secondary,
-    primary_data,
-)
+from securevfl.federation.build import bottom_at_work, build_primary, build_secondary, primary_data
 from securevfl.federation.exchange import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.rounds.around import without_blocks

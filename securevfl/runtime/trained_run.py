@@ -48,12 +48,7 @@ from securevfl.runtime.predicting import (
     top_model,
     warn_of_few_links,
 )
-from securevfl.runtime.predictions import (
-    FILE,
-    Predictions,
-    predictions_of,
-    read_predictions,
-)
+from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
 from securevfl.runtime.preflight import device_named
 from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import KeptRun, read_figures

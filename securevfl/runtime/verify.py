@@ -14,12 +14,7 @@ from typing import Any
 from securevfl.config.federation import FederationConfig
 from securevfl.config.losses import goes_on
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import (
-    AuthenticationError,
-    ConfigError,
-    PrivacyError,
-    SecureVflError,
-)
+from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
 from securevfl.core.files import read_text
 from securevfl.federation.state_files import DamagedError, StateFolder, read_state
 from securevfl.ledger.book import LedgerBook, epsilon_of_sessions

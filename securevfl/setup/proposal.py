@@ -15,12 +15,7 @@ from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.data.columns import is_row_number
 from securevfl.setup.estimates import RowsServed
-from securevfl.setup.proposed_columns import (
-    Bounds,
-    Column,
-    Table,
-    no_such_column,
-)
+from securevfl.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.setup.proposed_keys import KeyProposal, propose_keys
 
 _MOST_CLASSES: Final = 20

@@ -4,12 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from securevfl.core.column_names import (
-    canonical,
-    keys_in_clear,
-    meaning_of,
-    spelled_in_digits,
-)
+from securevfl.core.column_names import canonical, keys_in_clear, meaning_of, spelled_in_digits
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import share_with_zone, texts_of
 from securevfl.setup.proposed_columns import Column, Table, no_such_column

@@ -11,13 +11,7 @@ from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.sampling import RoundLinker
-from securevfl.linkage.spec import (
-    ChoiceSpec,
-    HidingSpec,
-    LinkRoles,
-    LinkSpec,
-    SplitSpec,
-)
+from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, SplitSpec
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}

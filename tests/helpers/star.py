@@ -11,11 +11,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, provision
-from securevfl.transport.star import (
-    PrimaryTransport,
-    SecondaryTransport,
-    new_session,
-)
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 RANKS: Mapping[str, int] = {"agency": 0, "rental": 1, "bank": 2}
 QUICK = TransportLimits(silence_timeout_s=5.0, farewell_timeout_s=10.0, handshake_timeout_s=30.0)

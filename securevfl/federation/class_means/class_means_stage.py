@@ -26,12 +26,7 @@ from securevfl.mpc.dealt_sums import (
     rows_of_piece,
     shifted,
 )
-from securevfl.transport.channels import (
-    CallerLines,
-    Kinds,
-    Lines,
-    PrimaryLines,
-)
+from securevfl.transport.channels import CallerLines, Kinds, Lines, PrimaryLines
 from securevfl.transport.message import (
     DeclaredMessage,
     Done,

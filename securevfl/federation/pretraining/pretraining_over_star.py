@@ -40,12 +40,7 @@ from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.mpc.sum_to import SumTo, decode_mean, encode_weighted, words_needed
-from securevfl.transport.message import (
-    DeclaredMessage,
-    MessageKind,
-    TypedMessage,
-    wire,
-)
+from securevfl.transport.message import DeclaredMessage, MessageKind, TypedMessage, wire
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # The messages of pretraining, each checked where it is read.

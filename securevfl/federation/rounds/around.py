@@ -8,13 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from securevfl.federation.exchange import (
-    EpochMark,
-    Exchange,
-    RoundCounter,
-    RoundPlan,
-    noting,
-)
+from securevfl.federation.exchange import EpochMark, Exchange, RoundCounter, RoundPlan, noting
 from securevfl.ledger.ledger import Ledger
 from securevfl.transport.message import MessageKind, TypedMessage
 

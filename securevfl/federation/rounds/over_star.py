@@ -9,12 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.federation.exchange import (
-    ROUNDS_AHEAD,
-    EpochMark,
-    RoundCounter,
-    RoundPlan,
-)
+from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.messages import (
     Announcement,
     AverageRequest,

@@ -15,20 +15,9 @@ from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.federation.exchange import (
-    EpochMark,
-    Exchange,
-    Purpose,
-    RoundPlan,
-    noting,
-)
+from securevfl.federation.exchange import EpochMark, Exchange, Purpose, RoundPlan, noting
 from securevfl.federation.run_plan import RunPlan
-from securevfl.models.alone.choice import (
-    Decision,
-    choose_scale,
-    decide,
-    scaled,
-)
+from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.split import Explained
 from securevfl.models.tasks import HALF, Metrics, TaskHead

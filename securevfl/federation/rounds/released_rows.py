@@ -16,13 +16,7 @@ from torch import Tensor
 
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
-from securevfl.federation.exchange import (
-    ROUNDS_AHEAD,
-    EpochMark,
-    Exchange,
-    RoundCounter,
-    RoundPlan,
-)
+from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark, Exchange, RoundCounter, RoundPlan
 from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.transport.message import MessageKind, TypedMessage
 

@@ -16,13 +16,7 @@ from securevfl.core.summary import Summarised
 from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
 from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.audit_worlds import AuditStage
-from securevfl.lab.audit.settings import (
-    RELEASES,
-    ROUNDS_EVENT,
-    AuditSettings,
-    Release,
-    Votes,
-)
+from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release, Votes
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.transport.identity import SHORT_LIVED_DAYS, provision

@@ -58,12 +58,7 @@ from securevfl.lab.audit.audit_statistics import (
     worlds_needed,
 )
 from securevfl.lab.audit.audit_worlds import table_at
-from securevfl.lab.audit.settings import (
-    DELTA,
-    AuditSettings,
-    Release,
-    Votes,
-)
+from securevfl.lab.audit.settings import DELTA, AuditSettings, Release, Votes
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker

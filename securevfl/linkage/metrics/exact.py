@@ -15,14 +15,7 @@ from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError
 from securevfl.linkage.links import LinkTable, eligible_ids, fill_slots
-from securevfl.linkage.metrics.metric import (
-    Columns,
-    ComparedKeys,
-    KeyKind,
-    Keys,
-    KeySpec,
-    Metric,
-)
+from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
 from securevfl.linkage.text import normalise_text, trimmed_text
 
 _MISSING = -1

@@ -51,11 +51,7 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
 from securevfl.linkage.stage.messages import LinkingKind, require_numbers
-from securevfl.transport.message import (
-    DeclaredMessage,
-    Message,
-    TypedMessage,
-)
+from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
 
 # Exact links from few pairs, where each pair is expensive: only cells that can matter are tried.
 

@@ -42,12 +42,7 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key, table_tag
-from securevfl.linkage.stage.messages import (
-    Linked,
-    LinkingKind,
-    Lists,
-    MadeSimilarities,
-)
+from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.transport.message import Message, TypedMessage
 
 # How often a coordinator may have a party's keys compared: every pair once.

@@ -21,12 +21,7 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key
-from securevfl.linkage.stage.messages import (
-    Linked,
-    LinkingKind,
-    Lists,
-    MadeSimilarities,
-)
+from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.transport.message import Message, TypedMessage
 
 # Keys become codes under a secret that the coordinator does not have: it compares the codes.

@@ -33,12 +33,7 @@ from securevfl.linkage.protections.blockwise import (
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.message import (
-    DeclaredMessage,
-    Message,
-    StarKind,
-    TypedMessage,
-)
+from securevfl.transport.message import DeclaredMessage, Message, StarKind, TypedMessage
 
 # A dealer knows no table, so it goes by what it can hold: 1 GiB.
 _MOST_DEALT: Final = 2**27

@@ -18,12 +18,7 @@ from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.kept_links import LinkCache, stacked
 from securevfl.linkage.stage.messages import LinkedRows, alignment_of
-from securevfl.linkage.stage.party_keys import (
-    key_scaler,
-    model_keys,
-    read_secret,
-    scale_of,
-)
+from securevfl.linkage.stage.party_keys import key_scaler, model_keys, read_secret, scale_of
 from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

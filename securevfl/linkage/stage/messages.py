@@ -14,12 +14,7 @@ from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, places_of, ranked_length
-from securevfl.transport.message import (
-    DeclaredMessage,
-    Message,
-    MessageKind,
-    TypedMessage,
-)
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 
 class LinkingKind(MessageKind):

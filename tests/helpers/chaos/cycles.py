@@ -11,14 +11,7 @@ from random import Random
 from typing import Any, Final
 
 from helpers.chaos.checks import differences, ledger_faults, left_behind
-from helpers.chaos.kinds import (
-    KINDS,
-    NAMES,
-    WITHOUT_NOISE,
-    budget_of,
-    ledgers_of,
-    write_kind,
-)
+from helpers.chaos.kinds import KINDS, NAMES, WITHOUT_NOISE, budget_of, ledgers_of, write_kind
 from helpers.chaos.launches import Ended, launch
 from helpers.chaos.witness import LAUNCHER, Strike, Watch, notes_of
 

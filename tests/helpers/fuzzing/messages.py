@@ -42,13 +42,7 @@ from securevfl.federation.pretraining.pretraining_over_star import (
 )
 from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session.handshake import Rejoin
-from securevfl.ledger.countersigning import (
-    CountersignRequest,
-    Heads,
-    Memories,
-    Memory,
-    SignedHead,
-)
+from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
 from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
@@ -70,12 +64,7 @@ from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linkage.protections.shown import LinkKeys
 from securevfl.linkage.spec import LinkRoles, SimilaritySpec
 from securevfl.linkage.stage.candidates import Candidates
-from securevfl.linkage.stage.messages import (
-    Linked,
-    LinkedRows,
-    Lists,
-    MadeSimilarities,
-)
+from securevfl.linkage.stage.messages import Linked, LinkedRows, Lists, MadeSimilarities
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.channels import SealedFrom, SealedTo

@@ -19,13 +19,7 @@ from securevfl.config.reading import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.engine import Place, RunObservers
 from securevfl.lab.local_workers import Workers
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    RunFailure,
-    Task,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
 from securevfl.lab.study import Engines, TableStore
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.

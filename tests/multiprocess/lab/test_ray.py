@@ -13,13 +13,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.engine import Place, RunObservers
 from securevfl.lab.on_ray import RayEngine
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    RunFailure,
-    Task,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
 from securevfl.lab.study import Engines, TableStore
 
 cluster_utils = pytest.importorskip(

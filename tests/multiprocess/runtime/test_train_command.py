@@ -20,12 +20,7 @@ from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S, SOON_S
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import (
-    ConfigError,
-    PartyFailedError,
-    PrivacyError,
-    SecureVflError,
-)
+from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
 from securevfl.dp.accountant import epsilon_of
 from securevfl.federation.run_plan import RunFacts, plan_run, run_facts

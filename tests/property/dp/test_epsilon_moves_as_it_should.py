@@ -14,12 +14,7 @@ from vectors.make_accounting import log_delta
 
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Release,
-    SampledRelease,
-)
+from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease
 
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:

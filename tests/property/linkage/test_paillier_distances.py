@@ -14,12 +14,7 @@ from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.on_cores import on_cores
 from securevfl.linkage.protections.blocks import links_from_shares
-from securevfl.linkage.protections.paillier import (
-    Keyholder,
-    Lanes,
-    masked_distances,
-    obfuscators,
-)
+from securevfl.linkage.protections.paillier import Keyholder, Lanes, masked_distances, obfuscators
 
 
 @pytest.fixture(scope="module")

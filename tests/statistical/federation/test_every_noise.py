@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.alarms import (
-    QUANTILE,
-    Alarm,
-    Sample,
-    require_new,
-    require_noise,
-    require_samples,
-)
+from helpers.alarms import QUANTILE, Alarm, Sample, require_new, require_noise, require_samples
 from helpers.altered_builds import (
     LargerSample,
     LessOfReleases,

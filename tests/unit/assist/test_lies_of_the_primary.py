@@ -9,12 +9,7 @@ from helpers.assisted import LINEAR, write_assisted
 from helpers.built import Built, built
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assist.assist_secondary import (
-    AssistKind,
-    ModelFitted,
-    Residuals,
-    Step,
-)
+from securevfl.federation.assist.assist_secondary import AssistKind, ModelFitted, Residuals, Step
 from securevfl.federation.exchange import EpochMark
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.transport.message import Message

@@ -10,12 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplified
 from securevfl.dp.accountants_compared import sampled_gaussian_epsilon
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Neighbouring,
-    SampledRelease,
-)
+from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.dp.mixtures import checked_epsilon, least_epsilon
 from securevfl.dp.rdp import epsilon_of_divergence, rdp_epsilon, renyi_divergence

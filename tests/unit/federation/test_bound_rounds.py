@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.fuzzing.messages import READS, Read
-from helpers.lying_primary import (
-    Played,
-    Promise,
-    QuietError,
-    gradient_for,
-    honest,
-    plan_of,
-    world,
-)
+from helpers.lying_primary import Played, Promise, QuietError, gradient_for, honest, plan_of, world
 from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 

@@ -11,12 +11,7 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.exchange import (
-    EpochMark,
-    RoundCounter,
-    RoundPlan,
-    active_parties,
-)
+from securevfl.federation.exchange import EpochMark, RoundCounter, RoundPlan, active_parties
 from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.rounds.released_rows import KeptRows, ReleasedRows, release_once
 from securevfl.federation.state_files import StateFolder

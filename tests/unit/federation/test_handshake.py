@@ -10,12 +10,7 @@ from helpers.star import WAIT_S, make_star
 from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import (
-    AuthenticationError,
-    ConfigError,
-    PartyTimeoutError,
-    ProtocolError,
-)
+from securevfl.core.errors import AuthenticationError, ConfigError, PartyTimeoutError, ProtocolError
 from securevfl.federation.messages import Hello, RoundKind
 from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session import handshake

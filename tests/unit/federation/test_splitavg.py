@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from securevfl.federation.exchange import (
-    EpochMark,
-    Purpose,
-    RoundCounter,
-    RoundPlan,
-)
+from securevfl.federation.exchange import EpochMark, Purpose, RoundCounter, RoundPlan
 from securevfl.federation.rounds.network_primary import split_average
 from securevfl.transport.message import MessageKind, TypedMessage
 

@@ -26,12 +26,7 @@ from securevfl.lab.comparison import (
     table_rows,
     write_comparison,
 )
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    run_config,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
 from securevfl.runtime import primary_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

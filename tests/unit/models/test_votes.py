@@ -2,12 +2,7 @@
 
 import numpy as np
 
-from securevfl.models.frozen import (
-    MOST_NUMBERS,
-    PROJECTED,
-    class_directions,
-    public_projection,
-)
+from securevfl.models.frozen import MOST_NUMBERS, PROJECTED, class_directions, public_projection
 
 
 def test_a_record_at_a_class_mean_votes_for_that_class() -> None:

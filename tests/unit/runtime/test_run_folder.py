@@ -17,13 +17,8 @@ from securevfl.federation.exchange import RoundCounter, RoundPlan
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.figures import privacy_figures
-from securevfl.runtime.run_folder import (
-    HISTORY_FIELDS,
-    write_history,
-)
-from securevfl.runtime.run_folder import (
-    write_federation as write_file,
-)
+from securevfl.runtime.run_folder import HISTORY_FIELDS, write_history
+from securevfl.runtime.run_folder import write_federation as write_file
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 NOISED = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
