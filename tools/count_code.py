@@ -1,4 +1,4 @@
-"""Count the package's code: ``python tools/count_code.py [FOLDER]``; ``--json`` too.
+"""Count the package's code: ``python tools/count_code.py [FOLDER]``; ``--json``, ``--list`` too.
 
 A line of code holds a token that is neither a comment nor part of a docstring. Imports are lines of
 import statements. The core is all but ``lab``, ``serving`` and ``exporting``.
@@ -8,6 +8,7 @@ import argparse
 import ast
 import io
 import json
+import re
 import sys
 import tokenize
 from collections import Counter
@@ -22,6 +23,15 @@ WINGS: Final = ("lab", "serving", "exporting")
 
 SHARED_NAMES: Final = frozenset({"__init__", "family", "messages", "settings"})
 """Names that several modules may have."""
+
+MOST_PARAMETERS: Final = 10
+"""Most parameters of a function outside ``cli``, whose parameters are options."""
+
+SMELLS: Final = re.compile(
+    r"\b(whoever|whatever|of which|what it is|goes on|is none|told|tells|hears|beside|by itself"
+    r"|nobody|somebody|anybody)\b"
+)
+"""Words of sentences that are usually riddles: a smell, no proof."""
 
 _BLANK: Final = frozenset(
     {
@@ -114,11 +124,38 @@ def repeated_names(root: Path = ROOT) -> tuple[list[str], list[str]]:
     )
 
 
+def first_paragraphs(root: Path = ROOT) -> Iterator[tuple[str, str]]:
+    """Yield place and first paragraph of every docstring, those of attributes included."""
+    bodies = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in modules(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for one in node.body if isinstance(node, bodies) else []:
+                if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+                    text = " ".join(str(one.value.value).strip().split("\n\n")[0].split())
+                    yield f"{path.relative_to(root)}:{one.lineno}", text
+
+
+def long_signatures(root: Path = ROOT) -> list[str]:
+    """Return the functions with more than ``MOST_PARAMETERS`` parameters, ``self`` left out."""
+    found = []
+    for path in modules(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and room_of(path, root) != "cli":
+                names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+                count = len([n for n in names if n not in {"self", "cls"}])
+                count += len(node.args.kwonlyargs)
+                if count > MOST_PARAMETERS:
+                    place = f"{path.relative_to(root)}:{node.lineno}"
+                    found.append(f"{place}: {node.name} has {count}")
+    return found
+
+
 def main() -> None:
     """Print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--list", action="store_true", help="list docstrings that smell, too")
     asked = parser.parse_args()
     found, (classes, names) = counts(asked.folder), repeated_names(asked.folder)
     if asked.json:
@@ -132,6 +169,13 @@ def main() -> None:
         )
     sys.stdout.write(f"class names used twice: {', '.join(classes) or 'none'}\n")
     sys.stdout.write(f"module names used twice: {', '.join(names) or 'none'}\n")
+    for line in long_signatures(asked.folder):
+        sys.stdout.write(f"{line} parameters\n")
+    paragraphs = [*first_paragraphs(asked.folder)]
+    smelly = [f"{place}: {text}\n" for place, text in paragraphs if SMELLS.search(text)]
+    sys.stdout.writelines(smelly if asked.list else [])
+    share = len(smelly) / max(1, len(paragraphs))
+    sys.stdout.write(f"docstrings that smell: {len(smelly)} of {len(paragraphs)} ({share:.1%})\n")
 
 
 if __name__ == "__main__":
