@@ -26,7 +26,7 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.points import nearest_records
 from securevfl.models.fedsim.settings import FedSimConfig
 
 PUBLISHED = 1370.0

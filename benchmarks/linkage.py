@@ -25,19 +25,16 @@ import numpy as np
 from securevfl.linkage.blocking_rules import BlockedKeys, blocked_keys
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
-from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
-from securevfl.linkage.metrics.levenshtein import QGramCandidates, TextKeys, nearest_texts
+from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
+from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, nearest_texts
 from securevfl.linkage.protections.blocks import (
     CellBlock,
     cells_of,
-    deal,
     links_by_cell,
     links_from_shares,
-    masked_keys,
-    primary_share,
-    secondary_share,
 )
 from securevfl.linkage.protections.paillier import Keyholder, masked_distances, prepared_obfuscators
+from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 
 SEED = 0

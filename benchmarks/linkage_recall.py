@@ -28,11 +28,11 @@ from securevfl.linkage.metrics.bloom import (
     encode_keys,
     nearest_codes,
 )
-from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.spec import LinkageSecret
 
 K = 50
 SECRETS = tuple(LinkageSecret(bytes([byte]) * 32) for byte in range(3))

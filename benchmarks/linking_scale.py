@@ -229,9 +229,9 @@ def coded(rows: int) -> float:
     """Return how many points of 2,048 bits are encoded in a second."""
     from securevfl.data.tables import KeyTable
     from securevfl.linkage.metrics.bloom import encode
-    from securevfl.linkage.metrics.euclidean import Euclidean
     from securevfl.linkage.metrics.metric import KeySpec
-    from securevfl.linkage.secret import LinkageSecret
+    from securevfl.linkage.metrics.points import Euclidean
+    from securevfl.linkage.spec import LinkageSecret
 
     points = np.random.default_rng(SEED).random((2, rows))
     keys = KeyTable(name="shop", columns={"x": points[0], "y": points[1]})
@@ -244,7 +244,7 @@ def coded(rows: int) -> float:
 def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
     from securevfl.linkage.links import LinkTable
-    from securevfl.linkage.metrics.euclidean import nearest_records
+    from securevfl.linkage.metrics.points import nearest_records
     from securevfl.linkage.protections.blocks import CellBlock, cells_of, links_by_cell
     from securevfl.linkage.protections.paillier import Lanes
 

@@ -27,8 +27,7 @@ from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import TrainingSettings
 from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.metric_table import METRICS
-from securevfl.linkage.protections.protection_table import PROTECTIONS
+from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 from securevfl.models.task_metrics import TASK_METRICS

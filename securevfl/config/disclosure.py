@@ -11,7 +11,7 @@ from typing import Final, Literal
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.losses import goes_on, least_in_training
-from securevfl.linkage.protections.protection_table import reveals_of
+from securevfl.linkage.stage.linking import reveals_of
 
 _NOTHING: Final = "nothing is sent"
 _NOT_COVERED: Final = "not covered"

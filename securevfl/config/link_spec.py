@@ -4,8 +4,6 @@ import math
 
 from securevfl.config.federation import FederationConfig
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
-from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.linkage.spec import (
     ChoiceSpec,
     HidingSpec,
@@ -14,6 +12,7 @@ from securevfl.linkage.spec import (
     SimilaritySpec,
     SplitSpec,
 )
+from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 
 
 def key_spec(config: FederationConfig) -> KeySpec:

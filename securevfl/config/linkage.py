@@ -8,8 +8,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.metric_table import METRICS
-from securevfl.linkage.protections.protection_table import PROTECTIONS
+from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.linkage.text import DateOrder, Spelling
 
 _MOST_CODE_BITS: Final = 65_536

@@ -34,7 +34,7 @@ from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.own_numbers import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.stage.linking import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.baselines.settings import BaselineConfig
 from securevfl.models.family import Family, FamilySettings

@@ -26,7 +26,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.similarities import SimilarityScale
+from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.alone.choice import Model, Used
 from securevfl.models.alone.keeping import model_bytes, model_of

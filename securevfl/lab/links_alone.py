@@ -20,13 +20,11 @@ from securevfl.core.summary import Summarised
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
 from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.protections.protection_table import protection_of, reveals_of
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.candidates import Candidates, find_candidates
+from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, keep, stacked
-from securevfl.linkage.stage.key_reading import read_keys
-from securevfl.linkage.stage.link_counts import same_keys, tied_beyond
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
+from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.runtime.figures import finite_or_none
 
 # FedSim's estimate, before any training, of what similarities are worth over simpler linkage.

@@ -2,7 +2,7 @@
 
 Whether a pair is a candidate depends on the keys of that pair alone: never on other rows or records
 of a table, on how common a value is, or on how many candidates there are already. So a record's
-choice of rows does not depend on other records, and caps (:mod:`securevfl.linkage.capped`) and
+choice of rows does not depend on other records, and caps (:mod:`securevfl.linkage.sampling`) and
 samples keep their promises, on which the accounting of records stands (docs/privacy.md, section 3).
 Whatever implements :class:`CandidatePairs` must keep to that.
 

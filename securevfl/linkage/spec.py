@@ -1,21 +1,96 @@
-"""Settings of a linkage, and its result at each party.
+"""Settings of a linkage, the secret of the data parties, and the result at each party.
 
-A federation file says it all, and more; :mod:`securevfl.config.link_spec` takes it from there.
+:mod:`securevfl.config.link_spec` takes the settings from a federation file.
 """
 
+import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import LinksCounted
-from securevfl.linkage.links import Alignment
+from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import LinkSource
-from securevfl.linkage.similarities import SimilarityScale
+
+_FEWEST_BYTES: Final = 16
+_FRESH_BYTES: Final = 32
+_MOST_BYTES: Final = hashlib.blake2b.MAX_KEY_SIZE
+
+
+class LinkageSecret:
+    """A key of at least 128 bits; everything that encodings depend on is derived from it.
+
+    Whoever holds it can encode guesses and compare them with encodings. It goes from one data party
+    to another outside the federation, and never to the coordinator.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        """Take a key of 16 to 64 random bytes.
+
+        Raises:
+            ConfigError: If it is shorter or longer.
+        """
+        if not _FEWEST_BYTES <= len(key) <= _MOST_BYTES:
+            raise ConfigError(
+                f"linkage secret: must have {_FEWEST_BYTES} to {_MOST_BYTES} bytes, got {len(key)}"
+            )
+        self._key = key
+
+    @classmethod
+    def fresh(cls) -> "LinkageSecret":
+        """Draw a new secret of 256 bits from the operating system."""
+        return cls(os.urandom(_FRESH_BYTES))
+
+    @classmethod
+    def from_file(cls, path: Path) -> "LinkageSecret":
+        """Read a secret that is written as hexadecimal digits.
+
+        Raises:
+            ConfigError: If the file cannot be read or holds something else.
+        """
+        try:
+            return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
+        except OSError as error:
+            raise ConfigError(f"linkage secret {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
+        except ConfigError:
+            raise
+        except ValueError:
+            raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
+
+    def subkey(self, *purpose: str) -> bytes:
+        """Return the 32-byte key of one purpose; other purposes' keys tell nothing about it."""
+        return self._hash("subkey", *purpose)
+
+    def check_value(self, session: str) -> str:
+        """Return what parties compare before linking: equal if and only if their secrets are.
+
+        Args:
+            session: Differs from run to run, so that values cannot be recognised or replayed.
+
+        Reveals:
+            To whoever gets the value: nothing but whether two secrets are equal.
+        """
+        return self._hash("check", session).hex()
+
+    def _hash(self, *words: str) -> bytes:
+        text = "\x1f".join(("securevfl-linkage", *words))
+        return hashlib.blake2b(text.encode(), key=self._key, digest_size=32).digest()
+
+    def __repr__(self) -> str:
+        return f"LinkageSecret({8 * len(self._key)} bits)"
+
 
 # What linking needs to know: which keys are compared, who may be chosen, who takes part.
 

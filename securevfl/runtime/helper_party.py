@@ -8,9 +8,8 @@ from securevfl.core.progress import Stage
 from securevfl.federation.class_means.class_means_stage import deal_over
 from securevfl.federation.messages import Ready
 from securevfl.federation.session.handshake import joined
-from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.linking import help_to_link
+from securevfl.linkage.stage.linking import help_to_link, reveals_of
 from securevfl.runtime.party_job import PartyLife
 from securevfl.transport.message import StarKind
 

@@ -32,7 +32,7 @@ from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run
 from securevfl.federation.saved_model import KeptModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.key_reading import keys_of_frame
+from securevfl.linkage.stage.party_keys import keys_of_frame
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
 from securevfl.runtime.run_tables import schema_of, text_keys
 from securevfl.transport.message import Message, TypedMessage

@@ -12,8 +12,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, RowsAligned, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.linkage.links import Alignment
-from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.linking import protection_of
 from securevfl.runtime.figures import finite_or_none
 
 # The torch device that a run computes on.

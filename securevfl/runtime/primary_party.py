@@ -25,8 +25,7 @@ from securevfl.federation.session import handshake
 from securevfl.federation.session.handshake import Rejoin as RejoinMessage
 from securevfl.federation.session.membership import Presence, SecondariesBackError
 from securevfl.ledger.countersigning import PrimaryCountersigning
-from securevfl.linkage.protections.protection_table import reveals_of
-from securevfl.linkage.stage.linking import link_as_primary
+from securevfl.linkage.stage.linking import link_as_primary, reveals_of
 from securevfl.runtime.figures import RunFigures
 from securevfl.runtime.party_job import PartyLife, RejoinDue, countersigner
 from securevfl.runtime.preflight import tell_alignment

@@ -23,7 +23,7 @@ from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import KeptModel
-from securevfl.linkage.stage.key_reading import keys_of_frame
+from securevfl.linkage.stage.party_keys import keys_of_frame
 
 
 def read_party(

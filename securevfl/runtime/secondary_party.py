@@ -24,9 +24,8 @@ from securevfl.federation.session.handshake import Joined, joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import SecondaryCountersigning, epoch_point
-from securevfl.linkage.protections.protection_table import reveals_of
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.linking import link_as_secondary
+from securevfl.linkage.stage.linking import link_as_secondary, reveals_of
 from securevfl.runtime.party_job import PartyLife, RejoinDue, countersigner
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.transport.message import Message, MessageKind

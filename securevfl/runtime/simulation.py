@@ -39,9 +39,8 @@ from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.saving import keep_secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
 from securevfl.runtime.predictions import Predictions

@@ -43,9 +43,8 @@ from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.ballot import label_release
 from securevfl.federation.rounds.fitting import build_direction_bottom
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
-from securevfl.linkage.stage.key_reading import keys_of_frame
-from securevfl.linkage.stage.link_counts import doubts_about_records
-from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.linkage.stage.candidates import doubts_about_records
+from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_named
 from securevfl.runtime.figures import finite_or_none

@@ -20,12 +20,11 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.exact import Exact, exact_texts
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.protections.protection_table import protection_of
+from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.link_counts import count_links, doubts_about, most_rows
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.candidates import count_links, doubts_about, most_rows
+from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.text import Spelling
 from securevfl.models.assist.halves import cross_fit
 from securevfl.models.assist.settings import AssistConfig

@@ -20,7 +20,7 @@ from securevfl.data.sources.text_files import is_text_table, with_dates
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
-from securevfl.linkage.stage.key_reading import read_keys
+from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.setup.estimates import WHAT_MORE_COSTS, better_spelling, expected_links, rows_served
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.setup.proposed_columns import (

@@ -16,7 +16,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.statement import WEAK_EPSILON, bounded, odds_in_words
 from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.linkage.protections.protection_table import PROTECTIONS
+from securevfl.linkage.stage.linking import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/privacy.md").read_text(encoding="utf-8")

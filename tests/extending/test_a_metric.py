@@ -18,7 +18,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
 from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
-from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.stage.linking import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
 
 
@@ -63,7 +63,7 @@ class JaroWinkler(Metric):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/metrics/metric_table.py.
+    # In the package, this is the line in linkage/stage/linking.py.
     monkeypatch.setitem(METRICS, JaroWinkler.name, JaroWinkler())
 
 

@@ -21,10 +21,8 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.hashes import ByCodes
-from securevfl.linkage.protections.protection_table import PROTECTIONS
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.stage.linking import PROTECTIONS, Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.linkage.text import joined_texts, normalise_text
 
@@ -79,7 +77,7 @@ class SortedWords(ByCodes):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/protections/protection_table.py.
+    # In the package, this is the line in linkage/stage/linking.py.
     monkeypatch.setitem(PROTECTIONS, SortedWords.name, SortedWords())
 
 

@@ -9,7 +9,7 @@ from securevfl.linkage.blocking_rules import (
     RuleCandidates,
     blocked_keys,
 )
-from securevfl.linkage.metrics.levenshtein import QGramCandidates, TextKeys
+from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys
 from securevfl.linkage.text import joined_texts
 
 

@@ -13,10 +13,9 @@ from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
 from securevfl.lab.audit.audit_votes import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper
-from securevfl.linkage.protections.protection_table import protection_of
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.linking import protection_of
 from securevfl.transport.channels import Lines
 from securevfl.transport.message import Message
 

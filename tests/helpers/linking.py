@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
+from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, SplitSpec
+from securevfl.linkage.stage.linking import METRICS
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}

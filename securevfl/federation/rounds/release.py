@@ -33,9 +33,8 @@ from securevfl.federation.exchange import ROUNDS_AHEAD, RoundPlan
 from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sampling import FixedLinks, LinkSource, PickedLinks
+from securevfl.linkage.sampling import EligiblePairs, FixedLinks, LinkSource, PickedLinks
 
 # What leaves a secondary: charged, clipped, quantised, noised. The one file where these meet.
 

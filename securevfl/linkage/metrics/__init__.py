@@ -1,1 +1,1 @@
-"""Metrics: how far two keys are apart. Each has a file here and a line in :mod:`.table`."""
+"""Metrics: how far two keys are apart. :mod:`securevfl.linkage.stage.linking` lists them."""

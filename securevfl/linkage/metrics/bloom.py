@@ -48,7 +48,7 @@ from securevfl.linkage.metrics.metric import (
     Metric,
     numbers_of,
 )
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text
 
 # How points become bits: several secret directions, each as one number.

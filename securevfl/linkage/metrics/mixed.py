@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float64, Int64
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates, blocked_keys
 from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
-from securevfl.linkage.metrics.levenshtein import edit_distances, pair_edits
 from securevfl.linkage.metrics.metric import (
     Columns,
     ComparedKeys,
@@ -28,6 +27,7 @@ from securevfl.linkage.metrics.metric import (
     KeySpec,
     Metric,
 )
+from securevfl.linkage.metrics.texts import edit_distances, pair_edits
 from securevfl.linkage.text import present_texts
 
 _CHUNK_CELLS: Final = 2**21

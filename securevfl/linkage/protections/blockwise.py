@@ -16,9 +16,8 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
-from securevfl.linkage.on_cores import Progress
+from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.blocks import (
     BlockExchange,
     Cells,
@@ -38,8 +37,7 @@ from securevfl.linkage.protections.blocks import (
     most_pairs,
 )
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
@@ -102,6 +100,9 @@ class Comparisons:
 
 Units = Int64[np.ndarray, "own key_dim"]
 """A party's keys as whole numbers."""
+
+Progress = Callable[[int, int, float], None]
+"""Gets how much is done, of how much, and the seconds left as estimated from the pace so far."""
 
 PrimaryShare = Callable[[str, RowBlocks, Progress], list[ShareWords]]
 """Makes the primary's share of each block of an exchange: the secondary, the blocks, progress."""

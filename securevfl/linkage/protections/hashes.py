@@ -14,11 +14,10 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.bloom import Bloom as CodeMetric
 from securevfl.linkage.metrics.bloom import CodeKeys, code_bytes, encode, require_coded_ranges
-from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities

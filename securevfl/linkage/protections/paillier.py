@@ -32,11 +32,13 @@ References:
 """
 
 import math
+import multiprocessing
+import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -50,13 +52,13 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.on_cores import Apply, Progress, on_cores
 from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, ShareWords
 from securevfl.linkage.protections.blockwise import (
     BLOCK_MESSAGES,
     COORDINATOR_LEARNS,
     Blockwise,
     PrimaryShare,
+    Progress,
     SecondaryShare,
     Units,
 )
@@ -64,6 +66,45 @@ from securevfl.linkage.protections.protection import DataParty
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.message import Message, TypedMessage
+
+Apply = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""Applies a function to every task and yields the results in the tasks' order, as ``map`` does."""
+
+
+@contextmanager
+def on_cores(workers: int, *, after: int = 0) -> Iterator[Apply]:
+    """Give a map over tasks, in this process or in several, which end with the context.
+
+    Args:
+        workers: Processes; 1 works in this one, -1 takes every core.
+        after: Tasks that are done in this process before any other is started: a few take less
+            time than processes take to start.
+
+    Raises:
+        ConfigError: If there are no workers.
+    """
+    if workers != -1:
+        checks.at_least(1, workers=workers)
+    number = (os.cpu_count() or 1) if workers == -1 else workers
+    seen, pool = 0, None
+    with ExitStack() as running:
+
+        def apply(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
+            nonlocal seen, pool
+            given = list(tasks)
+            seen += len(given)
+            if number == 1 or seen <= after:
+                return map(function, given)
+            if pool is None:
+                # Freshly started processes share no locks or random state with this one. Each
+                # reads its tasks from a pipe that only this process writes to: when this one is
+                # killed, they find the pipe closed and end.
+                context = multiprocessing.get_context("spawn")
+                pool = running.enter_context(context.Pool(number))
+            return pool.imap(function, given)
+
+        yield apply
+
 
 # Squared distances under Paillier encryption: the primary holds the key, the secondary computes.
 

@@ -14,12 +14,14 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
     Candidates,
+    count_links,
+    doubts_about,
     find_candidates,
     linked_secondary,
+    require_links,
     source_of_candidates,
 )
 from securevfl.linkage.stage.kept_links import (
@@ -29,7 +31,6 @@ from securevfl.linkage.stage.kept_links import (
     links_key,
     stacked,
 )
-from securevfl.linkage.stage.link_counts import count_links, doubts_about, require_links
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,

@@ -14,8 +14,7 @@ from securevfl.linkage.links import LinkTable, empty_links
 from securevfl.linkage.metrics.metric import KeyMetric, Keys, KeySpec
 from securevfl.linkage.protections.protection import DataParty, Protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
     find_candidates,
     linked_secondary,

@@ -1,4 +1,4 @@
-"""Ranked candidates, and what a secondary's rounds choose among them with its secret samples."""
+"""Ranked candidates, the links that a secondary's rounds choose among them, and their counts."""
 
 import math
 from collections.abc import Mapping
@@ -8,24 +8,27 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
+from securevfl.core.errors import DataError
+from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.capped import EligiblePairs, eligible_pairs
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.links import LinkTable, SimilarityScale
+from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
 from securevfl.linkage.sampling import (
+    EligiblePairs,
     FixedLinks,
     FreshlySampledLinks,
     LinkSource,
     PickedLinks,
     PoissonSampler,
     RoundLinker,
+    eligible_pairs,
     filtered,
     list_length,
 )
-from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.spec import LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.party_keys import model_keys, scale_of
+from securevfl.linkage.text import normalise_text, trimmed_text
 
 # A coordinator ranks so many records that a sample leaves a row without K of them once in a
 # billion: unlike a secondary that has the keys, nobody can search such a row anew.
@@ -258,3 +261,189 @@ def _figures(rows: int, records: int, source: LinkSource) -> dict[str, Any]:
         figures["rows_without_links"] = int((~present.any(axis=1)).sum())
         figures["most_uses_of_a_record"] = source.table.most_uses(records)
     return figures
+
+
+# Nearest texts that differ in more than this share of their letters are other people's.
+_FAR: Final = 0.25
+
+
+def count_links(
+    spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, *, unit: str | None
+) -> LinksCounted:
+    """Count one secondary's links, as far as its secret samples let records take part.
+
+    Args:
+        spec: What linking needed.
+        own: The secondary's keys.
+        linked: What linking left there.
+        unit: Of distances; None where the secondary does not know them.
+    """
+    groups = same_keys(spec.keys, own)
+    tied = 0
+    if isinstance(linked.source, PickedLinks):
+        pairs = linked.source.pairs
+        taken = linked.source.sample[pairs.records]
+        row = np.repeat(np.arange(linked.primary_rows), np.diff(pairs.starts))[taken]
+        record, distance = pairs.records[taken], pairs.distances[taken]
+    else:
+        table = linked.source.link(np.arange(linked.primary_rows, dtype=np.int64))
+        tied = int(tied_beyond(table, groups).sum())
+        row, record = np.nonzero(table.present)[0], table.indices[table.present]
+        distance = table.distances[table.present]
+    nearest = np.full(linked.primary_rows, np.inf)
+    np.minimum.at(nearest, row, distance)
+    nearest = nearest[np.isfinite(nearest)]
+    rows_linked, records_linked = len(np.unique(row)), len(np.unique(record))
+    share = rows_linked / most_rows(spec, linked.primary_rows, own.num_rows)
+    if spec.choice.by == "rows":
+        share = max(share, records_linked / own.num_rows)
+    return LinksCounted(
+        name=own.name,
+        rows=linked.primary_rows,
+        records=own.num_rows,
+        rows_linked=rows_linked,
+        records_linked=records_linked,
+        tied_rows=tied,
+        repeated_records=_repeated(groups),
+        median_distance=None if unit is None or not len(nearest) else float(np.median(nearest)),
+        unit="" if spec.keys.metric.equal_only else unit or "",
+        share=share,
+    )
+
+
+def most_rows(spec: LinkSpec, rows: int, records: int) -> int:
+    """Return how many rows could be linked to so many records."""
+    if spec.choice.by == "rows":
+        return rows
+    assert spec.choice.links_per_record is not None, "checked with the federation file"
+    return min(rows, records * spec.choice.links_per_record)
+
+
+def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
+    """Refuse links to hardly anybody: a run would learn nothing and spend its whole budget.
+
+    Of rows and of records the larger share counts, so a small table that is linked throughout is
+    enough for a large one. Where records choose, each of them has a row, however far: then rows
+    count alone, of as many as records could choose.
+
+    Args:
+        counts: A secondary's links.
+        least: ``linkage.least_linked``.
+        rate: The sampling rate, since records outside a secret sample have no links.
+
+    Raises:
+        DataError: If the share is below the least one.
+
+    Reveals:
+        To the other parties, if it is raised between processes: that this party refused.
+    """
+    if counts.share < least * rate:
+        raise DataError(
+            f"linkage.least_linked: {links_in_words(counts)}; {counts.share:.2%} is less than "
+            f"{least:g}, so nothing was charged; compare how both parties write their keys "
+            f"(securevfl check shows it where both tables are), or write least_linked = 0 to run "
+            f"all the same"
+        )
+
+
+def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: bool) -> list[str]:
+    """Return what to think of before training on such links, one sentence each.
+
+    Args:
+        spec: What linking needed.
+        own: The secondary's keys.
+        counts: Its links, or those of some of its records.
+        meet: Whether both parties' numeric keys have values in common ranges.
+    """
+    doubts, name, median = [], counts.name, counts.median_distance
+    if not meet:
+        doubts.append(
+            f"{name}: of a key column all values are below or above those of the primary, so the "
+            f"nearest record is far from every row; compare units, the order of key columns and "
+            f"where the data are from"
+        )
+    if median is not None and _is_far(spec.keys, own, median):
+        doubts.append(
+            f"{name}: half of the linked rows have no record within {median:.4g} {counts.unit}, "
+            f"and that is as far as keys of different people are apart; compare how both parties "
+            f"write them (the order of words, dates), or set linkage.max_distance"
+        )
+    counted = counts.repeated_records if counts.records == own.num_rows else None
+    return [*doubts, *doubts_about_records(spec, own, repeated=counted)]
+
+
+def doubts_about_records(
+    spec: LinkSpec, own: KeyTable, *, repeated: int | None = None
+) -> list[str]:
+    """Return what to think of where several of a secondary's records have one key.
+
+    Args:
+        spec: What linking needs.
+        own: The secondary's keys.
+        repeated: Records that share their key with another one; None: they are counted.
+    """
+    if spec.keys.are_numbers:
+        return []
+    if repeated is None:
+        repeated = _repeated(same_keys(spec.keys, own))
+    if not repeated:
+        return []
+    return [
+        f"{own.name}: {repeated:,} of {own.num_rows:,} records have a key that another record has "
+        f"too, and a row has K = {spec.choice.neighbours} of them; where keys name people, a "
+        f"person of two records changes twice as much as the promise counts, and "
+        f'privacy.unit = "entity" counts one record at each secondary too: merge such records into '
+        f"one"
+    ]
+
+
+def _repeated(groups: Int64[np.ndarray, " records"]) -> int:
+    """Return how many records share their key with another one."""
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    return int((sizes[groups[groups >= 0]] > 1).sum())
+
+
+def _is_far(spec: KeySpec, own: KeyTable, median: float) -> bool:
+    if spec.metric.name == "mixed":
+        return median > 2 * _FAR
+    if spec.metric.name != "levenshtein":
+        return False
+    lengths = np.zeros(own.num_rows)
+    for column in own.columns.values():
+        lengths += [len(str(value)) if value is not None else 0 for value in column]
+    return median > _FAR * float(np.median(lengths))
+
+
+def tied_beyond(
+    table: LinkTable, groups: Int64[np.ndarray, " records"]
+) -> Bool[np.ndarray, " rows"]:
+    """Return which rows have K links, the last of them one of several records of the same key.
+
+    Args:
+        table: Links of all rows.
+        groups: What :func:`same_keys` returns of the secondary's keys.
+    """
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    last = groups[table.indices[:, -1]]
+    same = (groups[table.indices] == last[:, None]) & table.present
+    full = table.present[:, -1] & (last >= 0)
+    return np.asarray(full & (sizes[np.maximum(last, 0)] > same.sum(axis=1)))
+
+
+def same_keys(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, " records"]:
+    """Return a number for each record, equal where all key columns are; -1 without a key."""
+    import pandas as pd  # a party that only helps to link has no table
+
+    strict = spec.metric.equal_only and not spec.fold
+    form = trimmed_text if strict else normalise_text
+    groups = np.zeros(keys.num_rows, dtype=np.int64)
+    for column in keys.columns.values():
+        values = np.asarray(column)
+        if values.dtype == object:
+            texts = (None if value is None else form(value) or None for value in values)
+            values = np.fromiter(texts, dtype=object, count=len(values))
+        codes = pd.factorize(values)[0].astype(np.int64)
+        both = groups * (codes.max(initial=0) + 1) + codes
+        groups = np.where((groups < 0) | (codes < 0), -1, both)
+        groups = np.where(groups < 0, -1, pd.factorize(groups)[0])
+    return np.where(groups < 0, -1, np.unique(groups, return_inverse=True)[1])

@@ -32,8 +32,7 @@ from securevfl.dp.sensitivity import (
     similarity_epsilon,
     similarity_noise_std,
 )
-from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.similarities import SimilarityScale, noised_similarities
+from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, tells_apart
 

@@ -1,26 +1,94 @@
-"""Entry points of the linking stage, over the star or in one process."""
+"""The linking stage: every metric and protection by name, and the entry points of parties."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float32
 
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
-from securevfl.linkage.protections.protection_table import protection_of
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.similarities import SimilarityScale
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.links import SimilarityScale
+from securevfl.linkage.metrics.bloom import Bloom
+from securevfl.linkage.metrics.metric import KeyMetric, Metric
+from securevfl.linkage.metrics.mixed import Mixed
+from securevfl.linkage.metrics.points import Euclidean, GreatCircle
+from securevfl.linkage.metrics.texts import Exact, Levenshtein
+from securevfl.linkage.protections.hashes import BloomProtection, Hashes
+from securevfl.linkage.protections.paillier import Paillier
+from securevfl.linkage.protections.protection import (
+    DataParty,
+    HelperRole,
+    LinkageHelper,
+    Protection,
+)
+from securevfl.linkage.protections.shares import Shares
+from securevfl.linkage.protections.shown import Shown
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.kept_links import LinkCache, stacked
 from securevfl.linkage.stage.messages import LinkedRows, alignment_of
 from securevfl.linkage.stage.party_keys import key_scaler, model_keys, read_secret, scale_of
 from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+
+METRICS: Final[dict[str, Metric]] = {
+    metric.name: metric
+    for metric in (
+        Euclidean(),
+        GreatCircle(),
+        Levenshtein(),
+        Mixed(),
+        Bloom(),
+        Exact(),
+    )
+}
+"""What ``linkage.metric`` may be."""
+
+
+PROTECTIONS: Final[dict[str, Protection]] = {
+    protection.name: protection
+    for protection in (
+        Shown(),
+        BloomProtection(),
+        Hashes(),
+        Shares(),
+        Paillier(),
+    )
+}
+"""What ``linkage.protection`` may be."""
+
+
+def protection_of(spec: LinkSpec) -> Protection:
+    """Return how keys are hidden."""
+    return PROTECTIONS[spec.hiding.protection]
+
+
+def reveals_of(spec: LinkSpec, role: str) -> list[str]:
+    """Return what a party of that role learns from linking, one sentence each."""
+    protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
+    nearest = not (limited or spec.keys.metric.equal_only)
+    learned = protection.learns(spec, role)
+    if spec.similarities is not None and role == "primary":
+        learned.append(
+            "for each of its rows and each secondary, K noised similarities in falling order, "
+            "without record numbers"
+        )
+        if limited:
+            learned.append("how many of these K records lie within the largest distance of a link")
+    if spec.tells_rows and role == "primary":
+        learned.append("for each of its rows and each secondary, whether it has a link")
+        if nearest:
+            learned.append("whether some row's nearest record there has another key")
+    if role == "secondary" and protection.helpers:
+        if limited and not spec.keys.metric.equal_only:
+            learned.append("how many of these lie within the largest distance of a link")
+        elif nearest and spec.tells_rows:
+            learned.append("whether some row's nearest record has another key")
+    return learned
+
 
 # Linking between processes, over the star: each party's part, as the protection says.
 

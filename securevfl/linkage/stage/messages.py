@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import Alignment
+from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, places_of, ranked_length
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage

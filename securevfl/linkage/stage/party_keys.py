@@ -1,17 +1,22 @@
-"""What a party brings: its keys, columns named as the primary names them, and the secret."""
+"""Keys that a party brings to linking, under the primary's names, and their scaling for models."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32
 
 from securevfl.core.errors import DataError
 from securevfl.data.scaling import KeyScaler
-from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.tables import KeyTable, PartyTable, require_finite
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import KeyScale, LinkSpec
+from securevfl.linkage.spec import KeyScale, LinkageSecret, LinkSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
@@ -83,3 +88,76 @@ def model_keys(scaler: KeyScaler | None, keys: KeyTable) -> Float32[np.ndarray, 
     if scaler is None:
         return np.empty((keys.num_rows, 0), dtype=np.float32)
     return scaler.apply(numbers_of(keys))
+
+
+def read_keys(
+    spec: KeySpec,
+    path: Path,
+    *,
+    name: str,
+    columns: Sequence[str],
+    truth: str | None,
+    reading: Reading = AS_IT_IS,
+) -> KeyTable:
+    """Read the keys of a party's own table, and nothing else of it but the truth.
+
+    Args:
+        spec: Which keys are compared.
+        path: The party's table.
+        name: The party's name.
+        columns: Its own names of the key columns.
+        truth: Its column that tells true matches, if any.
+        reading: How its file is written, as far as its user says.
+
+    Raises:
+        DataError: As :func:`securevfl.data.key_columns.read_key_table`, or if a numeric key without
+            rules for missing values has gaps.
+    """
+    # pandas loads with it, and a party that only helps has no table.
+    from securevfl.data.key_columns import read_key_table
+
+    kinds = spec.kinds
+    table = read_key_table(
+        path,
+        name=name,
+        key=dict(zip(columns, kinds.values(), strict=True)),
+        truth=truth,
+        reading=reading,
+    )
+    if spec.are_numbers:
+        where = f"table {path} of {name!r}"
+        require_finite(np.column_stack(list(table.columns.values())), columns, where=where)
+    return _as_the_primary_names_them(spec, table)
+
+
+def keys_of_frame(
+    spec: KeySpec,
+    frame: "pd.DataFrame",
+    *,
+    name: str,
+    columns: Sequence[str],
+    truth: str | None,
+    where: str,
+) -> KeyTable:
+    """Return the keys of a table that was read whole, as :func:`read_keys` does.
+
+    A database is asked once for keys and features: asked twice, its rows might have changed.
+
+    Raises:
+        DataError: As :func:`read_keys`.
+    """
+    from securevfl.data.key_columns import key_table_of_frame
+
+    kinds = dict(zip(columns, spec.kinds.values(), strict=True))
+    table = key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    return _as_the_primary_names_them(spec, table)
+
+
+def _as_the_primary_names_them(spec: KeySpec, table: KeyTable) -> KeyTable:
+    """Return keys under common names, spelled as the federation file says."""
+    columns = dict(zip(spec.kinds, table.columns.values(), strict=True))
+    return KeyTable(
+        name=table.name,
+        columns=spec.normal(columns),
+        entities=table.entities,
+    )

@@ -28,9 +28,8 @@ from securevfl.federation.saved_model import KeptModel, load_model
 from securevfl.federation.session.membership import PRESENCE, Presence, absences_in_words
 from securevfl.federation.state_files import StateFolder
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
-from securevfl.linkage.similarities import SimilarityScale
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, SimilarLinks
 from securevfl.models.alone.choice import MarginModel, NetworkModel
 from securevfl.models.layers import MLP

@@ -43,13 +43,10 @@ from securevfl.federation.pretraining.pretraining_over_star import (
 from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session.handshake import Rejoin
 from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
-from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.protections.blocks import (
     Cells,
-    Dealing,
     DistanceShare,
     Offer,
     RecordBlocks,
@@ -60,10 +57,12 @@ from securevfl.linkage.protections.blocks import (
 )
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
-from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
+from securevfl.linkage.protections.shares import DealerTurn, Dealing, Dealt, MaskedKeys
 from securevfl.linkage.protections.shown import LinkKeys
+from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.spec import LinkRoles, SimilaritySpec
 from securevfl.linkage.stage.candidates import Candidates
+from securevfl.linkage.stage.linking import METRICS
 from securevfl.linkage.stage.messages import Linked, LinkedRows, Lists, MadeSimilarities
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.runtime.predicting import PredictRequest

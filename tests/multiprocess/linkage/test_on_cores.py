@@ -14,7 +14,7 @@ PROGRAM = textwrap.dedent(
     """
     import os, time
 
-    from securevfl.linkage.on_cores import on_cores
+    from securevfl.linkage.protections.paillier import on_cores
 
     def work(number):
         os.write(1, b"working\\n")

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.federation.rounds.cut import Cut, MeanOfPooledRecords
-from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
-from securevfl.linkage.sampling import PickedLinks
+from securevfl.linkage.metrics.points import EuclideanKeys
+from securevfl.linkage.sampling import PickedLinks, eligible_pairs
 from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0

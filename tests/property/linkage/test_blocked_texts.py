@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import BlockedKeys
-from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.sampling import PoissonSampler, RoundLinker
+from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 
 TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)
 

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 
-from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
-from securevfl.linkage.metrics.exact import numbered_keys
-from securevfl.linkage.metrics.great_circle import EarthKeys
-from securevfl.linkage.metrics.levenshtein import TextKeys
 from securevfl.linkage.metrics.metric import Field, KeyMetric
 from securevfl.linkage.metrics.mixed import MixedKeys
-from securevfl.linkage.sampling import PoissonSampler, RoundLinker
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
+from securevfl.linkage.metrics.texts import TextKeys, numbered_keys
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
+from securevfl.linkage.spec import LinkageSecret
 
 METRICS = ("euclidean", "earth", "text", "mixed", "code")
 ALL_METRICS = (*METRICS, "exact")  # which links equal keys alone, so not all pairs

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.euclidean import nearest_records
+from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.sampling import PoissonSampler
 
 

@@ -9,19 +9,16 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
+from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.protections.blocks import (
     CellBlock,
     PassLinker,
     cells_of,
-    deal,
     links_by_cell,
     links_from_shares,
-    masked_keys,
-    primary_share,
-    secondary_share,
 )
+from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
 
 
 def plain(rows: np.ndarray, records: np.ndarray, k: int) -> LinkTable:

@@ -9,8 +9,8 @@ import pytest
 
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import nearest_codes
-from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.metrics.levenshtein import nearest_texts
+from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.metrics.texts import nearest_texts
 
 MIB = 2**20
 K = 10

@@ -10,11 +10,11 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.on_cores import on_cores
 from securevfl.linkage.protections.paillier import (
     Keyholder,
     generators,
     masked_distances,
+    on_cores,
     prepared_obfuscators,
 )
 

@@ -10,11 +10,16 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.on_cores import on_cores
+from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.protections.blocks import links_from_shares
-from securevfl.linkage.protections.paillier import Keyholder, Lanes, masked_distances, obfuscators
+from securevfl.linkage.protections.paillier import (
+    Keyholder,
+    Lanes,
+    masked_distances,
+    obfuscators,
+    on_cores,
+)
 
 
 @pytest.fixture(scope="module")

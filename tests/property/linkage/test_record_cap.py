@@ -5,10 +5,9 @@ from helpers.linking import round_linker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
-from securevfl.linkage.sampling import PoissonSampler
+from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
+from securevfl.linkage.sampling import PoissonSampler, eligible_pairs
 
 
 @st.composite

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.euclidean import nearest_records
 from securevfl.linkage.metrics.metric import LARGEST_UNIT, KeyRange
-from securevfl.linkage.protections.blocks import (
+from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.protections.blocks import links_from_shares
+from securevfl.linkage.protections.shares import (
     Dealing,
     deal,
-    links_from_shares,
     masked_keys,
     primary_share,
     secondary_share,

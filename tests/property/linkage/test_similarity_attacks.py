@@ -5,9 +5,8 @@ import pytest
 from scipy.optimize import least_squares
 from scipy.spatial import cKDTree
 
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.similarities import SimilarityScale, noised_similarities
+from securevfl.linkage.links import LinkTable, SimilarityScale, noised_similarities
+from securevfl.linkage.metrics.points import nearest_records
 
 RECORDS, PLACES, ROWS, K, SIGMA = 150, 1500, 800, 20, 0.4
 

@@ -10,10 +10,10 @@ from securevfl.data.key_columns import KeyTable, read_key_table
 from securevfl.data.trial_tables import data_folder
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.bloom import TextCode, encode_keys, nearest_codes
-from securevfl.linkage.metrics.levenshtein import nearest_texts
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts
 
 TEXT = "name,post,born,who\nanna,0123,1980,1\n,0456,,2\n"

@@ -9,20 +9,14 @@ from helpers.blocked import by_grams
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
-from securevfl.linkage.metrics.great_circle import EarthKeys
-from securevfl.linkage.metrics.levenshtein import TextKeys
 from securevfl.linkage.metrics.metric import Field, KeyMetric, KeyRange
 from securevfl.linkage.metrics.mixed import MixedKeys
-from securevfl.linkage.protections.blocks import (
-    deal,
-    links_from_shares,
-    masked_keys,
-    primary_share,
-    secondary_share,
-)
+from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
+from securevfl.linkage.metrics.texts import TextKeys
+from securevfl.linkage.protections.blocks import links_from_shares
+from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
 from securevfl.linkage.sampling import RoundLinker
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)
 NAME = (Field(name="name", kind="text"),)

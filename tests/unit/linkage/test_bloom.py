@@ -5,7 +5,7 @@ import pytest
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.bloom import NumberCode, TextCode, encode_keys, nearest_codes
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)
 

@@ -6,7 +6,7 @@ import scipy
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.euclidean import EuclideanKeys, nearest_records
+from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
 
 
 def points(*values: float) -> np.ndarray:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.great_circle import EARTH_RADIUS_M, EarthKeys, GreatCircle
 from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.points import EARTH_RADIUS_M, EarthKeys, GreatCircle
 
 SINGAPORE = np.array([[103.8198, 1.3521]])
 

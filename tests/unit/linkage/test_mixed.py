@@ -8,9 +8,9 @@ import pytest
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.key_columns import KeyKind, read_key_table
-from securevfl.linkage.capped import eligible_pairs
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed
+from securevfl.linkage.sampling import eligible_pairs
 
 NAME = Field(name="name", kind="text")
 BORN = Field(name="born", kind="number", scale=10.0)

@@ -11,8 +11,8 @@ from securevfl.linkage.metrics.bloom import (
     nearest_codes,
     secret_directions,
 )
-from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from securevfl.linkage.metrics.bloom import PointCode, TextCode, encode_keys, nearest_codes
-from securevfl.linkage.metrics.euclidean import nearest_records
-from securevfl.linkage.metrics.levenshtein import nearest_texts
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.spec import LinkageSecret
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))
 SECRET = LinkageSecret(b"s" * 32)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics.euclidean import EuclideanKeys
+from securevfl.linkage.metrics.points import EuclideanKeys
+from securevfl.linkage.sampling import eligible_pairs
 
 
 def test_pairs_and_links_within_a_distance_are_the_same() -> None:

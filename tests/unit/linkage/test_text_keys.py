@@ -3,7 +3,7 @@
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.metrics.levenshtein import nearest_texts
+from securevfl.linkage.metrics.texts import nearest_texts
 from securevfl.linkage.text import checked_texts, normalise_text
 
 

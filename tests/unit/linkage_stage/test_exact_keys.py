@@ -23,13 +23,12 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.key_columns import read_key_table
 from securevfl.data.party_tables import read_table
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.capped import eligible_pairs
-from securevfl.linkage.metrics.exact import Exact, ExactKeys, exact_texts
 from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
 from securevfl.linkage.protections.hashes import Hashes
-from securevfl.linkage.protections.protection_table import reveals_of
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.sampling import eligible_pairs
+from securevfl.linkage.spec import LinkageSecret
+from securevfl.linkage.stage.linking import Linker, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
 
 LONG_IDS = [9_007_199_254_740_993 + number for number in range(200)]

@@ -19,10 +19,8 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import LinksCounted, ProgressEvent, Warned, links_in_words
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
-from securevfl.linkage.protections.protection_table import protection_of
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import METRICS, Linker, protection_of
 from securevfl.runtime.figures import links_of_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

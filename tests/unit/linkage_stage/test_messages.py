@@ -9,14 +9,14 @@ import pytest
 from helpers.linking import HELPERS, hidden_spec
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.capped import EligiblePairs
 from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
-from securevfl.linkage.protections.protection_table import PROTECTIONS
 from securevfl.linkage.protections.shares import DealerTurn
+from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.spec import LinkRoles, SimilaritySpec
 from securevfl.linkage.stage.candidates import Candidates
+from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists
 from securevfl.transport.message import Message, StarKind
 

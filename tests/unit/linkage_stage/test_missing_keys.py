@@ -14,9 +14,8 @@ from securevfl.data.key_columns import read_key_table
 from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
-from securevfl.linkage.metrics.metric_table import METRICS
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import METRICS, Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.linkage.text import Spelling
 

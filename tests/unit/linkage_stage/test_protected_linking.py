@@ -27,12 +27,10 @@ from securevfl.linkage.protections.blocks import (
 )
 from securevfl.linkage.protections.paillier import EncryptedRows, PackedRows, Paillier
 from securevfl.linkage.protections.protection import LinkageHelper
-from securevfl.linkage.protections.protection_table import protection_of, reveals_of
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec, SimilaritySpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import LinkCache
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.channels import SealedLine
 from securevfl.transport.message import Message

@@ -1,18 +1,19 @@
-"""Nearest texts by edit distance, with candidates from shared q-grams.
+"""Nearest text keys: equal texts, and the fewest edits (Levenshtein) with optional blocking.
 
-Distances come from rapidfuzz, in blocks of rows. Memory: a block has at most :data:`_CHUNK_CELLS`
-distances (or one row of them) of one or two bytes, a byte each for selection, and 64 MiB for
-sorting what was selected: 112 MiB in all, beside the texts and the links.
+Equal keys go through no floating point, so ids of 16 digits and more stay distinct. Links are found
+by hashing and sorting, in time that grows with the tables and not with their product. Memory: both
+tables' keys as texts once more while they are numbered, then 8 bytes a key.
 
-Two texts are candidates of one another if the cosine of their sets of q-grams reaches a threshold
-(exact, by a sparse product; nothing is hashed into bands that a pair may miss by chance).
+Edit distances come from rapidfuzz, in blocks of rows. Memory: a block has at most
+:data:`_CHUNK_CELLS` distances (or one row of them) of one or two bytes, a byte each for selection,
+and 64 MiB for sorting what was selected: 112 MiB in all, besides the texts and the links.
 
-How many candidates a row has grows with the table, and with it the square of the time: texts of one
-language share q-grams whoever's they are. :mod:`securevfl.linkage.blocking_rules` is for large
-tables.
-
-Memory beside the texts and their q-grams: :data:`_CHUNK_CELLS` pairs (or one row of them) of about
-60 bytes.
+With blocking by q-grams, two texts are candidates of one another if the cosine of their sets of
+q-grams reaches a threshold (exact, by a sparse product; nothing is hashed into bands that a pair
+may miss by chance). The number of candidates of a row grows with the table, and with it the square
+of the time: texts of one language share q-grams. :mod:`securevfl.linkage.blocking_rules` is for
+large tables. Memory, besides the texts and their q-grams: :data:`_GRAM_CELLS` pairs (or one row of
+them) of about 60 bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import (
     BlockingRules,
     CandidatePairs,
@@ -32,9 +33,138 @@ from securevfl.linkage.blocking_rules import (
     RuleCandidates,
     blocked_keys,
 )
-from securevfl.linkage.links import LinkTable, batches, eligible_ids, nearest_by_block
-from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, KeyMetric, Keys, KeySpec, Metric
-from securevfl.linkage.text import checked_texts, joined_texts
+from securevfl.linkage.links import LinkTable, batches, eligible_ids, fill_slots, nearest_by_block
+from securevfl.linkage.metrics.metric import (
+    Columns,
+    ComparedKeys,
+    KeyKind,
+    KeyMetric,
+    Keys,
+    KeySpec,
+    Metric,
+)
+from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
+
+_MISSING = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExactKeys(ComparedKeys):
+    """One number a row: equal numbers are equal keys, whichever party has them."""
+
+    primary: Int64[np.ndarray, " rows"]
+    """The primary's; -1 where the key is missing."""
+
+    records: Int64[np.ndarray, " records"]
+    """The secondary's; -1 where the key is missing."""
+
+    def nearest(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> LinkTable:
+        """Link each row to the first ``k`` records of the same key, by number, at distance 0."""
+        keys = self.primary if rows is None else self.primary[rows]
+        ids = eligible_ids(self.num_records, k, eligible)
+        order = self._order if eligible is None else np.argsort(self.records[ids], kind="stable")
+        sorted_keys = self.records[ids[order]]
+        first = np.searchsorted(sorted_keys, keys, side="left")
+        equal = np.searchsorted(sorted_keys, keys, side="right") - first
+        count = np.where(keys == _MISSING, 0, np.minimum(equal, k))
+        row = np.repeat(np.arange(len(keys)), count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        record = ids[order[np.repeat(first, count) + place]]
+        return fill_slots(len(keys), k, row, record, np.zeros(len(row)))
+
+    @cached_property
+    def _order(self) -> Int64[np.ndarray, " records"]:
+        """All records by key, then number: rows are often linked part by part."""
+        return np.argsort(self.records, kind="stable")
+
+
+class Exact(Metric):
+    """Equal or not: rows are linked to records of the very same key, and to no others."""
+
+    name: ClassVar[str] = "exact"
+    unit: ClassVar[str] = "none: linked keys are equal"
+    whole: ClassVar[bool] = True
+    largest: ClassVar[float] = 0.0
+    quick: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+    equal_only: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"fold", "spelling"})
+
+    def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002
+        """Return that keys are texts, numbers in their spelling."""
+        return "text"
+
+    def compare(
+        self,
+        spec: KeySpec,
+        primary: Keys,
+        records: Keys,
+        *,
+        neighbours: int,  # noqa: ARG002
+    ) -> ExactKeys:
+        """Number the different keys of both tables."""
+        return numbered_keys(exact_texts(spec, primary), exact_texts(spec, records))
+
+
+def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
+    """Return all key columns of a row as one text, equal if and only if every column is.
+
+    Blanks at both ends and format characters (Unicode Cf) do not count, and a letter with a
+    combining accent equals its one-character form (Unicode NFC); with ``linkage.fold``, texts are
+    compared as :func:`~securevfl.linkage.text.normalise_text` gives them.
+
+    Args:
+        spec: Which keys are compared.
+        keys: A party's.
+
+    Returns:
+        One text a row; None where a column is missing or blank.
+
+    Raises:
+        DataError: If there are no rows, or a value is no text.
+    """
+    form = normalise_text if spec.fold else trimmed_text
+    columns = [_formed(keys.columns, name, form, whose=keys.name) for name in keys.columns]
+    if not columns or not columns[0]:
+        raise DataError(f"keys of {keys.name}: has no rows")
+    # With its length before it, a text's end is where it is: "a b", "c" is not "a", "b c".
+    return [
+        "".join(f"{len(text)}:{text}" for text in row) if all(row) else None
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def numbered_keys(primary: Sequence[Any], records: Sequence[Any]) -> ExactKeys:
+    """Return two tables of keys as numbers: equal keys have equal ones, and missing ones none.
+
+    Args:
+        primary: One hashable key a row; None where it is missing.
+        records: The same of the secondary.
+    """
+    import pandas as pd  # slow to load, and this metric's alone
+
+    both = np.empty(len(primary) + len(records), dtype=object)
+    both[: len(primary)], both[len(primary) :] = primary, records
+    numbers = pd.factorize(both)[0].astype(np.int64)
+    return ExactKeys(primary=numbers[: len(primary)], records=numbers[len(primary) :])
+
+
+def _formed(columns: Columns, name: str, form: Any, *, whose: str) -> list[str]:
+    """Return a column's texts in their form, empty where one is missing."""
+    for row, text in enumerate(columns[name], 1):
+        if not (text is None or isinstance(text, str)):
+            raise DataError(
+                f"keys of {whose}: column {name!r}, row {row}: must be text, got "
+                f"{type(text).__name__}"
+            )
+    return ["" if text is None else form(text) for text in columns[name]]
+
 
 # Exact K nearest texts by Levenshtein distance: insertions, deletions and substitutions.
 
@@ -277,7 +407,7 @@ class QGramCandidates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextKeys(ComparedKeys):
-    """One text a row; see :mod:`securevfl.linkage.metrics.levenshtein`."""
+    """One text a row; see :mod:`securevfl.linkage.metrics.texts`."""
 
     primary: Sequence[str]
     """The primary's texts."""
@@ -295,7 +425,7 @@ class TextKeys(ComparedKeys):
         *,
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link as :func:`~securevfl.linkage.metrics.levenshtein.nearest_texts` does."""
+        """Link as :func:`~securevfl.linkage.metrics.texts.nearest_texts` does."""
         texts = self.normal_primary
         if rows is not None:
             texts = [texts[row] for row in rows]
