@@ -79,8 +79,8 @@ CYCLES ?= 200
 chaos: install     ## kill parties of CYCLES=200 small runs at random, SEED=1, and see that nothing is lost
 	nice -n 10 $(BIN)/python tools/chaos.py --cycles $(CYCLES) --seed $(SEED)
 
-faults: install    ## every fault on every party in every phase of small runs; writes the table of docs/faults.md
-	nice -n 10 $(BIN)/python tools/faults.py --page docs/faults.md
+faults: install    ## every fault on every party in every phase of small runs; writes the table of notebook/faults.md
+	nice -n 10 $(BIN)/python tools/faults.py --page notebook/faults.md
 
 PARTIES ?= 4
 MINUTES ?= 2

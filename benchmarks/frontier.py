@@ -1,7 +1,8 @@
 """Accuracy against epsilon, beside what the primary reaches alone: over seeds, resumed, plotted.
 
     SECUREVFL_DATA=... python benchmarks/frontier.py [SET ...] [--methods principal,randomised,...]
-        [--store frontier.jsonl] [--epsilons 8 4 2 1] [--seeds 5] [--plot docs/frontier.svg]
+        [--store frontier.jsonl] [--epsilons 8 4 2 1] [--seeds 5]
+        [--plot notebook/figures/frontier.svg]
 
 Every run is a whole simulated federation: linkage, fitting of encoders, one release a row, the top
 model. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut off

@@ -2,9 +2,9 @@
 
     python benchmarks/surviving.py
 
-The promise is that of docs/frontier.md's bounds: one record a row (``choose = "records"``, m = 1),
-frozen encoders, no fitting, every row released once. ``--fitting 0.05`` takes what a fitted encoder
-takes.
+The promise is that of notebook/frontier.md's bounds: one record a row (``choose = "records"``,
+m = 1), frozen encoders, no fitting, every row released once. ``--fitting 0.05`` takes what a fitted
+encoder takes.
 """
 
 import argparse

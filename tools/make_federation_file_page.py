@@ -68,12 +68,12 @@ With `privacy.encoder = "frozen"` every family but those that pretrain may have 
 in place of its top network, fitted once to the primary's own columns, numeric keys (whatever
 `keys_as_features` says), the released numbers, and links' similarities in families that read them.
 `epochs`, `learning_rate` and the like then mean nothing. What each is worth:
-[frontier](frontier.md#estimators-on-top). `python: ...` stands there in the file of a run whose
-estimator `securevfl.simulate(top=...)` was handed.""",
+[frontier](../notebook/frontier.md#estimators-on-top). `python: ...` stands there in the file of a
+run whose estimator `securevfl.simulate(top=...)` was handed.""",
     "training": "How every family is trained.",
     "base": """\
 What the joint model is averaged with, and what it must beat to be used
-([base](base.md)).""",
+([base](local-baseline.md)).""",
     "privacy": """\
 What is promised, and about what. Read [privacy](privacy.md) before you choose. With
 `mechanism = "gaussian"` exactly one of `epsilon` and `noise_multiplier` must be given; a frozen or
@@ -84,7 +84,7 @@ shows, and to whom, is in [linkage](linkage.md).""",
     "encoder": """\
 How frozen encoders are made; the section may be left out. It goes with `privacy.encoder =
 "frozen"` and `model.release = "pooled"`. At a small epsilon it matters more than anything else:
-[frontier](frontier.md).""",
+[frontier](results.md#accuracy-against-epsilon).""",
     "prediction": "What a kept model may be asked for ([predictions](predictions.md)).",
     "runtime": "How long a party waits before it gives another one up. All times are in seconds.",
     "pretraining": """\

@@ -8,14 +8,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 _PUBLIC = re.compile(r"^::: public names of ([\w.]+)$", re.MULTILINE)
+_NOTEBOOK = re.compile(r"\[([^\]]+)\]\(\.\./(notebook/[\w.-]+)(?:#[\w-]+)?\)")
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):(?=<code>)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Write the reference of every public name where a line asks for those of a package.
+    """Write the reference of a package's public names where a line asks for it; mend links.
 
     Packages load their names on first use, so mkdocstrings, which reads and runs nothing, has to be
-    told where each is defined.
+    told where each is defined. The lab notebook is not part of the site: a link to one of its pages
+    becomes the page's path in the repository.
     """
 
     def reference(line: re.Match[str]) -> str:
@@ -24,7 +26,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
             for name, home in public_names(line[1]).items()
         )
 
-    return _PUBLIC.sub(reference, markdown)
+    return _NOTEBOOK.sub(r"\1 (`\2` in the repository)", _PUBLIC.sub(reference, markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:

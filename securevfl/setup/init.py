@@ -91,9 +91,9 @@ def _model(proposal: Proposal) -> str:
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
-            "these settings (docs/votes.md says where it did not): each record votes for classes, "
-            "the votes of all secondaries add up, and the top model adds them to what the primary "
-            "knows by itself."
+            "these settings (docs/results.md says where it did not): each record votes for "
+            "classes, the votes of all secondaries add up, and the top model adds them to what the "
+            "primary knows by itself."
         ),
         "[model]",
         'family = "fet"',
@@ -108,7 +108,7 @@ def _model(proposal: Proposal) -> str:
             "Votes are fitted to sums of records by class, so secondaries learn something of the "
             "primary's labels: here each training row's, by randomised response. With a party "
             '[[party]] name = "dealer", role = "dealer" write "shares": then they see no row\'s '
-            '(docs/votes.md). method = "principal" with top = "additive" needs no label.'
+            '(docs/class-means.md). method = "principal" with top = "additive" needs no label.'
         ),
         "[encoder]",
         'method = "votes"',

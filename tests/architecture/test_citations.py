@@ -6,15 +6,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("securevfl", "tests", "benchmarks", "examples", "docs")
+FOLDERS = ("securevfl", "tests", "benchmarks", "examples", "docs", "notebook")
 
 # Documents that commands write, and that the text names as their output.
 WRITTEN = frozenset({"comparison.md", "sweep.md", "search.md"})
 
 DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
 PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|toml|json|svg|j2)\b")
-SECTION = re.compile(r"(docs/[\w-]+\.md), section\s+(\d+)")
-TITLE = re.compile(r'(docs/[\w-]+\.md),(?: section \d+,)? "([^"]+)"')
+SECTION = re.compile(r"((?:docs|notebook)/[\w-]+\.md), section\s+(\d+)")
+TITLE = re.compile(r'((?:docs|notebook)/[\w-]+\.md),(?: section \d+,)? "([^"]+)"')
 
 
 @cache

@@ -87,7 +87,7 @@ def decide(
         scale: lambda, where more rows than these have chosen it; None: these do.
 
     References:
-        A rule of this project's own; docs/base.md has what was measured of it.
+        A rule of this project's own; notebook/local-baseline.md has what was measured of it.
     """
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets)

@@ -195,7 +195,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
 
 
 def _require_bytes_of_the_formula(path: Path, out: Path, metrics: dict) -> None:
-    """What docs/scale.md says of bytes is what was counted at every party, to the byte."""
+    """What notebook/scale.md says of bytes is what was counted at every party, to the byte."""
     config = read_federation(path)
     _, facts = run_facts(config, read_tables(config, path.parent)["agency"])
     plan = plan_run(config, facts)
