@@ -24,14 +24,13 @@ from securevfl.federation.pretraining.learner_with_records import (
     LearnerWithRecords,
     PretrainingRows,
 )
-from securevfl.federation.pretraining.pretraining_exchange import (
-    PretrainingSecondary,
-    SimulatedPretraining,
-)
+from securevfl.federation.pretraining.messages import PretrainingValidator
 from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
+from securevfl.federation.pretraining.pretraining_secondary import PretrainingSecondary
 from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import new_run
+from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
@@ -150,16 +149,27 @@ def pretrain(
                 links=links,
                 primary_rows=len(everything),
             ),
+            PretrainingValidator(
+                settings,
+                steps=FAMILIES[method].pretraining,
+                learning_rows=len(rows.local),
+                linked=np.ones(len(everything), dtype=np.bool_),
+                done=0,
+                take_round=nothing,
+            ),
+            settings,
+            parties=len(prepared.views) - 1,
             build=lambda own: learning(party, fewer(own) if setting.share < 1 else own),
             save=nothing,
             observe=nothing,
+            log=nothing,
             restore=None,
         )
 
     secondaries = [secondary(party) for party in range(1, len(prepared.views))]
     run = PretrainingRun(
         learning(0, np.sort(rows.local)),
-        SimulatedPretraining(secondaries, plain=settings.exchange == "plain"),
+        PeersHere({rank: one.handlers for rank, one in enumerate(secondaries, 1)}),
         PretrainingRows(
             aligned=np.sort(rows.aligned),
             own=np.sort(rows.local),
@@ -176,7 +186,6 @@ def pretrain(
             party="party-0",
         ),
         rounds=RoundCounter(),
-        seed=seed,
         save=nothing,
         observe=nothing,
     )
@@ -185,8 +194,8 @@ def pretrain(
     return [learner.encoders() for learner in learners], run.history
 
 
-def nothing(*_: Any) -> None:
-    """Keep no checkpoint, hear no event."""
+def nothing(*_: Any, **_figures: Any) -> None:
+    """Save no checkpoint, log and hear nothing."""
 
 
 def family_config(method: str, setting: Setting) -> FedHSSLConfig:

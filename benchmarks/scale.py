@@ -251,7 +251,7 @@ def run(size: Size, *, with_alone: bool = False) -> tuple[dict[str, float], dict
 def pretraining(size: Size) -> float:
     """Return CPU seconds a record, party and iteration of FedHSSL's pretraining."""
     clock, iterations = Clock(), 2
-    with clock.watching({"pretrain": (simulation, "pretrain_in_process")}):
+    with clock.watching({"pretrain": (simulation, "_pretrain")}):
         sv.simulate(
             tables(size),
             FedHSSLConfig(),

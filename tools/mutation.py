@@ -64,7 +64,8 @@ TESTS: Final = {
 """The tests of each package."""
 
 RELEASE_PATH: Final = (
-    "build", "cut", "fitting", "release", "run_plan", "secondary", "star_secondary", "updates",
+    "build", "cut", "fitting", "peers", "release", "run_plan", "secondary", "star_secondary",
+    "updates",
 )  # fmt: skip
 """What a release passes in ``federation``; of the other packages all modules are taken."""
 

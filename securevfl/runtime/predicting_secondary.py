@@ -17,11 +17,12 @@ from securevfl.core.progress import PartyDone, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
 from securevfl.federation.messages import Ready, RoundKind
-from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.run_plan import plan_prediction
 from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
 from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
+from securevfl.federation.session.peers import sum_from_secondary
 from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning
 from securevfl.linkage.stage.kept_links import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, help_to_link, link_as_secondary

@@ -15,8 +15,10 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import PrimaryVoting
 from securevfl.federation.messages import Hello, RoundKind, TrainingRows
-from securevfl.federation.pretraining.pretraining_over_star import pretrain_as_primary
-from securevfl.federation.pretraining.pretraining_stage import write_pretraining
+from securevfl.federation.pretraining.pretraining_stage import (
+    pretrain_as_primary,
+    write_pretraining,
+)
 from securevfl.federation.rounds.fitted_primary import require_top
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.over_star import FederatedExchange
@@ -24,6 +26,7 @@ from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.federation.session import handshake
 from securevfl.federation.session.handshake import Rejoin as RejoinMessage
 from securevfl.federation.session.membership import Presence, SecondariesBackError
+from securevfl.federation.session.peers import PeersOverStar
 from securevfl.ledger.countersigning import PrimaryCountersigning
 from securevfl.linkage.stage.linking import link_as_primary, reveals_of
 from securevfl.runtime.figures import RunFigures
@@ -119,7 +122,8 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | RejoinDue:
             plan,
             table,
             run.primary,
-            transport,
+            # Between two messages a secondary may go through all of its records.
+            PeersOverStar(transport, plan.secondaries, deadline_s=config.runtime.idle_timeout_s),
             life.files,
             alignment=linked.alignment,
             run_folder=job.run_folder,

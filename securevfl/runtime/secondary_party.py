@@ -15,13 +15,17 @@ from securevfl.federation.checkpoint import EpochKeeper
 from securevfl.federation.class_means.class_means_stage import SecondaryVoting, VotingKind
 from securevfl.federation.exchange import EpochMark
 from securevfl.federation.messages import Ready, RoundKind, TrainingRows
-from securevfl.federation.pretraining.pretraining_over_star import pretrain_as_secondary
+from securevfl.federation.pretraining.pretraining_stage import (
+    finish_pretraining,
+    pretraining_secondary,
+)
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.saving import keep_secondary
 from securevfl.federation.session.handshake import Joined, joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import serve, sum_from_secondary
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import SecondaryCountersigning, epoch_point
 from securevfl.linkage.spec import LinkedSecondary
@@ -231,16 +235,18 @@ def _serve(
 
     sum_to, masks = sum_from_secondary(star.transport, plan, star.pair_keys, rank=star.rank)
     try:
-        pretrain_as_secondary(
-            plan,
-            table,
-            secondary,
-            star.transport,
-            sum_to,
-            life.files,
-            linked=linked,
-            observe=life.observe,
+        part = pretraining_secondary(
+            plan, table, secondary, life.files, linked=linked, observe=life.observe
         )
+        if part is not None:
+            serve(
+                part.handlers,
+                star.transport,
+                sum_to,
+                ranks=tuple(plan.secondaries),
+                deadline_s=plan.config.runtime.idle_timeout_s,
+            )
+            finish_pretraining(plan.config, secondary.bottom, part.learning, life.files.folder)
         voting: dict[MessageKind, Callable[[Message], None]] = {}
         if secondary.voter is not None:
             voting[VotingKind.VOTES_CALL] = SecondaryVoting.over(star, plan, secondary.voter)

@@ -28,17 +28,23 @@ from securevfl.federation.build import build_secondary, primary_data
 from securevfl.federation.checkpoint import EpochKeeper, last_common
 from securevfl.federation.class_means.class_means_stage import vote_in_process
 from securevfl.federation.exchange import EpochMark
-from securevfl.federation.pretraining.pretraining_simulated import (
-    SimulatedParty,
-    pretrain_in_process,
+from securevfl.federation.pretraining.pretraining_stage import (
+    common_start,
+    finish_pretraining,
+    pretrain_as_primary,
+    pretraining_secondary,
+    write_pretraining,
 )
-from securevfl.federation.pretraining.pretraining_stage import write_pretraining
 from securevfl.federation.rounds.fitted_primary import require_top
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.primary import Primary
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.saving import keep_secondary
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
+from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
@@ -48,6 +54,14 @@ from securevfl.runtime.preflight import table_warnings, tell_alignment
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import write_explanation, write_federation, write_figures
 from securevfl.runtime.trained_run import TrainedRun
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedParty:
+    """A secondary of a simulated federation, with what it keeps of the run."""
+
+    secondary: Secondary
+    files: PartyFiles
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -248,7 +262,9 @@ def simulate_federation(
             open_files.callback(secondary.close)
             parties[party.name] = SimulatedParty(secondary, files_there)
         epoch = _resume_epoch(plan, own, parties) if resume else 0
-        plan = replace(plan, facts=replace(facts, resume_epoch=epoch))
+        saved = [one.checkpoints.pretrained() for one in kept.values()]
+        start = common_start(config, saved) if resume else 0
+        plan = replace(plan, facts=replace(facts, resume_epoch=epoch, resume_pretraining=start))
         if not resume:
             for one in kept.values():
                 one.checkpoints.begin(facts.run)
@@ -277,14 +293,15 @@ def simulate_federation(
         )
         run.alignment = alignment
         run.links = links
-        run.pretraining = pretrain_in_process(
+        run.pretraining = _pretrain(
             plan,
             tables,
             run.primary,
             own,
             parties,
-            run_folder,
+            linked=linked,
             alignment=linked_primary.alignment,
+            run_folder=run_folder,
             observe=observe,
         )
         if pretrain_only:
@@ -315,6 +332,43 @@ def simulate_federation(
             joint_outputs=run.joint_outputs,
             trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
         )
+
+
+def _pretrain(
+    plan: RunPlan,
+    tables: Mapping[str, PartyTable],
+    primary: Primary,
+    own: PartyFiles,
+    parties: Mapping[str, SimulatedParty],
+    *,
+    linked: Mapping[str, LinkedSecondary],
+    alignment: Alignment | None,
+    run_folder: Path,
+    observe: Observer,
+) -> dict[str, Any] | None:
+    """Pretrain all parties' encoders, where the family has such; return the run's figures."""
+    parts = {}
+    for name, one in parties.items():
+        part = pretraining_secondary(
+            plan, tables[name], one.secondary, one.files, linked=linked[name], observe=observe
+        )
+        if part is not None:
+            parts[name] = part
+    figures = pretrain_as_primary(
+        plan,
+        tables[plan.config.primary.name],
+        primary,
+        PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
+        own,
+        alignment=alignment,
+        run_folder=run_folder,
+        observe=observe,
+        simulated=tuple(parts.values()),
+    )
+    for name, part in parts.items():
+        one = parties[name]
+        finish_pretraining(plan.config, one.secondary.bottom, part.learning, one.files.folder)
+    return figures
 
 
 def _placebo(

@@ -12,8 +12,7 @@ import torch
 from helpers.ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.rounds.over_star import PrimaryWire
-from securevfl.federation.rounds.star_secondary import SecondaryWire
+from securevfl.federation.session.peers import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks

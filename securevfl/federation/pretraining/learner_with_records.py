@@ -132,7 +132,7 @@ class LearnerWithRecords:
         self.features = features
         self.own = own
         self.name = name
-        self._seed = seed
+        self.seed = seed
         self._present: Tensor | None = None
         self._cross_losses: list[Tensor] = []
         self._local_losses: list[Tensor] = []
@@ -189,7 +189,7 @@ class LearnerWithRecords:
         """Go through the party's own records, as often as the settings say."""
         settings = self.learner.settings
         for epoch in range(settings.local_epochs):
-            order = stream(self._seed, "pretraining", self.name, iteration, epoch)
+            order = stream(self.seed, "pretraining", self.name, iteration, epoch)
             shuffled = order.permutation(self.own)
             target = None
             for part in even_batches(shuffled, batch_size=settings.batch_size):

@@ -1,8 +1,7 @@
 """The primary's loop of pretraining, and the mechanism of the projections that it sends."""
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -12,38 +11,41 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
-from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.progress import Observer, PretrainingIteration, PretrainingRound, Warned
-from securevfl.data.tables import PartyTable
+from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer, PretrainingIteration, PretrainingRound
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.exchange import RoundCounter
+from securevfl.federation.messages import Mean
 from securevfl.federation.pretraining.learner_with_records import (
     IterationFigures,
     LearnerWithRecords,
     PretrainingRows,
     even_batches,
-    pretraining_rows,
 )
-from securevfl.federation.pretraining.pretraining_exchange import (
+from securevfl.federation.pretraining.messages import (
+    CrossBatch,
+    IterationBegin,
+    IterationEnd,
+    LearnLocally,
+    Projections,
+    TopsRequest,
+)
+from securevfl.federation.pretraining.pretraining_secondary import (
     CollapseWatch,
-    PretrainingExchange,
     PretrainingSecondary,
+    projection_cut,
 )
 from securevfl.federation.rounds.cut import with_iso_noise
-from securevfl.federation.rounds.primary import Primary
-from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import Peers
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.links import Alignment
 from securevfl.models.fedhssl.learner import unit
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
+from securevfl.mpc.sum_to import decode_mean, encode_weighted
 
 # What the primary sends in pretraining: as it is, with ISO noise, or accounted for.
 
@@ -236,7 +238,7 @@ def sent_weights(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tenso
     }
 
 
-# The primary's run of pretraining, over any exchange.
+# The primary's run of pretraining.
 
 
 class PretrainingRun:
@@ -249,25 +251,38 @@ class PretrainingRun:
     def __init__(
         self,
         learning: LearnerWithRecords,
-        exchange: PretrainingExchange,
+        peers: Peers,
         rows: PretrainingRows,
         *,
         steps: tuple[str, ...],
         sending: Sending,
         rounds: RoundCounter,
-        seed: int,
         save: Callable[[int, dict[str, Any]], None],
         observe: Observer,
+        simulated: Sequence[PretrainingSecondary] = (),
     ) -> None:
+        """Make it.
+
+        Args:
+            learning: The primary's learner with its records.
+            peers: The secondaries.
+            rows: Which of the primary's rows are for what.
+            steps: Steps of an iteration that the family has.
+            sending: Protects the primary's projections.
+            rounds: Gives out the session's round numbers.
+            save: Saves a checkpoint's state after so many iterations.
+            observe: Receives progress.
+            simulated: Secondaries of this process, whose figures are averaged into the history.
+        """
         self.learning = learning
-        self.exchange = exchange
+        self.peers = peers
         self.rows = rows
         self.steps = steps
         self.sending = sending
         self.rounds = rounds
-        self.seed = seed
         self.save = save
         self.observe = observe
+        self.simulated = simulated
         self.history: list[dict[str, Any]] = []
         self._watch = CollapseWatch(learning.name, observe)
 
@@ -275,27 +290,30 @@ class PretrainingRun:
         """Do the iterations from ``start``, counted from 0, to the last.
 
         Reveals:
-            What :class:`PretrainingExchange` says of each of its methods.
+            To the secondaries: which rows are for validation and testing, and the iteration. In
+            cross-party steps and aggregation, what :meth:`exchange_projections` and
+            :meth:`average_tops` reveal.
         """
         total = self.learning.learner.settings.iterations
         if start >= total:
             # All is learned already; secondaries still have to load what they saved.
-            self.exchange.begin_iteration(total - 1, self.rows.held_out)
-            self.exchange.end_iteration(total, last=True)
+            self._begin(total - 1)
+            self.peers.tell(IterationEnd(iterations=total, last=True))
         for iteration in range(start, total):
             began = time.monotonic()
             self.learning.begin_iteration(iteration)
-            self.exchange.begin_iteration(iteration, self.rows.held_out)
+            self._begin(iteration)
             if "cross" in self.steps:
                 self._cross(iteration)
             if "local" in self.steps:
-                self.exchange.local(iteration)
+                self.peers.tell(LearnLocally(iteration=iteration))
                 self.learning.learn_local(iteration)
             if "aggregate" in self.steps:
                 self._aggregate()
             done, last = iteration + 1, iteration + 1 == total
-            others = self.exchange.end_iteration(done, last=last)
+            self.peers.tell(IterationEnd(iterations=done, last=last))
             figures = self.learning.figures()
+            others = [one.figures for one in self.simulated if one.figures is not None]
             line = self._record(done, [figures, *others], seconds=time.monotonic() - began)
             self.save(done, {"member": self.learning.state(), "history": self.history})
             self._watch(figures, last=last)
@@ -306,28 +324,75 @@ class PretrainingRun:
         self.learning.learner.load_state(state["member"])
         self.history = list(state["history"])
 
+    def _begin(self, iteration: int) -> None:
+        self.peers.tell(IterationBegin(iteration=iteration, held_out=self.rows.held_out))
+
     def _cross(self, iteration: int) -> None:
         settings = self.learning.learner.settings
         for epoch in range(settings.cross_epochs):
-            order = stream(self.seed, "pretraining", "aligned", iteration, epoch)
+            order = stream(self.learning.seed, "pretraining", "aligned", iteration, epoch)
             shuffled = order.permutation(self.rows.aligned)
             parts = even_batches(shuffled, batch_size=settings.batch_size)
             for done, rows in enumerate(parts, 1):
                 number = self.rounds.next()
                 own = self.learning.project(rows, round_number=number)
                 sent = self.sending(own, round_number=number)
-                targets = self.exchange.cross(rows, sent, round_number=number)
+                targets = self.exchange_projections(rows, sent, round_number=number)
                 self.learning.learn_cross(targets)
                 self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))
 
+    def exchange_projections(
+        self, rows: npt.NDArray[np.int64], sent: Float[Tensor, "batch width"], *, round_number: int
+    ) -> list[Float[Tensor, "batch width"]]:
+        """Exchange projections of aligned rows; every secondary learns from the primary's.
+
+        Args:
+            rows: The batch.
+            sent: The primary's projections, protected as its settings say.
+            round_number: A new round.
+
+        Returns:
+            The average of the secondaries' unit vectors; or, in a plain exchange, each of them.
+
+        Reveals:
+            To every secondary: the row ids and ``sent``. To the primary: the average alone, which
+            of one secondary is that secondary's; in a plain exchange every secondary's.
+        """
+        batch = CrossBatch(round_number=round_number, rows=rows, sent=sent.detach().cpu().numpy())
+        if self.learning.learner.settings.exchange == "plain":
+            answers = self.peers.ask(batch, Projections, shape=tuple(sent.shape))
+            return [torch.from_numpy(one.vectors).to(sent.device) for one in answers]
+        parties = len(self.peers.ranks)
+        cut = projection_cut(sent.shape[1], parties=parties)
+        own = cut.zeros(len(rows)).to(sent.device)
+        total = self.peers.total(batch, own, round_number=round_number)
+        return [cut.decode(total, rows=len(rows), active=parties)]
+
     def _aggregate(self) -> None:
         scale = self.learning.learner.settings.iso_weights
-        mean = self.exchange.aggregate(
-            sent_weights(self.learning.shared_weights(), scale),
-            weight=self.learning.weight,
-            round_number=self.rounds.next(),
-        )
-        self.learning.load_shared(mean)
+        own = sent_weights(self.learning.shared_weights(), scale)
+        self.learning.load_shared(self.average_tops(own, round_number=self.rounds.next()))
+
+    def average_tops(self, own: Mapping[str, Tensor], *, round_number: int) -> dict[str, Tensor]:
+        """Return the mean of all parties' local top encoders.
+
+        Args:
+            own: The primary's, as it enters the mean.
+            round_number: A new round.
+
+        Reveals:
+            To every party: the mean. To the primary: also the sum of the weights, which is the
+            number of parties or, with ``weights = "records"``, how many records all have together.
+            Of two parties, each learns the other's weights from the mean.
+        """
+        parties = len(self.peers.ranks) + 1
+        words = encode_weighted(own, weight=self.learning.weight, parties=parties)
+        request = TopsRequest(round_number=round_number)
+        total = self.peers.total(request, words, round_number=round_number)
+        mean = decode_mean(total, {name: own[name].shape for name in own})
+        values = {name: value.cpu().numpy() for name, value in mean.items()}
+        self.peers.tell(Mean(round_number=round_number, values=values))
+        return mean
 
     def _record(
         self, done: int, parties: list[IterationFigures], *, seconds: float
@@ -339,137 +404,3 @@ class PretrainingRun:
                 line[name] = sum(values) / len(values)
         self.history.append(line)
         return line
-
-
-# Build each party's part of pretraining from the federation file.
-
-
-def build_learner(
-    config: FederationConfig,
-    features: Tensor,
-    own: npt.NDArray[np.int64],
-    *,
-    table: PartyTable,
-) -> LearnerWithRecords:
-    """Return a party's learner with its records.
-
-    Args:
-        config: The federation file.
-        features: The party's features, scaled, on its device.
-        own: Its records that it may learn from.
-        table: The party's table, for its name and its columns.
-
-    Raises:
-        DataError: If there are too few records.
-        ConfigError: If the encoder does not fit the features.
-    """
-    name = table.name
-    if "local" in config.family.pretraining and len(own) < 2:
-        raise DataError(
-            f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
-        )
-    learner = config.family.build_learner(
-        config.model,
-        config.pretraining,
-        features=features[torch.as_tensor(own, device=features.device)],
-        feature_names=table.feature_names,
-        party=name,
-        seed=config.federation.seed,
-    )
-    return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
-
-
-def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
-    text = config.family.pretraining_warning(config.model, table.feature_names)
-    if text is not None:
-        observe(Warned(text=f"{table.name}: {text}"))
-
-
-def build_pretraining_secondary(
-    config: FederationConfig,
-    table: PartyTable,
-    data: SecondaryData,
-    checkpoints: Checkpoints,
-    *,
-    start: int,
-    observe: Observer,
-) -> PretrainingSecondary:
-    """Return a secondary as it takes part in pretraining.
-
-    Args:
-        config: The federation file.
-        table: The party's table.
-        data: The same as tensors, with its links.
-        checkpoints: Where its iterations are saved.
-        start: Iterations that are done already.
-        observe: Hears of warnings.
-    """
-    _warn(config, table, observe)
-
-    def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
-        return build_learner(config, data.features, own, table=table)
-
-    return PretrainingSecondary(
-        data,
-        build=build,
-        save=checkpoints.save_pretraining,
-        observe=observe,
-        restore=partial(checkpoints.load_pretraining, start) if start else None,
-    )
-
-
-def build_run(
-    config: FederationConfig,
-    table: PartyTable,
-    primary: Primary,
-    exchange: PretrainingExchange,
-    files: PartyFiles,
-    *,
-    alignment: Alignment | None,
-    start: int,
-    observe: Observer,
-) -> PretrainingRun:
-    """Return the primary's run of pretraining.
-
-    Args:
-        config: The federation file.
-        table: The primary's table.
-        primary: The primary with its data and its exchange.
-        exchange: How pretraining reaches the secondaries.
-        files: The primary's own.
-        alignment: Which rows are linked where; None where nothing is learned across parties.
-        start: Iterations that are done already.
-        observe: Hears of progress.
-
-    Raises:
-        DataError: If there are too few rows.
-    """
-    settings, data = config.pretraining, primary.data
-    _warn(config, table, observe)
-    rows = pretraining_rows(
-        data.split,
-        linked=None if alignment is None else alignment.everywhere,
-        aligned=settings.aligned,
-        seed=config.federation.seed,
-    )
-    run = PretrainingRun(
-        build_learner(config, data.features, rows.own, table=table),
-        exchange,
-        rows,
-        steps=config.family.pretraining,
-        sending=sending(
-            settings,
-            batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
-            rows=len(rows.aligned),
-            ledger=files.ledger_path("pretraining-ledger"),
-            run=files.ledger.run,
-            party=config.primary.name,
-        ),
-        rounds=primary.exchange.rounds,
-        seed=config.federation.seed,
-        save=files.checkpoints.save_pretraining,
-        observe=observe,
-    )
-    if start:
-        files.checkpoints.load_pretraining(start, run.load_state)
-    return run

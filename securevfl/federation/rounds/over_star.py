@@ -3,80 +3,17 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark, RoundCounter, RoundPlan
-from securevfl.federation.messages import (
-    Announcement,
-    AverageRequest,
-    EpochEnd,
-    Gradient,
-    Mean,
-    RoundKind,
-    Share,
-)
+from securevfl.federation.messages import Announcement, AverageRequest, EpochEnd, Gradient, Mean
 from securevfl.federation.rounds.cut import Cut
-from securevfl.mpc.crypten_bridge import CrypTenBridge
-from securevfl.mpc.sum_to import CrypTenSumTo, SumTo, decode_mean, encode_weighted
+from securevfl.federation.session.peers import sum_to_primary
+from securevfl.mpc.sum_to import decode_mean, encode_weighted
 from securevfl.transport.message import MessageKind, TypedMessage
 from securevfl.transport.star import PrimaryTransport
-
-
-class PrimaryWire:
-    """The primary's end of the wire, from which CrypTen's reveal gets the masked words."""
-
-    def __init__(
-        self, transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
-    ) -> None:
-        self._transport = transport
-        self._names = names
-        self._deadline_s = deadline_s
-
-    def add_words(
-        self, round_number: int, total: Int64[Tensor, " words"], ranks: Sequence[int]
-    ) -> None:
-        """Receive one share from every rank and add it to ``total`` modulo 2^64.
-
-        Whichever has come is added while the others are still under way.
-
-        Reveals:
-            To the primary: masked words, whose sum alone means anything.
-        """
-        summed = total.numpy()
-        shares = self._transport.receive_each(
-            [self._names[rank] for rank in ranks],
-            RoundKind.SHARE,
-            round_number=round_number,
-            deadline_s=self._deadline_s,
-        )
-        for message in shares:
-            np.add(summed, Share.from_message(message, count=len(summed)).words, out=summed)
-
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Refuse: the primary keeps its own words to itself.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("the primary collects words and sends none")
-
-
-def sum_to_primary(
-    transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
-) -> SumTo:
-    """Return the primary's end of secure sums.
-
-    Args:
-        transport: The primary's end of the star.
-        names: The secondaries by rank.
-        deadline_s: How long a secondary may take to send its words, in seconds.
-    """
-    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
-    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
 
 
 class FederatedExchange:

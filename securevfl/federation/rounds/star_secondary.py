@@ -1,74 +1,25 @@
 """A secondary's end of a federation between processes: wait, answer, learn, until done."""
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from securevfl.config.losses import goes_on
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark
-from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind, Share
+from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean, RoundKind
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.handshake import Rejoin
 from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning
-from securevfl.mpc.crypten_bridge import CrypTenBridge
-from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import CrypTenSumTo, SumTo, encode_weighted
+from securevfl.mpc.sum_to import SumTo, encode_weighted
 from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.star import SecondaryTransport
 
 _NEXT: Final = (RoundKind.PLAN, RoundKind.AVERAGE, RoundKind.EPOCH)
-
-
-class SecondaryWire:
-    """A secondary's end of the wire, into which CrypTen's reveal puts the masked words."""
-
-    def __init__(self, transport: SecondaryTransport) -> None:
-        self._transport = transport
-
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Send this round's share.
-
-        Reveals:
-            To the primary: words masked by keys that it does not have.
-        """
-        share = Share(round_number=round_number, words=words.numpy())
-        self._transport.send(share.to_message())
-
-    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
-        """Refuse: only the primary collects.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("only the primary collects words")
-
-
-def sum_from_secondary(
-    transport: SecondaryTransport, plan: RunPlan, pair_keys: Mapping[int, bytes], *, rank: int
-) -> tuple[SumTo, PairwiseMasks]:
-    """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
-
-    Bound from the start is what a plan has beyond the session's facts, which are in the pair keys:
-    the format of words, and how many rows train.
-
-    Args:
-        transport: This party's end of the star.
-        plan: The run.
-        pair_keys: Its keys with every other caller, by rank.
-        rank: Its own.
-    """
-    others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
-    masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
-    agreed = repr((plan.cut, plan.training_rows))
-    masks.bind(hashlib.sha256(agreed.encode()).digest(), tuple(others))
-    return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
 
 
 class SecondaryServer:

@@ -16,8 +16,9 @@ from securevfl.federation.exchange import EpochMark, RoundCounter
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.rounds.over_star import FederatedExchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.session import handshake
+from securevfl.federation.session.peers import sum_from_secondary
 from securevfl.lab.audit.audit_worlds import AuditStage
 from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.launch.child import end_with_launcher, report, report_failure

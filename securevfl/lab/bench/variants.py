@@ -24,8 +24,7 @@ from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.rounds.over_star import PrimaryWire
-from securevfl.federation.rounds.star_secondary import SecondaryWire
+from securevfl.federation.session.peers import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import (
     RingFormat,
     decode_sum,

@@ -32,7 +32,7 @@ from securevfl.federation.messages import (
     TrainingRows,
     Welcome,
 )
-from securevfl.federation.pretraining.pretraining_over_star import (
+from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,

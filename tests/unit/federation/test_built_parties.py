@@ -18,8 +18,9 @@ from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, 
 from securevfl.federation.exchange import Purpose, RoundPlan
 from securevfl.federation.messages import Announcement
 from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
-from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.session.peers import sum_from_secondary
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}

@@ -22,8 +22,9 @@ from securevfl.core.errors import SecureVflError
 from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import Announcement, AverageRequest, EpochEnd, Mean
 from securevfl.federation.rounds.cut import position_weights
-from securevfl.federation.rounds.star_secondary import SecondaryServer, sum_from_secondary
+from securevfl.federation.rounds.star_secondary import SecondaryServer
 from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.session.peers import sum_from_secondary
 from securevfl.mpc.masks import PairwiseMasks, SessionKey
 from securevfl.mpc.sum_to import SumTo
 from securevfl.transport.message import Message

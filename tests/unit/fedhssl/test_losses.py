@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.federation.pretraining.pretraining_exchange import projection_cut, projection_words
+from securevfl.federation.pretraining.pretraining_secondary import projection_cut, projection_words
 from securevfl.models.fedhssl.learner import (
     NegativeQueue,
     Objective,

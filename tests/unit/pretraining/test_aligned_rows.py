@@ -2,7 +2,7 @@
 
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,21 @@ from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.pretraining.learner_with_records import pretraining_rows
-from securevfl.federation.pretraining.pretraining_exchange import PretrainingSecondary
-from securevfl.federation.pretraining.pretraining_over_star import (
+from securevfl.federation.pretraining.learner_with_records import (
+    LearnerWithRecords,
+    pretraining_rows,
+)
+from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
-    PretrainingAllowance,
-    PretrainingServer,
+    PretrainingValidator,
 )
+from securevfl.federation.pretraining.pretraining_secondary import PretrainingSecondary
 from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.peers import serve
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report
@@ -184,13 +188,10 @@ class Wire(SecondaryTransport):
         return self.messages.popleft()
 
 
-class Silent(PretrainingSecondary):
-    """Begins iterations, and would fail on whatever else it were asked."""
+class Silent:
+    """A learner that begins iterations, and would fail at any other work."""
 
-    def __init__(self) -> None:
-        pass
-
-    def begin_iteration(self, iteration: int, held_out: Rows) -> None:
+    def begin_iteration(self, iteration: int) -> None:
         pass
 
 
@@ -231,21 +232,40 @@ def test_a_secondary_refuses_rows_that_it_did_not_call_aligned(tmp_path: Path) -
     )
 
     begin = IterationBegin(iteration=0, held_out=np.sort(held_out))
-    server = PretrainingServer(
-        Silent(),
-        Wire(begin.to_message(), batch.to_message()),
-        Unsaid(),
-        plan,
-        allowance=PretrainingAllowance(
-            plan,
-            Allowance(SessionLimits.of(plan, party="bank-1")),
-            linked=linked.linked_rows(),
+    validator = PretrainingValidator(
+        config.pretraining,
+        steps=config.family.pretraining,
+        learning_rows=facts.train_rows + facts.unlabelled_rows,
+        linked=linked.linked_rows(),
+        done=0,
+        take_round=Allowance(SessionLimits.of(plan, party="bank-1")).take_round,
+    )
+    nothing = torch.zeros(tables["bank-1"].num_rows, 0)
+    secondary = PretrainingSecondary(
+        SecondaryData(
+            name="bank-1",
+            features=nothing,
+            keys=nothing,
+            links=linked.source,
+            primary_rows=ROWS,
         ),
-        device=torch.device("cpu"),
+        validator,
+        config.pretraining,
+        parties=2,
+        build=lambda _own: cast(LearnerWithRecords, Silent()),
+        save=lambda *_state: None,
+        observe=lambda _event: None,
         log=lambda *_words, **_figures: None,
+        restore=None,
     )
     with pytest.raises(ProtocolError, match="round 1: the primary names 1 rows that have no link"):
-        server.serve()
+        serve(
+            secondary.handlers,
+            Wire(begin.to_message(), batch.to_message()),
+            Unsaid(),
+            ranks=(1, 2),
+            deadline_s=1.0,
+        )
 
 
 @pytest.mark.parametrize("family", ["fedhssl", "exact"])

@@ -8,12 +8,13 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.pretraining.pretraining_over_star import (
+from securevfl.federation.messages import Mean
+from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
     LearnLocally,
-    PretrainingAllowance,
+    PretrainingValidator,
 )
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.session.allowance import Allowance, SessionLimits
@@ -23,7 +24,7 @@ EVERYWHERE = np.ones(12, dtype=np.bool_)
 
 
 class Pretraining:
-    """Says to an allowance what a primary would: 12 rows, 8 of them to learn from."""
+    """Says to a validator what a primary would: 12 rows, 8 of them to learn from."""
 
     def __init__(
         self,
@@ -51,15 +52,22 @@ class Pretraining:
         )
         plan = plan_run(config, facts)
         session = Allowance(SessionLimits.of(plan, party="bank-1"))
-        self.allowance = PretrainingAllowance(plan, session, linked=linked)
+        self.validator = PretrainingValidator(
+            config.pretraining,
+            steps=config.family.pretraining,
+            learning_rows=facts.train_rows + facts.unlabelled_rows,
+            linked=linked,
+            done=done,
+            take_round=session.take_round,
+        )
         self.number = 0
 
     def begin(self, iteration: int, held_out: np.ndarray = HELD_OUT) -> None:
-        self.allowance.admit_begin(IterationBegin(iteration=iteration, held_out=held_out))
+        self.validator.validate_begin(IterationBegin(iteration=iteration, held_out=held_out))
 
     def cross(self, *rows: int, number: int | None = None) -> None:
         self.number = self.number + 1 if number is None else number
-        self.allowance.admit_batch(
+        self.validator.validate_batch(
             CrossBatch(
                 round_number=self.number,
                 rows=np.array(rows, dtype=np.int64),
@@ -68,14 +76,17 @@ class Pretraining:
         )
 
     def local(self, iteration: int) -> None:
-        self.allowance.admit_local(LearnLocally(iteration=iteration))
+        self.validator.validate_local(LearnLocally(iteration=iteration))
 
     def tops(self) -> None:
         self.number += 1
-        self.allowance.admit_tops(self.number)
+        self.validator.validate_tops(self.number)
 
     def end(self, iterations: int, *, last: bool) -> None:
-        self.allowance.admit_end(IterationEnd(iterations=iterations, last=last))
+        self.validator.validate_end(IterationEnd(iterations=iterations, last=last))
+
+    def mean(self, number: int) -> None:
+        self.validator.validate_mean(Mean(round_number=number, values={}))
 
     def iteration(self, number: int) -> None:
         self.begin(number)
@@ -83,6 +94,7 @@ class Pretraining:
         self.cross(4, 5, 6, 7)
         self.local(number)
         self.tops()
+        self.mean(self.number)
         self.end(number + 1, last=number == 1)
 
 
@@ -182,6 +194,25 @@ def test_steps_come_once_and_in_order(tmp_path: Path) -> None:
     one.tops()
     with pytest.raises(ProtocolError, match="the step 'aggregate' of pretraining is not due"):
         one.tops()
+
+
+def test_a_mean_follows_its_tops_and_nothing_comes_before_it(tmp_path: Path) -> None:
+    """The mean of the round that was announced, once; until then the iteration goes nowhere."""
+    one = Pretraining(tmp_path)
+    one.begin(0)
+    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
+        one.mean(1)
+    one.tops()
+    with pytest.raises(ProtocolError, match="the step 'local' of pretraining is not due"):
+        one.local(0)
+    with pytest.raises(ProtocolError, match="the end of iteration 1 is not due"):
+        one.end(1, last=False)
+    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
+        one.mean(one.number + 1)
+    one.mean(one.number)
+    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
+        one.mean(one.number)
+    one.end(1, last=False)
 
 
 def test_steps_that_the_family_has_not_are_refused(tmp_path: Path) -> None:

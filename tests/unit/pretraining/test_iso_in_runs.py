@@ -18,7 +18,6 @@ from torch import Tensor
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.exchange import RoundPlan
-from securevfl.federation.pretraining.pretraining_exchange import SimulatedPretraining
 from securevfl.federation.pretraining.pretraining_run import PretrainingRun
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.models.fedhssl.learner import unit
@@ -75,7 +74,7 @@ class Seen:
 
             return projected
 
-        cross, aggregate = SimulatedPretraining.cross, SimulatedPretraining.aggregate
+        cross, aggregate = PretrainingRun.exchange_projections, PretrainingRun.average_tops
         back = SimulatedExchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
@@ -93,8 +92,8 @@ class Seen:
             back(itself, plan, gradient)
 
         patch.setattr(PretrainingRun, "__init__", built)
-        patch.setattr(SimulatedPretraining, "cross", crossed)
-        patch.setattr(SimulatedPretraining, "aggregate", aggregated)
+        patch.setattr(PretrainingRun, "exchange_projections", crossed)
+        patch.setattr(PretrainingRun, "average_tops", aggregated)
         patch.setattr(SimulatedExchange, "return_gradient", returned)
 
 

@@ -21,9 +21,9 @@ from securevfl.federation.pretraining.learner_with_records import (
     even_batches,
     pretraining_rows,
 )
-from securevfl.federation.pretraining.pretraining_exchange import CollapseWatch
-from securevfl.federation.pretraining.pretraining_run import build_learner, sending
-from securevfl.federation.pretraining.pretraining_stage import load_encoders
+from securevfl.federation.pretraining.pretraining_run import sending
+from securevfl.federation.pretraining.pretraining_secondary import CollapseWatch
+from securevfl.federation.pretraining.pretraining_stage import build_learner, load_encoders
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

@@ -5,7 +5,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.assist.assist_secondary import AssistKind
 from securevfl.federation.class_means.class_means_stage import VotingKind
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.pretraining.pretraining_over_star import PretrainingKind
+from securevfl.federation.pretraining.messages import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of

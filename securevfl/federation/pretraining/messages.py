@@ -1,0 +1,274 @@
+"""Messages of pretraining, and what the primary may still ask of a secondary by them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.messages import Mean
+from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.transport.message import DeclaredMessage, MessageKind, wire
+
+# The messages of pretraining, each checked where it is read.
+
+
+class PretrainingKind(MessageKind):
+    """Kinds of messages of pretraining."""
+
+    PRETRAIN = 32
+    CROSS = 33
+    PROJECTIONS = 34
+    LOCAL = 35
+    TOPS = 36
+    PRETRAINED = 37
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IterationBegin(DeclaredMessage):
+    """An iteration of pretraining begins.
+
+    It names the primary's rows that are held out for validation and testing.
+    """
+
+    KIND: ClassVar = PretrainingKind.PRETRAIN
+    WAY: ClassVar = "primary to every secondary"
+
+    iteration: int
+    """Counts from 0."""
+
+    held_out: Int64[np.ndarray, " _rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CrossBatch(DeclaredMessage):
+    """Row ids of a batch and the primary's projections of them.
+
+    The projections carry the noise that ``pretraining.primary_sends`` or ``iso_projections`` asks
+    for.
+    """
+
+    KIND: ClassVar = PretrainingKind.CROSS
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+    rows: Int64[np.ndarray, " some_rows"]
+    sent: Float32[np.ndarray, "some_rows width"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Projections(DeclaredMessage):
+    """The secondary's projections of the batch in clear.
+
+    Only in a plain exchange; in an averaged one the secondary sends a share.
+    """
+
+    KIND: ClassVar = PretrainingKind.PROJECTIONS
+    WAY: ClassVar = "secondary to primary"
+
+    round_number: int
+    vectors: Float32[np.ndarray, "*shape"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnLocally(DeclaredMessage):
+    """Learn from your own records. Tells nothing else."""
+
+    KIND: ClassVar = PretrainingKind.LOCAL
+    WAY: ClassVar = "primary to every secondary"
+
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopsRequest(DeclaredMessage):
+    """Send your local top encoder's words. Tells nothing else."""
+
+    KIND: ClassVar = PretrainingKind.TOPS
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationEnd(DeclaredMessage):
+    """So many iterations are done, and whether it was the last."""
+
+    KIND: ClassVar = PretrainingKind.PRETRAINED
+    WAY: ClassVar = "primary to every secondary"
+
+    iterations: int = wire(least=1)
+    last: bool
+
+
+# What the primary may still ask of one secondary in pretraining.
+
+
+class PretrainingValidator:
+    """Validates the primary's messages against the plan of pretraining.
+
+    Iterations come in order, each with the steps that the family has: batches of rows that are
+    linked here and not held out, each row so often as ``pretraining.cross_epochs`` says; local
+    learning once; an average of local top encoders once. What is held out stays what it was.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainingSettings,
+        *,
+        steps: tuple[str, ...],
+        learning_rows: int,
+        linked: Bool[np.ndarray, " rows"],
+        done: int,
+        take_round: Callable[[int], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            settings: How to pretrain.
+            steps: Steps of an iteration that the family has.
+            learning_rows: The primary's rows that are neither for validation nor for testing.
+            linked: Which of all the primary's rows have a link at this secondary.
+            done: Iterations that are done already.
+            take_round: Refuses a round number that the session has used.
+        """
+        self._take_round = take_round
+        self._steps = steps
+        self._total = settings.iterations
+        self._passes = settings.cross_epochs
+        self._batch_size = settings.batch_size
+        self._rows = len(linked)
+        self._linked = linked
+        self._own = learning_rows
+        self._done = min(done, settings.iterations)
+        # Where all is learned already, the last iteration is opened once more, and stays empty.
+        self._empty = self._done == settings.iterations
+        self._held_out: np.ndarray | None = None
+        self._uses = np.zeros(self._rows, dtype=np.int64)
+        self._batches = 0
+        self._open = False
+        self._steps_done: set[str] = set()
+        self._mean_due: int | None = None
+        """The round whose mean has not come back yet."""
+
+    def validate_begin(self, begin: IterationBegin) -> None:
+        """Take the beginning of an iteration into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due, or holds out other rows than before.
+        """
+        due = self._total - 1 if self._empty else self._done
+        if self._open or begin.iteration != due or due >= self._total:
+            raise ProtocolError(
+                f"pretraining: iteration {begin.iteration + 1} is not due; {self._done} of "
+                f"{self._total} are done"
+            )
+        held = begin.held_out
+        outside = len(held) and (held.min() < 0 or held.max() >= self._rows)
+        if (
+            outside
+            or len(np.unique(held)) != self._rows - self._own
+            or len(held) != len(np.unique(held))
+        ):
+            raise ProtocolError(
+                f"pretraining: the primary holds out {len(held)} rows; its validation and test "
+                f"rows are {self._rows - self._own}"
+            )
+        if self._held_out is not None and not np.array_equal(held, self._held_out):
+            raise ProtocolError("pretraining: the primary holds out other rows than before")
+        self._held_out = held
+        self._open = True
+        self._uses[:] = 0
+        self._batches = 0
+        self._steps_done.clear()
+
+    def validate_batch(self, batch: CrossBatch) -> None:
+        """Take a batch into account, or refuse it.
+
+        Raises:
+            ProtocolError: If no batch is due, or it names rows that it must not.
+        """
+        where, rows = f"round {batch.round_number}", batch.rows
+        self._take_round(batch.round_number)
+        self._require_step("cross", after={"local", "aggregate"}, where=where)
+        most = self._passes * math.ceil(self._own / self._batch_size)
+        if len(rows) > self._batch_size or self._batches >= most:
+            raise ProtocolError(
+                f"{where}: the primary names {len(rows)} rows in batch {self._batches + 1} of an "
+                f"iteration, which has at most {most} of {self._batch_size}"
+            )
+        if rows.min() < 0 or rows.max() >= self._rows:
+            raise ProtocolError(
+                f"{where}: the primary names rows outside the {self._rows} that it has"
+            )
+        strangers = int((~self._linked[rows]).sum())
+        if strangers:
+            raise ProtocolError(
+                f"{where}: the primary names {strangers} rows that have no link here, and only "
+                f"aligned rows are learned from across parties"
+            )
+        held = np.zeros(0, dtype=np.int64) if self._held_out is None else self._held_out
+        again = len(np.unique(rows)) != len(rows) or (self._uses[rows] >= self._passes).any()
+        if again or np.isin(rows, held).any():
+            raise ProtocolError(
+                f"{where}: the primary names rows that are held out, or more often than "
+                f"pretraining.cross_epochs = {self._passes}"
+            )
+        self._uses[rows] += 1
+        self._batches += 1
+
+    def validate_local(self, request: LearnLocally) -> None:
+        """Take local learning into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if request.iteration != self._done:
+            raise ProtocolError(f"pretraining: iteration {request.iteration + 1} is not due")
+        self._require_step("local", after={"local", "aggregate"}, where="local learning")
+        self._steps_done.add("local")
+
+    def validate_tops(self, round_number: int) -> None:
+        """Take an average of local top encoders into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        self._take_round(round_number)
+        self._require_step("aggregate", after={"aggregate"}, where=f"round {round_number}")
+        self._steps_done.add("aggregate")
+        self._mean_due = round_number
+
+    def validate_mean(self, mean: Mean) -> None:
+        """Take the mean of local top encoders into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if mean.round_number != self._mean_due:
+            raise ProtocolError(f"round {mean.round_number}: a mean of pretraining is not due")
+        self._mean_due = None
+
+    def validate_end(self, end: IterationEnd) -> None:
+        """Take the end of an iteration into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        due = self._total if self._empty else self._done + 1
+        due_now = self._open and self._mean_due is None
+        if not due_now or end.iterations != due or end.last != (due == self._total):
+            raise ProtocolError(
+                f"pretraining: the end of iteration {end.iterations} is not due; {self._done} of "
+                f"{self._total} are done"
+            )
+        self._open = False
+        self._done = due
+
+    def _require_step(self, step: str, *, after: set[str], where: str) -> None:
+        due = self._open and not self._empty and self._mean_due is None
+        if not due or step not in self._steps or after & self._steps_done:
+            raise ProtocolError(f"{where}: the step {step!r} of pretraining is not due")
