@@ -9,9 +9,8 @@ encoder takes.
 
 import argparse
 
-from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy, UnitName
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.lab.advice import noise_a_number, partners_for_half, surviving_share
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")

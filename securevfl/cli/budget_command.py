@@ -12,8 +12,7 @@ import typer
 from securevfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from securevfl.dp.accountants_compared import AccountantFigure
-    from securevfl.dp.budget import Budget
+    from securevfl.dp.budget import AccountantFigure, Budget
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -112,8 +111,7 @@ def budget(
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
-    from securevfl.dp.accountants_compared import compare
-    from securevfl.dp.budget import Budget
+    from securevfl.dp.budget import Budget, compare
 
     asked = Budget(**settings)
     if noise_multiplier is None:

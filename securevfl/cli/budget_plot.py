@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import write_bytes
-from securevfl.dp.accountants_compared import curves
-from securevfl.dp.budget import Budget
+from securevfl.dp.budget import Budget, curves
 
 _POINTS = 17
 # From a fifth of the asked noise to ten times it, in equal ratios.

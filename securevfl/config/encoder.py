@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, assert_never
 from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
-from securevfl.dp.fitting_plan import FittingPlan
+from securevfl.dp.release_plan import FittingPlan
 
 # The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write.
 

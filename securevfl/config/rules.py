@@ -8,7 +8,7 @@ from securevfl.config.link_spec import key_spec, tells_rows
 from securevfl.config.losses import require_continuable
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.dp.label_release import SMALLEST_EPSILON
+from securevfl.dp.labels import SMALLEST_EPSILON
 from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.assist.settings import AssistConfig
 from securevfl.models.task_metrics import metrics_of

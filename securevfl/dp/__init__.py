@@ -1,4 +1,4 @@
-"""Differential privacy: what is promised, what it costs, and the noise that keeps it.
+"""Differential privacy: settings, accounting, and the noise.
 
 The public names are loaded on first use: accounting must not wait for torch, nor clipping for the
 accountants.

@@ -1,26 +1,25 @@
-"""Sums of records by class, and moments of a table, with Gaussian noise.
+"""Noised statistics that encoders are fitted to: moments of a table, and sums of records by class.
 
-Every record ``x`` is drawn back to the ball of radius R, written as ``u = (R/2, x)`` and rounded
-towards zero into integer units. ``S = sum_records u u^T`` holds count, sum and second moments at
-once. A record adds ``u u^T`` to it or takes it away, and with the entries above the diagonal
-counted sqrt(2) times, so that the symmetric matrix becomes a vector, that has the length
+Every record ``x`` is scaled down to the ball of radius R, written as ``u = (R/2, x)`` and rounded
+towards zero into integer units; the noise is integers too, so all sums are exact.
+
+**Moments.** ``S = sum_records u u^T`` holds count, sum and second moments. One record adds or
+removes ``u u^T``. With the entries above the diagonal counted sqrt(2) times, the symmetric matrix
+becomes a vector of length
 
     ||u u^T||_F = ||u||^2 <= 5/4 R^2.
 
-Noise of one deviation on that vector is noise of 1/sqrt(2) of it on each entry off the diagonal.
-S is a matrix of integers, summed exactly, and so is the noise.
+Noise of one standard deviation on that vector is 1/sqrt(2) of it on each entry off the diagonal.
 
-Every record ``x`` is drawn back to the ball of radius R and written as ``u = (R/2, x)``, in whole
-units, as for :mod:`securevfl.dp.class_sums`. A row's vector ``r`` is the sum of its records' ``u``,
-drawn back to the length that one record may have, ``sqrt(5)/2 R``. With one bin for each class, and
-a last one for rows that are not for learning, ``S`` has a line for each bin: the sum of its rows'
-vectors.
+**Class sums.** A row's vector ``r`` is the sum of its records' ``u``, scaled down to the length
+that one record may have, ``sqrt(5)/2 R``. ``S`` has a line for each class, and a last one for rows
+that are not used for training: the sum of its rows' vectors.
 
 - One record, added or removed, moves the vector of each of its m rows by at most its own length
-  (drawing two vectors back to a ball never brings them further apart), so it moves S by at most
-  ``m sqrt(5)/2 R``, and by what rounding adds.
+  (scaling two vectors down to a ball never moves them further apart), so it moves S by at most
+  ``m sqrt(5)/2 R``, plus rounding.
 - One row's label, exchanged for another, takes the row's vector from one line of S to another: S
-  moves by at most sqrt(2) times ``sqrt(5)/2 R``, whatever records the row has.
+  moves by at most sqrt(2) times ``sqrt(5)/2 R``, for any records of the row.
 """
 
 import math
@@ -35,21 +34,21 @@ from securevfl.core import checks
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.ring_noise import MIN_STD_UNITS, ExactDiscreteGaussian
 
-# A table's count, mean and covariance behind Gaussian noise: what an encoder is fitted to.
+# Moments of a table: count, mean and covariance with Gaussian noise.
 
 _FINEST_BITS: Final = 12
 # Noise that needs coarser units than a 16th would leave nothing of values in [-1, 1].
 _COARSEST_BITS: Final = 4
 _LARGEST_STD_UNITS: Final = 2.0**26
-# Sums of integers below this are exact in float64, whatever their order.
+# Sums of integers below this are exact in float64, in any order.
 _EXACT: Final = 2.0**53
-# Keeps a record that was drawn back inside the ball in spite of rounding.
+# Keeps a scaled record inside the ball in spite of rounding.
 _INSIDE: Final = 1 - 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Moments:
-    """Statistics of a table, as exact as their noise lets them be."""
+    """Noised moments of a table."""
 
     count: float
     """Records, at least 1."""
@@ -58,10 +57,10 @@ class Moments:
     """Mean of the records."""
 
     covariance: Float64[np.ndarray, "features features"]
-    """Their covariance; symmetric, but with much noise not positive."""
+    """Covariance of the records; symmetric, but not positive definite under much noise."""
 
     spread: float
-    """About the largest eigenvalue that noise alone would give the covariance."""
+    """Approximate largest eigenvalue of the noise in ``covariance``."""
 
 
 def integer_records(
@@ -70,7 +69,7 @@ def integer_records(
     """Return ``u`` of every record in units of ``2^-bits``: whole numbers, kept as float64.
 
     Args:
-        records: Scaled features; longer ones are drawn back to ``radius``.
+        records: Scaled features; longer records are scaled down to ``radius``.
         radius: R, > 0.
         bits: Fractional bits of a unit.
     """
@@ -82,7 +81,7 @@ def integer_records(
 
 
 def largest_length(*, radius: float, bits: int) -> float:
-    """Return the bound on ``||u||^2`` in squared units: what one record can change of S."""
+    """Return the bound on ``||u||^2`` in squared units, by which one record can change S."""
     return 1.25 * radius**2 * 4.0**bits
 
 
@@ -96,7 +95,7 @@ def noised_moments(
 
     Args:
         records: Scaled features, finite; a function of each record alone.
-        radius: R: records are drawn back to this length, > 0.
+        radius: R, to which longer records are scaled down, > 0.
         noise_multiplier: Noise over the change that one record makes, > 0; None adds none.
 
     Raises:
@@ -104,7 +103,7 @@ def noised_moments(
 
     Reveals:
         As much as one Gaussian release with that multiplier, of the unit "one record of this
-        table, added or removed"; to whom, says the caller.
+        table, added or removed"; the caller says to whom.
 
     References:
         [DTTZ14] Dwork, Talwar, Thakurta and Zhang, Analyze Gauss, Algorithm 1, where each entry of
@@ -159,25 +158,25 @@ def _unit_bits(noise_multiplier: float | None, *, radius: float) -> int:
     )
 
 
-# Sums of records by the class of the row that they are linked to, behind Gaussian noise.
+# Sums of records by the class of the row that they are linked to, with Gaussian noise.
 
 RADIUS: Final = 0.8
-"""Of the ball that records are drawn back to, over the root of their numbers: in declared bounds
-every number lies in [-1, 1], and few records are as long as that."""
+"""Radius of the ball to which records are scaled down, over the square root of their features:
+every feature lies in [-1, 1], and few records are longer."""
 
 _COARSEST_SUM_BITS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumFormat:
-    """The units of class sums, and how far one record or one label can move them."""
+    """Format of class sums: units, and sensitivity to one record and to one label."""
 
     features: int
-    """d: numbers of a record."""
+    """d, features of a record."""
     bins: int
-    """Lines of the sums: classes, and one more."""
+    """Lines of the sums: classes, and one for rows without a class."""
     links_per_record: int
-    """m: rows that one record may be linked to."""
+    """m, most rows that one record may be linked to."""
     bits: int
     """Fractional bits of a unit."""
 
@@ -191,10 +190,10 @@ class SumFormat:
             features: d.
             bins: Lines of the sums.
             links_per_record: m.
-            noise_multiplier: Noise over the change that one record makes; None adds none.
+            noise_multiplier: Noise over the change that one record makes; None adds no noise.
 
         Raises:
-            PrivacyError: If there is none: the noise leaves nothing to fit to.
+            PrivacyError: If there is no such format: the noise leaves nothing to fit to.
         """
         for bits in range(_FINEST_BITS, _COARSEST_SUM_BITS - 1, -1):
             found = SumFormat(
@@ -212,29 +211,29 @@ class SumFormat:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the sums: bins, and d + 1 numbers."""
+        """Shape of the sums: bins, d + 1."""
         return self.bins, self.features + 1
 
     @property
     def radius(self) -> float:
-        """R: the length to which records are drawn back."""
+        """R, the length to which longer records are scaled down."""
         return RADIUS * math.sqrt(self.features)
 
     @property
     def longest(self) -> float:
-        """The most that a row's vector measures, in units."""
+        """Largest L2 norm of a row's vector, in units."""
         return math.sqrt(1.25) * self.radius * 2.0**self.bits
 
     @property
     def change_of_record(self) -> float:
-        """By how much one record, added or removed, moves the sums at most, in units."""
-        # Vectors that were drawn back are rounded towards zero, each number by less than a unit.
+        """L2 sensitivity of the sums to one record, added or removed, in units."""
+        # Scaled vectors are rounded towards zero, each number by less than a unit.
         rounding = math.sqrt(self.features + 1)
         return self.links_per_record * (self.longest + rounding)
 
     @property
     def change_of_label(self) -> float:
-        """By how much one row's label, exchanged for another, moves the sums at most, in units."""
+        """L2 sensitivity of the sums to one row's label, exchanged for another, in units."""
         return math.sqrt(2) * self.longest
 
     def row_vectors(
@@ -245,18 +244,18 @@ class SumFormat:
         """Return each row's vector; zero where a row has no record.
 
         Args:
-            records: Scaled numbers of a secondary's records, each a function of its record alone.
-            links: Record numbers of each of the primary's rows, -1 for none.
+            records: Scaled features of a secondary's records, each a function of its record alone.
+            links: Record numbers of each of the primary's rows, -1 for empty slots.
 
         Raises:
-            PrivacyError: If a record is linked to more rows than it may.
+            PrivacyError: If a record is linked to more than m rows.
         """
         used = np.bincount(links[links >= 0], minlength=len(records))
         if len(used) and used.max() > self.links_per_record:
             raise PrivacyError(
                 f"a record is linked to {used.max()} rows, and may be to {self.links_per_record}"
             )
-        # A record that is not finite counts as none: to stop here would tell that there is one.
+        # A record that is not finite counts as no record: an error would reveal that there is one.
         finite = np.isfinite(records).all(axis=1, keepdims=True)
         known = np.where(finite, records, np.zeros_like(records))
         units = integer_records(known, radius=self.radius, bits=self.bits) * finite
@@ -271,10 +270,10 @@ class SumFormat:
         return np.where(short, totals, drawn_back).astype(np.int64)
 
     def noise(self, std: float) -> Int64[np.ndarray, "bins numbers"]:
-        """Return exact discrete Gaussian noise of that deviation, in units; zeros for 0.
+        """Return exact discrete Gaussian noise of standard deviation ``std``, both in units.
 
         Raises:
-            ConfigError: If the deviation is not one that can be drawn in these units.
+            ConfigError: If ``std`` is neither 0 (no noise) nor one that can be drawn.
         """
         checks.non_negative(std=std)
         if std == 0:
@@ -294,13 +293,13 @@ class SumFormat:
     def means(
         self, sums: Float64[np.ndarray, "bins numbers"]
     ) -> tuple[Float64[np.ndarray, " bins"], Float64[np.ndarray, "bins features"]]:
-        """Return how many rows each bin has, as far as noise lets tell, and the mean of each.
+        """Return estimated row counts and mean vectors of the bins.
 
         Args:
-            sums: In units; with noise, or unbiased estimates of sums.
+            sums: Noised or unbiased class sums, in units.
 
         Returns:
-            Counts, at least 1, and means in the records' scale.
+            Counts, at least 1, and means in the scale of the records.
         """
         first = np.trunc(self.radius / 2 * 2.0**self.bits)
         counts = np.maximum(sums[:, 0] / first, 1.0)

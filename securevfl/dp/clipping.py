@@ -1,4 +1,4 @@
-"""Clip a representation so that no row, or no record, weighs more than the clip norm C.
+"""Clipping of representations, records and gradients to an L2 norm of at most C.
 
 B = rows of the batch, L = positions, K = links of a row, H = width.
 """

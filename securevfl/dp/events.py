@@ -1,8 +1,8 @@
-"""What was released, as frozen data: what runs a mechanism makes them, accountants read them.
+"""Privacy events: descriptions of releases, written by mechanisms and read by accountants.
 
-Every event says in its docstring what it means; a new behaviour gets a new class, and an old class
-never changes its meaning. Multipliers are noise standard deviation over the L2 sensitivity of the
-*sum* that the primary learns (docs/privacy.md, section 3).
+Each event's meaning is fixed by its docstring; a new behaviour gets a new class. Multipliers are
+noise standard deviation over the L2 sensitivity of the *sum* that the primary learns
+(docs/privacy.md, section 3).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from securevfl.core import checks
 
 
 class Unit(StrEnum):
-    """What one record is: the thing whose presence the guarantee hides."""
+    """Unit of privacy, whose presence the guarantee hides."""
 
     LINKED_ROW = "linked-row"
     """One row of the primary together with its links at all secondaries."""
@@ -25,13 +25,13 @@ class Unit(StrEnum):
 
 
 class Neighbouring(StrEnum):
-    """Which change of the data the guarantee hides."""
+    """Neighbouring relation: the change of the data that the guarantee hides."""
 
     ADD_REMOVE = "add-remove"
-    """One unit is there, or is not."""
+    """One unit is present or absent."""
 
     REPLACE_ONE = "replace-one"
-    """One unit is exchanged for another one."""
+    """One unit is exchanged for another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,22 +1,155 @@
-"""Labels that secondaries may see: classes by randomised response, numbers behind noise.
+"""Release of the primary's labels to secondaries: its epsilon, and the mechanisms that keep it.
 
-Both are drawn once a run, and told to every secondary alike; :mod:`securevfl.dp.label_release` says
-what that costs.
+Neighbouring tables differ in the label of one row, which is exchanged for another. There are two
+kinds of mechanism:
+
+- Labels drawn once and sent to every secondary alike: classes by randomised response, numbers with
+  Gaussian noise. One epsilon holds against all secondaries together.
+- Noise drawn for each secondary: its epsilon holds against that secondary, at a delta. Against k
+  secondaries together it counts as k releases.
 """
 
 import hashlib
 import math
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Final
+from typing import Final, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.label_release import SMALLEST_EPSILON, label_noise_multiplier
-from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussian_noise_multiplier
+
+# Accounting of label releases.
+
+SMALLEST_EPSILON: Final = 1e-6
+"""Smallest epsilon of labels; below it the labels carry no information."""
+
+LabelMechanism = Literal["randomised", "noised", "shares", "shown"]
+"""How labels reach secondaries: classes by ``randomised`` response or numbers ``noised`` by a
+Gaussian, both drawn once and the same for all; ``shares``, sums over rows with a Gaussian for each
+secondary; ``shown``, as they are."""
+
+
+def labels_together(epsilon: float, delta: float, parties: int) -> float:
+    """Return epsilon of labels against ``parties`` secondaries that pool what each received.
+
+    Args:
+        epsilon: Privacy-loss bound against one of them, in nats, > 0.
+        delta: Failure probability of both bounds, in (0, 1).
+        parties: ``k``, at least 1.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+
+    References:
+        [DRS19] Corollary 3.3: k releases of ``mu`` are one of ``sqrt(k) mu``.
+
+    Examples:
+        >>> round(labels_together(2.0, 1e-5, 4), 2)
+        4.49
+    """
+    checks.whole(parties=parties)
+    checks.at_least(1, parties=parties)
+    multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) / math.sqrt(parties)
+    return max(gaussian_epsilon(delta=delta, noise_multiplier=multiplier), epsilon)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelRelease:
+    """Labels that a run releases to secondaries, as recorded in the ledger."""
+
+    mechanism: LabelMechanism
+    """How the labels are protected."""
+    epsilon: float | None
+    """Privacy-loss bound against one secondary, in nats; None for labels that are shown."""
+    delta: float
+    """Failure probability of ``epsilon``; 0 for randomised and shown labels."""
+    parties: int
+    """Secondaries that receive the labels."""
+    digest: str = ""
+    """SHA-256 of labels that are drawn once and sent again on resuming; empty for others."""
+
+    def __post_init__(self) -> None:
+        checks.one_of(get_args(LabelMechanism), mechanism=self.mechanism)
+        checks.whole(parties=self.parties)
+        checks.at_least(1, parties=self.parties)
+        if (self.epsilon is None) != (self.mechanism == "shown"):
+            raise ConfigError("an epsilon of labels belongs to all mechanisms but 'shown'")
+        if self.epsilon is not None:
+            checks.positive(epsilon=self.epsilon)
+        if self.gaussian:
+            checks.open_unit(delta=self.delta)
+        elif self.delta != 0:
+            raise ConfigError(f"labels that are {self.mechanism} have no delta")
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether noise keeps the promise, at a delta."""
+        return self.mechanism in ("noised", "shares")
+
+    @property
+    def together(self) -> float | None:
+        """Epsilon against all secondaries together; None for labels that are shown."""
+        if self.mechanism != "shares" or self.epsilon is None:
+            return self.epsilon
+        return labels_together(self.epsilon, self.delta, self.parties)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelTotal:
+    """Total privacy loss of several label releases."""
+
+    epsilon: float | None
+    """Against one secondary that received all of them; None if labels were shown."""
+    together: float | None
+    """Against all secondaries together; None if labels were shown."""
+    delta: float
+    """Failure probability of both: the smallest of the releases with noise, else 0."""
+
+
+def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
+    """Return the total privacy loss of label releases; None if there are none.
+
+    Gaussian releases compose exactly, by adding the squares of ``mu``; epsilons of randomised
+    labels are added to the result.
+
+    References:
+        [DRS19] Corollary 3.3; basic composition, [DR14] Theorem 3.16.
+    """
+    all_of_them = list(releases)
+    if not all_of_them:
+        return None
+    noised = [one for one in all_of_them if one.gaussian]
+    delta = min((one.delta for one in noised), default=0.0)
+    if any(one.mechanism == "shown" for one in all_of_them):
+        return LabelTotal(epsilon=None, together=None, delta=delta)
+    if len(all_of_them) == 1:
+        # As it was asked for, which its noise gives back but for the last digits.
+        (only,) = all_of_them
+        return LabelTotal(epsilon=only.epsilon, together=only.together, delta=delta)
+    pure = math.fsum(one.epsilon or 0.0 for one in all_of_them if not one.gaussian)
+    alone = [
+        gaussian_noise_multiplier(epsilon=one.epsilon or 0.0, delta=one.delta) for one in noised
+    ]
+    joint = [
+        z / math.sqrt(one.parties if one.mechanism == "shares" else 1)
+        for z, one in zip(alone, noised, strict=True)
+    ]
+    if not noised:
+        return LabelTotal(epsilon=pure, together=pure, delta=delta)
+    return LabelTotal(
+        epsilon=pure + gaussian_epsilon(delta=delta, noise_multiplier=composed_multiplier(*alone)),
+        together=pure + gaussian_epsilon(delta=delta, noise_multiplier=composed_multiplier(*joint)),
+        delta=delta,
+    )
+
+
+# Mechanisms: classes by randomised response, numbers with Gaussian noise.
 
 _BITS: Final = 63
 _SLOTS: Final = 1 << _BITS
@@ -35,12 +168,12 @@ _MOST_STD_BITS: Final = 26
 def randomised_labels(
     bins: Int64[np.ndarray, " rows"], classes: int, epsilon: float
 ) -> Int64[np.ndarray, " rows"]:
-    """Return classes by K-ary randomised response: the true one, or any other, by fresh bits.
+    """Return classes by K-ary randomised response.
 
     Every row draws one of 2^63 slots from the system's random source: w of them for each class but
     the true one, all others for that. With ``w = ceil(2^63 / (e^epsilon + K - 1))`` no class is
-    more than e^epsilon times as likely under one label than under another. All of it is whole
-    numbers, so nothing is approximated.
+    more than e^epsilon times as likely under one label as under another. All numbers are whole, so
+    nothing is approximated.
 
     Args:
         bins: Classes from 0 to K - 1; K stays K, for a row that is not for learning.
@@ -51,7 +184,7 @@ def randomised_labels(
         ConfigError: If an argument is out of range.
 
     Reveals:
-        To whoever reads the result: each class within epsilon, and which rows have none.
+        To the readers of the result: each class within epsilon, and which rows have no class.
 
     References:
         [W65] for two classes, [KBR16] for K.
@@ -67,7 +200,7 @@ def randomised_labels(
 
 
 def keep_probability(epsilon: float, classes: int) -> float:
-    """Return how likely :func:`randomised_labels` leaves a class as it is.
+    """Return the probability that :func:`randomised_labels` keeps a class.
 
     Every other class comes with probability ``(1 - p) / (K - 1)``.
 
@@ -76,7 +209,7 @@ def keep_probability(epsilon: float, classes: int) -> float:
         classes: K, at least 2.
 
     Returns:
-        ``p = e^epsilon / (e^epsilon + K - 1)``, less by at most ``K 2^-63``: what is really drawn.
+        ``p = e^epsilon / (e^epsilon + K - 1)``, less at most ``K 2^-63``, as it is drawn.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -89,12 +222,12 @@ def keep_probability(epsilon: float, classes: int) -> float:
 
 
 def slots(epsilon: float, classes: int) -> tuple[int, int]:
-    """Return how many of 2^63 slots the true class has, and how many each other one.
+    """Return how many of 2^63 slots the true class has, and how many each other class.
 
-    The first is at most e^epsilon times the second: that is the whole of the promise.
+    The first is at most e^epsilon times the second, which is the guarantee.
 
     Args:
-        epsilon: Of one row's label, at least 1e-6; above 44 the promise is that of 44.
+        epsilon: Of one row's label, at least 1e-6; above 44 the slots are those of 44.
         classes: K, from 2 to a million.
 
     Raises:
@@ -119,27 +252,29 @@ def noised_labels(
     epsilon: float,
     delta: float,
 ) -> Float64[np.ndarray, " rows"]:
-    """Return numbers cut to a range, each with Gaussian noise of its own.
+    """Return numbers clipped to a range, each with its own Gaussian noise.
 
-    The range is cut into 2^16 steps (fewer where epsilon is so small that the noise passes 2^26 of
-    them), and the noise is the exact discrete Gaussian of these.
+    The range has 2^16 steps (fewer where epsilon is so small that the noise exceeds 2^26 of them),
+    and the noise is the exact discrete Gaussian in these steps.
 
     Args:
         values: Labels of rows.
-        lower: Least label that counts; what is below is raised to it.
-        upper: Largest that counts, above ``lower``. Neither may be taken from the labels.
+        lower: Lower bound; smaller labels are raised to it.
+        upper: Upper bound, above ``lower``. Neither bound may be computed from the labels.
         epsilon: Of one row's label, > 0.
-        delta: At which it holds, in (0, 1).
+        delta: Failure probability, in (0, 1).
 
     Raises:
         ConfigError: If an argument is out of range.
 
     Reveals:
-        To whoever reads the result: each label within (epsilon, delta).
+        To the readers of the result: each label within (epsilon, delta).
     """
+    from securevfl.dp.ring_noise import ExactDiscreteGaussian  # loads torch
+
     if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
         raise ConfigError(f"labels: the range must go up, got {lower!r} to {upper!r}")
-    multiplier = label_noise_multiplier(epsilon, delta)
+    multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
     bits = min(_RANGE_BITS, _MOST_STD_BITS - math.ceil(math.log2(multiplier)))
     if bits < 1:
         raise ConfigError(f"epsilon = {epsilon!r} of labels is too small for their noise")
@@ -153,12 +288,12 @@ def noised_labels(
 def unbiased_indicators(
     labels: Int64[np.ndarray, " rows"], *, classes: int, epsilon: float
 ) -> Float64[np.ndarray, "rows classes"]:
-    """Return numbers whose mean over the randomness is 1 for the true class and 0 for others.
+    """Return class indicators that are unbiased over the randomness of the labels.
 
     Args:
-        labels: What :func:`randomised_labels` returned, of rows that have a class.
+        labels: Result of :func:`randomised_labels` for rows that have a class.
         classes: K.
-        epsilon: By which they were drawn.
+        epsilon: With which they were drawn.
 
     Returns:
         ``(e_label - q) / (p - q)``; every row sums to 1.
@@ -170,5 +305,5 @@ def unbiased_indicators(
 
 
 def digest_of_labels(labels: Shaped[np.ndarray, " rows"]) -> str:
-    """Return the digest by which a ledger knows labels that were told before."""
+    """Return the SHA-256 by which a ledger recognises labels that it has released before."""
     return hashlib.sha256(np.ascontiguousarray(labels).tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The ``[privacy]`` table of the federation file: what is promised, and about what."""
+"""The ``[privacy]`` table of the federation file: mechanism, guarantee and unit."""
 
 import math
 from dataclasses import dataclass
@@ -15,17 +15,14 @@ Accounting = Literal["sound", "as-published"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Privacy:
-    """How representations are protected, and the guarantee that is asked for.
-
-    docs/privacy.md says what each guarantee promises and what it costs.
-    """
+    """Protection of representations, and the required guarantee (docs/privacy.md)."""
 
     mechanism: Mechanism = "gaussian"
-    """``gaussian`` adds noise to every average; ``none`` adds none, promises nothing, and must be
-    written out."""
+    """``gaussian`` adds noise to every average; ``none`` adds no noise, gives no guarantee, and
+    must be written out."""
 
     epsilon: float | None = None
-    """Privacy-loss bound in nats that the run must keep; noise is calibrated to it."""
+    """Privacy-loss bound of the run, in nats; noise is calibrated to it."""
 
     noise_multiplier: float | None = None
     """Instead of ``epsilon``: noise on the sum over the sum's sensitivity, dimensionless."""
@@ -41,9 +38,9 @@ class Privacy:
     records at every secondary, or all links of one row of the primary."""
 
     encoder: Encoder = "trained"
-    """What the bottom models' weights know of private records, which decides the accounting:
-    ``frozen`` nothing but what ``[encoder]`` fits behind noise; ``dp-trained`` what noised updates
-    tell; ``trained`` everything, at an epsilon that is usually very large."""
+    """How bottom models' weights depend on private records, which decides the accounting:
+    ``frozen`` only through what ``[encoder]`` fits with noise; ``dp-trained`` through noised
+    updates; ``trained`` freely, at an epsilon that is usually very large."""
 
     links_per_record: int | None = None
     """``m``: most primary rows, over all uses, that one secondary record can be linked to."""
@@ -55,10 +52,10 @@ class Privacy:
     """``c``: secondaries that may help the primary; the others' noise must be enough."""
 
     mask_degree: int | None = None
-    """With how many other secondaries each one shares masks in a round: an even number above
+    """Number of other secondaries with which each one shares masks in a round: even, above
     ``colluding``, offered from 17 secondaries on. Fewer than so many that help the primary see
-    nothing of the others but their sum; so many can see one's term by itself, behind its own noise
-    alone. Default: with all others, and nobody can be cut off."""
+    only the sum of the others' terms; so many can isolate one secondary's term, which then has its
+    own noise alone. Default: all others, and no secondary can be isolated."""
 
     gradient_clip_norm: float | None = None
     """``C_g``, for ``dp-trained``: largest L2 norm of the gradient that one row of the primary
@@ -105,9 +102,9 @@ class Privacy:
             raise ConfigError(f"mask_degree: must be an even number from {enough} on, got {degree}")
         if degree <= self.colluding:
             raise ConfigError(
-                f"mask_degree: {degree} secondaries that help the primary could see another's term "
-                f"by itself, and colluding = {self.colluding} promises against as many; write at "
-                f"least {enough}, or leave it out"
+                f"mask_degree: {degree} secondaries that help the primary could isolate another's "
+                f"term, and colluding = {self.colluding} allows as many; set it to at least "
+                f"{enough}, or omit it"
             )
 
     def _check_noise(self) -> None:
@@ -154,10 +151,10 @@ class Privacy:
             )
 
     def _check_promise(self) -> None:
-        """Refuse combinations that no accountant makes true.
+        """Refuse combinations that no accountant covers.
 
         Raises:
-            PrivacyError: Saying what would be needed.
+            PrivacyError: With the change that makes the combination sound.
         """
         if self.encoder != "trained" and self.unit != "linked-row" and not self.links_per_record:
             raise PrivacyError(
@@ -183,7 +180,7 @@ class Privacy:
             )
 
     def delta_warning(self, records: int) -> str | None:
-        """Return a warning if ``delta`` is too large for a table of so many records, else None."""
+        """Return a warning if ``delta`` is too large for a table of ``records``, else None."""
         if self.mechanism == "none" or records < 1 or self.delta < 1 / records:
             return None
         return (
@@ -194,7 +191,7 @@ class Privacy:
 
     @property
     def update_clip_norm(self) -> float:
-        """``C_g`` of a dp-trained encoder."""
+        """``C_g``, clip norm of a row's gradient, for a dp-trained encoder."""
         return 1.0 if self.gradient_clip_norm is None else self.gradient_clip_norm
 
     @property

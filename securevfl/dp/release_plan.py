@@ -1,30 +1,115 @@
 """Release plan of a run: from a plan to noise, and from noise to epsilon.
 
-These are readings of published claims, not guarantees.
+``tau`` is the standard deviation of the noise that each secondary adds to its own term of the sum,
+in the units of the representation. Formulas: docs/privacy.md, section 3.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, assert_never
+from functools import lru_cache
+from typing import Any, Final, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.calibration import noise_multiplier_for
+from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease, Unit
-from securevfl.dp.fitting_plan import FittingPlan, fitting_multiplier, fitting_releases
-from securevfl.dp.gaussian import composed_multiplier
+from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded, unbounded
 
-# What the papers' formulas would claim for a run: shown beside the sound figure, never instead.
+# Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
+# of its own records, once, before anything is released; nothing of that leaves it but through the
+# releases. One record is in the statistics of one secondary, an entity in every secondary's, and a
+# row of the primary in none.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittingPlan:
+    """Privacy budget of encoder fitting, and the noised answers it is spent on."""
+
+    share: float
+    """Share of the run's budget for all fittings that a unit is in, in (0, 1); a part of the
+    squared ``mu = 1/z``, in which Gaussian releases add up."""
+
+    steps: int = 1
+    """Noised answers that one fitting takes from its table, >= 1."""
+
+    def __post_init__(self) -> None:
+        checks.open_unit(share=self.share)
+        checks.whole(steps=self.steps)
+        checks.at_least(1, steps=self.steps)
+
+
+def fitting_from(settings: Mapping[str, Any] | None) -> FittingPlan | None:
+    """Return a plan from its fields; None stays None."""
+    return None if settings is None else FittingPlan(**settings)
+
+
+def fittings_of_unit(privacy: Privacy, *, parties: int) -> int:
+    """Return the number of secondaries whose statistics contain one unit."""
+    match privacy.unit:
+        case "secondary-record":
+            return 1
+        case "entity":
+            return parties
+        case "linked-row":
+            return 0
+        case _:
+            assert_never(privacy.unit)
+
+
+@lru_cache(maxsize=64)
+def fitting_multiplier(
+    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, delta: float
+) -> float | None:
+    """Return the noise multiplier of each step of a secondary's fitting; None without noise.
+
+    With ``privacy.epsilon``, fittings have their share of the squared ``mu`` that one Gaussian
+    release may have at that epsilon; with ``noise_multiplier``, of the squared ``mu`` of fittings
+    and releases together.
+
+    Args:
+        privacy: The guarantee.
+        fitting: None fits nothing.
+        parties: Secondaries of the federation.
+        delta: Failure probability of the guarantee, in (0, 1).
+
+    References:
+        [DRS19] Corollary 3.3: ``mu`` of Gaussian releases composes as the root of summed squares.
+    """
+    if privacy.mechanism == "none" or fitting is None:
+        return None
+    # A linked row is in no statistics; records get the noise of one fitting.
+    count = fitting.steps * max(1, fittings_of_unit(privacy, parties=parties))
+    if privacy.noise_multiplier is not None:
+        together = privacy.noise_multiplier * math.sqrt((1 - fitting.share) / fitting.share)
+    else:
+        assert privacy.epsilon is not None  # Privacy demands exactly one of the two
+        z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
+        together = z / math.sqrt(fitting.share)
+    return together * math.sqrt(count)
+
+
+def fitting_releases(
+    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, delta: float
+) -> list[Release]:
+    """Return the fittings' releases of one unit, for an accountant; empty if there are none."""
+    multiplier = fitting_multiplier(privacy, fitting, parties=parties, delta=delta)
+    fittings = fittings_of_unit(privacy, parties=parties)
+    if fitting is None or multiplier is None or not fittings:
+        return []
+    return [GaussianRelease(noise_multiplier=multiplier, count=fitting.steps * fittings)]
+
+
+# The papers' formulas: shown next to the sound figure, never in its place. Not guarantees.
 
 
 def epsilon_as_published(
     *, average_multiplier: float, sampling_rate: float, rounds: int, delta: float
 ) -> float:
-    """Return what [FeT]'s Theorem 3 claims, its constants replaced by a tight accountant.
+    """Return the epsilon that [FeT]'s Theorem 3 claims, with a tight accountant's constants.
 
     The theorem takes the noise of the released average, in units of the clip norm, for a noise
     multiplier, each of the ``B T`` batches for one step of Poisson-subsampled DP-SGD at rate q, and
@@ -63,15 +148,15 @@ def noise_multiplier_as_published(
     )
 
 
-# What a run will release, and what that costs: from a plan to noise, and from noise to epsilon.
+# The release plan.
 
-# Added to noise that rounding has left a little too small.
+# Relative increase of noise that rounding has left slightly too small.
 _NUDGE: Final = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleasePlan:
-    """Everything about a run that its privacy depends on, fixed before anything is sent.
+    """Privacy-relevant numbers of a run, fixed before anything is sent.
 
     ``tau`` below is what each party adds to its own term of the sum, in the units of the
     representation; it is the number that runs, and every epsilon is computed from it.
@@ -83,7 +168,7 @@ class ReleasePlan:
     """
 
     privacy: Privacy
-    """What is promised."""
+    """The guarantee."""
 
     parties: int
     """``k``: secondaries of the federation."""
@@ -185,11 +270,11 @@ class ReleasePlan:
             )
 
     def sensitivity(self) -> float:
-        """Return ``Delta_sum``, by which ``noise_multiplier`` is defined, at all k active.
+        """Return ``Delta_sum`` at k active secondaries, by which ``noise_multiplier`` is defined.
 
-        With a trained encoder: of one round of B rows, all of which may change. With a dp-trained
-        one: of one round, of which the unit touches what the record-side cap allows. With a frozen
-        one: of everything that is released, since the rounds are parts of one fixed answer.
+        L2, in the units of the representation. With a trained encoder: of one round, all B rows may
+        change. With a dp-trained one: of one round, as many rows change as the record-side cap
+        allows. With a frozen one: of the whole run, since its rounds are parts of one fixed answer.
         """
         return self._row_change(self.parties) * math.sqrt(self._measured_rows)
 
@@ -232,13 +317,13 @@ class ReleasePlan:
         return share_std
 
     def fitting_multiplier(self) -> float | None:
-        """Return the noise multiplier of each secondary's fitting (dp/fitting_plan.py)."""
+        """Return the noise multiplier of each secondary's fitting; None without noise."""
         return fitting_multiplier(
             self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
         )
 
     def fitting_releases(self) -> list[Release]:
-        """Return what fitting the encoders costs one unit, for an accountant; maybe nothing."""
+        """Return the fittings' releases of one unit, for an accountant."""
         return fitting_releases(
             self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
         )
@@ -334,10 +419,10 @@ class ReleasePlan:
         return GaussianRelease(noise_multiplier=multiplier)
 
     def epsilon_as_published(self, noise_share_std: float) -> float:
-        """Return what FeT's Theorem 3 would claim at ``tau``; see :mod:`securevfl.dp.release_plan`.
+        """Return the epsilon that FeT's Theorem 3 claims at ``tau``; not a guarantee.
 
-        It reads the noise of the released average (all k active) over the clip norm as the noise
-        multiplier, the sampling rate as q, and every round as one step.
+        The noise of the released average (all k active) over the clip norm is the noise multiplier,
+        the sampling rate is q, and every round is one step.
         """
         if noise_share_std == 0:
             return math.inf
@@ -352,12 +437,12 @@ class ReleasePlan:
     def statement(
         self, noise_share_std: float, *, spent: float = 0.0, total_epsilon: float | None = None
     ) -> Statement:
-        """Return the guarantee at ``tau`` as people sign it.
+        """Return the guarantee at ``tau`` in words.
 
         Args:
             noise_share_std: ``tau``; 0 if the mechanism is ``none``.
             spent: Epsilon that the run has spent; more than the plan's if rounds were repeated.
-            total_epsilon: Of all runs on the table, this one included; None says nothing of them.
+            total_epsilon: Of all runs on the table, this one included; None leaves it out.
         """
         privacy = self.privacy
         if privacy.mechanism == "none":

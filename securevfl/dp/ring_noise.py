@@ -1,13 +1,10 @@
-"""Discrete Gaussian noise in ring units, exact and from a cryptographic source.
-
-How a sample is made of them is told in :mod:`securevfl.dp.ring_noise`: x = block * z + y, where z
-is picked by :attr:`NoiseTables.cumulative` and the candidate accepted with probability
-``exp(-(x^2 - m_z^2) / (2 s^2))``, m_z being the number nearest to zero in block z.
+"""Discrete Gaussian noise in ring units: exact samples from a cryptographic source.
 
 ``P(x) = exp(-x^2 / (2 s^2)) / sum_y exp(-y^2 / (2 s^2))`` over all integers x, for a real s.
 
-Write x = k z + y with k a power of two, z any integer and 0 <= y < k. Draw z with probability
-proportional to the largest weight in its block, ``exp(-m_z^2 / (2 s^2))``, draw y uniformly, and
+Rejection sampling: write x = k z + y with k a power of two, z any integer (the block) and
+0 <= y < k. Draw z with probability proportional to the largest weight in its block,
+``exp(-m_z^2 / (2 s^2))``, where m_z is the block's number nearest to zero; draw y uniformly, and
 accept with probability ``exp(-(x^2 - m_z^2) / (2 s^2))``. With k near s/64 some 99 % are accepted.
 
 Nearly all of that is decided by integers of few bits: 16 bits pick z by a table unless a boundary
@@ -59,7 +56,7 @@ EXTENSION_BITS: Final = _EXACT_BITS - _PICK_BITS
 
 
 class NoiseTables:
-    """What one standard deviation needs, computed once, with exact decimals.
+    """Sampling tables of one standard deviation, computed with exact decimals.
 
     Args:
         std_units: s, the standard deviation in ring units, taken as the exact float64.
@@ -71,7 +68,7 @@ class NoiseTables:
         cells: For each 16-bit cell of the uniform number that picks z, ``z * 2^16 + sure``, so that
             one look-up finds both: z is the first block that the cell can pick, and a candidate
             whose 16-bit coin is below ``sure`` is accepted, wherever it lies in the block and
-            whatever bits may follow. ``sure`` is 0 where the cell does not settle z.
+            with any bits that follow. ``sure`` is 0 where the cell does not settle z.
     """
 
     def __init__(self, std_units: float) -> None:
@@ -182,7 +179,7 @@ class NoiseTables:
         return weights
 
 
-# Discrete Gaussian noise in ring units, exact and from a cryptographic source.
+# The sampler.
 
 MIN_STD_UNITS: Final = 64.0
 """Below it, sums of discrete Gaussians are no longer as good as one.
@@ -209,7 +206,7 @@ _EXACT_BAND: Final = 2.0**-44
 
 @runtime_checkable
 class RingNoise(Protocol):
-    """One party's noise share, in ring units."""
+    """Source of one party's noise share, in ring units."""
 
     @property
     def std_units(self) -> float:

@@ -1,14 +1,10 @@
 """L2 sensitivity of the sum that the primary learns, and each party's share of the noise.
 
-The formulas and their reasons are in docs/privacy.md, section 3.
+The formulas are derived in docs/privacy.md, section 3. ``C`` is the clip norm of one row at one
+secondary, ``k_a`` the active secondaries, ``m`` the most rows that one record can touch (the
+record-side cap), ``B`` the rows that are released together.
 
-``C`` is the clip norm of one row at one secondary, ``k_a`` the active secondaries, ``m`` the most
-rows that one record can touch (the record-side cap), ``B`` the rows that are released together.
-
-``tau`` bounds the probability that this attacker recovers a secondary's key exactly, when the
-similarity is normalised with the scale ``sigma_0`` and carries Gaussian noise of deviation
-``sigma``. What the same noise is as differential privacy is an epsilon in the millions. Both are
-reported on lines of their own, never added to an epsilon.
+The last part is FedSim's bound on the recovery of a secondary's key from noised similarities.
 """
 
 import math
@@ -19,7 +15,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.events import Neighbouring, Unit
 
-# How far one unit's data can move the sum that the primary learns, in L2.
+# Sensitivity.
 
 
 def row_change(
@@ -40,15 +36,14 @@ def row_change(
 
     With ``pooled_links = K``, a row is the mean over K slots of vectors of norm at most ``C``, each
     a function of one record alone, and empty slots are zero. The eligible records of a row are a
-    fixed set, of which the K nearest fill the slots; without one record the slots hold the same
+    fixed set, and the K nearest of them fill the slots; without one record the slots hold the same
     vectors but for one, which becomes the next nearest record's or zero. So the mean moves by at
-    most ``2C/K``. Exchanging one record for another does no more than that to a row either: one
-    vector goes and one comes.
+    most ``2C/K``. Exchanging one record for another moves a row no further: one vector leaves and
+    another enters.
 
     If the slots are not contested, a row is the sum of *all* eligible records' vectors over K,
-    drawn back to the ball of radius C where it leaves it. No record takes a removed one's place,
-    and drawing back to a ball brings no two points further apart: the row moves by at most
-    ``C/K``.
+    scaled down to the ball of radius C. No record takes a removed one's place, and scaling down to
+    a ball moves no two points further apart: the row moves by at most ``C/K``.
 
     What touches all ``k_a`` secondaries moves the sum by ``k_a`` times what it moves one term, if
     all terms can move the same way. Where every secondary writes into coordinates of its own, the
@@ -57,7 +52,7 @@ def row_change(
     Args:
         clip_norm: ``C``, in the units of the representation, > 0.
         active: ``k_a``, >= 1.
-        unit: What is added, removed or exchanged.
+        unit: Unit that is added, removed or exchanged.
         absent_row_is_zero: For ``linked-row``: the release of a row without links is exactly zero,
             so that removing it costs C and not 2C.
         pooled_links: ``K``, if each row is such a mean; None otherwise.
@@ -171,23 +166,23 @@ def sum_sensitivity(
     return change * math.sqrt(touched)
 
 
-# How much noise each party adds, so that what the primary learns carries enough of it.
+# Noise shares.
 
 
 def honest_parties(*, active: int, colluding: int) -> int:
-    """Return how many active secondaries add noise that nobody can subtract.
+    """Return the number of active secondaries whose noise no colluding party can subtract.
 
     Raises:
         ConfigError: If a number is out of range.
-        PrivacyError: If none would be left.
+        PrivacyError: If there is no such secondary.
     """
     checks.whole(active=active, colluding=colluding)
     checks.at_least(1, active=active)
     checks.at_least(0, colluding=colluding)
     if colluding >= active:
         raise PrivacyError(
-            f"colluding = {colluding} of {active} active secondaries leaves nobody whose noise "
-            f"protects; it must be at most {active - 1}, or more secondaries must take part"
+            f"colluding = {colluding} of {active} active secondaries leaves no secondary whose "
+            f"noise protects; it must be at most {active - 1}, or more secondaries must take part"
         )
     return active - colluding
 
@@ -226,8 +221,14 @@ def average_std(*, share_std: float, active: int) -> float:
     return share_std / math.sqrt(active)
 
 
+# FedSim's bound: the probability tau that its attacker recovers a secondary's key exactly, if the
+# similarity is normalised with the scale sigma_0 and has Gaussian noise of deviation sigma. As
+# differential privacy the same noise has an epsilon in the millions. Neither is added to an
+# epsilon; both are reported on their own lines.
+
+
 def recovery_bound(*, noise_std: float, key_scale: float) -> float:
-    """Return ``tau``, the bound on the attacker's success for one record.
+    """Return ``tau``, the bound on the attacker's success for one record, a probability.
 
     Args:
         noise_std: ``sigma``, noise on the normalised similarity, > 0.
@@ -247,7 +248,7 @@ def recovery_bound(*, noise_std: float, key_scale: float) -> float:
 
 
 def reachable_floor(*, key_scale: float) -> float:
-    """Return what ``tau`` tends to under unlimited noise: ``erf(1 / (2 sqrt(2) sigma_0))``."""
+    """Return the limit of ``tau`` under unlimited noise: ``erf(1 / (2 sqrt(2) sigma_0))``."""
     checks.positive(key_scale=key_scale)
     return math.erf(1 / (2 * math.sqrt(2) * key_scale))
 
@@ -272,10 +273,10 @@ def similarity_noise_std(*, bound: float, key_scale: float) -> float:
 
 
 def similarity_epsilon(*, noise_std: float, key_scale: float, key_mean: float, rows: int) -> float:
-    """Return an epsilon that the noise on similarities cannot be below, as differential privacy.
+    """Return a lower bound on epsilon of the noise on similarities, as differential privacy.
 
     ``epsilon >= Delta^2 / (2 sigma^2)`` with ``Delta = n max(|1 + mu_0|, |1 - mu_0|) / sigma_0``.
-    It is there to be seen: at noise that leaves FedSim its accuracy it is far above any promise.
+    At noise that keeps FedSim's accuracy it is far above any useful guarantee.
 
     Args:
         noise_std: ``sigma``, noise on the normalised similarity, > 0.
@@ -301,7 +302,7 @@ def similarity_epsilon(*, noise_std: float, key_scale: float, key_mean: float, r
 
 
 def expected_recoveries(*, noise_std: float, key_scale: float, records: int) -> float:
-    """Return how many of ``records`` the attacker is expected to recover: ``n tau``."""
+    """Return the expected number of ``records`` that the attacker recovers: ``n tau``."""
     checks.whole(records=records)
     checks.at_least(0, records=records)
     return records * recovery_bound(noise_std=noise_std, key_scale=key_scale)

@@ -1,8 +1,8 @@
-"""The sentence to sign: what nobody can do with a run's releases, about whom, and how far.
+"""Privacy statement of a run in plain words: the adversary, what it cannot learn, and the bound.
 
-One function makes it, :func:`bounded`, and one its counterpart without noise, :func:`unbounded`.
-:func:`of_labels` makes the one of the primary's labels, which is a promise of its own. Consoles,
-reports, the calculator and documents show their text as it is.
+:func:`bounded` states the guarantee of a run with noise, :func:`unbounded` the lack of one, and
+:func:`of_labels` the separate guarantee of the primary's labels. The console, reports, the
+calculator and documents show their text unchanged.
 """
 
 import math
@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, assert_never
 
 from securevfl.core import checks
-from securevfl.dp.label_release import LabelMechanism, LabelTotal
+from securevfl.dp.labels import LabelMechanism, LabelTotal
 from securevfl.dp.privacy import Encoder, UnitName
 
 WEAK_EPSILON: Final = 10.0
@@ -34,38 +34,38 @@ LABELS_SHOWN: Final = (
 )
 _HONEST: Final = "This holds against secondaries that send what the protocol says."
 
-# Epsilons are shown with so many digits, rounded up.
+# Epsilons are shown with four digits, rounded up.
 _SHOWN: Final = Context(prec=4, rounding=ROUND_CEILING)
 _NAMES: Final = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
-# What odds change by at least, as shown, where anything was released.
+# The smallest relative change of odds that is shown, where anything was released.
 _LEAST_SHOWN: Final = 1e-6
-# From here on numbers are shown as powers of ten: larger names say nothing to most people.
+# From here on numbers are shown as powers of ten, since few people know larger names.
 _NAMELESS: Final = 1e15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What is promised of a run, in words and in parts."""
+    """Privacy statement of a run, in words and in parts."""
 
     text: str
-    """The whole as people read it, the warning included."""
+    """The whole statement, including the warning."""
 
     against: str | None
-    """Who can do no better than the bound; None where nothing is promised."""
+    """The adversary; None without a guarantee."""
 
     hides: str | None
-    """What they try to find out; None where nothing is promised."""
+    """What the adversary tries to find out; None without a guarantee."""
 
     odds_factor: float | None
-    """``e^epsilon`` of this run: the most that odds change by. None where nothing is promised, and
-    where no float is as large."""
+    """``e^epsilon`` of this run, the largest change of odds. None without a guarantee, and if it
+    exceeds the largest float."""
 
     warning: str | None
-    """Part of ``text``: why no decision should rest on the bound. None where one may."""
+    """Part of ``text``: why the bound is too weak to rely on; None if it is not."""
 
 
 def unbounded(*, parties: int) -> Statement:
-    """Return what there is to say of a run without noise.
+    """Return the statement of a run without noise.
 
     Args:
         parties: Secondaries of the federation.
@@ -88,22 +88,23 @@ def bounded(
 ) -> Statement:
     """Return the guarantee of a run with noise.
 
-    All that can be seen of the releases is, but for a probability of at most delta, as if from a
-    run in which odds change by at most a factor of e^epsilon; so the text says "can do no better
-    than if". Odds that are computed from the releases themselves may pass the factor more often
-    than with probability delta, though by little.
+    Except with a probability of at most delta, the releases are distributed as if from a run in
+    which odds change by at most a factor of e^epsilon; so the text says "can do no better than if".
+    Odds that are computed from the releases themselves may exceed the factor slightly more often
+    than with probability delta.
 
     Args:
-        unit: What one record is.
-        encoder: What bottom models know; under a trained one no cap on a record's rows counts.
-        epsilon: What sound accounting gives for this run, >= 0.
-        delta: In (0, 1).
+        unit: Unit of the guarantee.
+        encoder: How bottom models depend on private data; a cap on a record's rows does not apply
+            to a trained one.
+        epsilon: Epsilon of this run by sound accounting, in nats, >= 0.
+        delta: Failure probability, in (0, 1).
         parties: ``k``, secondaries of the federation.
         colluding: ``c``, how many of them may help the primary.
-        links_per_record: ``m``; None where there is no cap.
-        claimed: What the papers' formula claims, if the noise was chosen by it.
-        total_epsilon: Of all runs on this table, this one included; infinite if one of them added
-            no noise. None says nothing of them.
+        links_per_record: ``m``; None if there is no cap.
+        claimed: Epsilon by the papers' formula, if the noise was calibrated to it.
+        total_epsilon: Epsilon of all runs on this table, this one included; infinite if one of them
+            added no noise. None leaves it out.
 
     Raises:
         ConfigError: If a number is outside its range.
@@ -150,13 +151,13 @@ def of_labels(
     parties: int,
     table: LabelTotal | None = None,
 ) -> Statement:
-    """Return what a run promises of the primary's labels towards secondaries.
+    """Return the guarantee of a run for the primary's labels against secondaries.
 
     Args:
-        mechanism: How labels reach them.
-        run: What this run told them.
+        mechanism: How labels reach secondaries.
+        run: Privacy loss of this run's label releases.
         parties: Secondaries of the federation.
-        table: What all runs on the table told, this one included. None says nothing of them.
+        table: Privacy loss of all runs on the table, this one included. None leaves it out.
 
     Raises:
         ConfigError: If a number is outside its range.
@@ -206,10 +207,10 @@ def of_labels(
 
 
 def odds_in_words(epsilon: float) -> str:
-    """Return ``e^epsilon`` as people read it.
+    """Return ``e^epsilon`` in words.
 
-    Rounded to the nearest; from 10^15 on up to a power of ten. Below 10 there are as many decimals
-    as it takes to show a difference from 1.
+    Rounded to the nearest; from 10^15 on up to a power of ten. Below 10 with as many decimals as
+    are needed to show a difference from 1.
 
     Args:
         epsilon: Finite, >= 0.
@@ -234,9 +235,9 @@ def odds_in_words(epsilon: float) -> str:
 
 
 def suspicion_in_words(epsilon: float) -> str:
-    """Return what a suspicion of 1 % becomes at most where odds change by ``e^epsilon``.
+    """Return the largest posterior of a suspicion of 1 % if odds change by ``e^epsilon``.
 
-    Rounded up, to two digits.
+    In per cent, rounded up to two digits.
 
     Args:
         epsilon: Finite, >= 0.
@@ -269,7 +270,7 @@ def _factor(epsilon: float) -> str:
 
 
 def _one_in(probability: float) -> str:
-    """Return "1 in 1,000,000": never rarer than it is."""
+    """Return a probability as "1 in 1,000,000", rounded up."""
     times = 1 / Decimal(repr(float(probability)))
     if times >= _NAMELESS:
         return f"1 in 10^{times.adjusted()}"
@@ -278,7 +279,7 @@ def _one_in(probability: float) -> str:
 
 
 def _hidden(unit: UnitName, *, cap: int | None, parties: int, colluding: int) -> str:
-    """Return what is asked of the tables of those secondaries that do not help the primary."""
+    """Return the adversary's question about the tables of the secondaries that do not help it."""
     linked = "linked to any number of the primary's rows"
     if cap is not None:
         linked = f"linked to at most {cap} of the primary's rows"

@@ -19,10 +19,9 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
-from securevfl.dp.fitting_plan import fitting_from
-from securevfl.dp.label_release import LabelRelease
+from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import ReleasePlan, fitting_from
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, OtherLedgers
 
 # The ledger's line for what secondaries are told of labels, and how it is read.

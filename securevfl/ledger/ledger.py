@@ -23,7 +23,7 @@ from securevfl.core import checks
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.data.sources.settings import file_behind
-from securevfl.dp.label_release import LabelTotal, labels_total
+from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import (
     LedgerBook,

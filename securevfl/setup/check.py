@@ -37,7 +37,7 @@ from securevfl.data.schema import TableSchema, fit_schema
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.dp.label_release import labels_total
+from securevfl.dp.labels import labels_total
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.ballot import label_release

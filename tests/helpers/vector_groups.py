@@ -16,14 +16,11 @@ from helpers.discrete_gaussian import (
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.accountant import pld_epsilon
-from securevfl.dp.accountants_compared import amplified_epsilon
-from securevfl.dp.budget import Budget
-from securevfl.dp.calibration import noise_multiplier_for
+from securevfl.dp.accountant import noise_multiplier_for, pld_epsilon, rdp_epsilon, renyi_divergence
+from securevfl.dp.budget import Budget, amplified_epsilon
 from securevfl.dp.events import EntitySampledRelease, Neighbouring, SampledRelease, Unit
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.rdp import rdp_epsilon, renyi_divergence
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.sensitivity import (
     average_std,

@@ -12,8 +12,14 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import Labels
 from securevfl.dp.class_sums import SumFormat
-from securevfl.dp.label_release import LabelMechanism, LabelRelease, label_noise_multiplier
-from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
+from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.labels import (
+    LabelMechanism,
+    LabelRelease,
+    digest_of_labels,
+    keep_probability,
+    randomised_labels,
+)
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
@@ -186,7 +192,7 @@ def ballot_of(
         charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
         return Ballot(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
     charge_labels(ledger, release)
-    multiplier = moved * label_noise_multiplier(release.epsilon, release.delta)
+    multiplier = moved * gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
 
     def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
         return sums.noise(multiplier * sums.change_of_label)

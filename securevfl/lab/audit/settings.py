@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.label_release import label_noise_multiplier
+from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.lab.audit.audit_statistics import AuditSize
 
 Release = Literal["sequence", "pooled"]
@@ -75,4 +75,4 @@ class AuditSettings:
     @property
     def label_noise(self) -> float:
         """Noise on class sums that go back, over what one label moves."""
-        return label_noise_multiplier(self.label_epsilon, DELTA)
+        return gaussian_noise_multiplier(epsilon=self.label_epsilon, delta=DELTA)

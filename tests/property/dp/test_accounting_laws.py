@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.dp.accountants_compared import amplified_epsilon, sampled_gaussian_epsilon
+from securevfl.dp.budget import amplified_epsilon, sampled_gaussian_epsilon
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan

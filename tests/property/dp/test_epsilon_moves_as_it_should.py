@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vectors.make_accounting import log_delta
 
-from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.calibration import noise_multiplier_for
+from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease
 
 

@@ -85,8 +85,8 @@ def nothing_by_labels(patch: Patch) -> None:
 
 def half_of_a_label(patch: Patch) -> None:
     """The primary's noise is half of what it promises."""
-    whole = ballot.label_noise_multiplier
-    patch.setattr(ballot, "label_noise_multiplier", lambda *promise: whole(*promise) / 2)
+    whole = ballot.gaussian_noise_multiplier
+    patch.setattr(ballot, "gaussian_noise_multiplier", lambda **promise: whole(**promise) / 2)
 
 
 def one_line_a_label(patch: Patch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
-from securevfl.dp.label_release import LabelRelease
+from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.class_means.ballot import charge_labels

@@ -8,12 +8,17 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplified
-from securevfl.dp.accountants_compared import sampled_gaussian_epsilon
+from securevfl.dp.accountant import (
+    epsilon_of,
+    epsilon_of_divergence,
+    pld_epsilon,
+    rdp_epsilon,
+    renyi_divergence,
+    simplified,
+)
+from securevfl.dp.budget import sampled_gaussian_epsilon
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
-from securevfl.dp.gaussian import gaussian_epsilon
-from securevfl.dp.mixtures import checked_epsilon, least_epsilon
-from securevfl.dp.rdp import epsilon_of_divergence, rdp_epsilon, renyi_divergence
+from securevfl.dp.gaussian import checked_epsilon, gaussian_epsilon, least_epsilon
 
 
 def sampled(count: int = 100, **changes: float) -> SampledRelease:

@@ -6,8 +6,7 @@ import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import pld_epsilon
-from securevfl.dp.accountants_compared import compare
-from securevfl.dp.budget import Budget
+from securevfl.dp.budget import Budget, compare
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 
@@ -118,7 +117,7 @@ def test_small_delta_works_where_an_accountant_is_sound() -> None:
         ({"unit": "linked-row"}, "does not amplify unit"),
         ({"sampling_secret": False}, "sample that the primary knows amplifies nothing"),
         ({"sampling": "fixed-size"}, "use Poisson sampling"),
-        ({"secondaries": 3, "colluding": 3}, "leaves nobody"),
+        ({"secondaries": 3, "colluding": 3}, "leaves no secondary"),
         ({"encoder": "dp-trained", "unit": "entity"}, "set it to 1"),
         ({"rows_mix": True}, "use LayerNorm or none"),
     ],

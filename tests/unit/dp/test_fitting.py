@@ -8,10 +8,9 @@ import pytest
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon
 from securevfl.dp.events import GaussianRelease, SampledRelease
-from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 
 SHARE = 0.1
 PLAIN = FittingPlan(share=SHARE)

@@ -5,13 +5,8 @@ import math
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.gaussian import gaussian_delta
-from securevfl.dp.label_release import (
-    LabelRelease,
-    label_noise_multiplier,
-    labels_together,
-    labels_total,
-)
+from securevfl.dp.gaussian import gaussian_delta, gaussian_noise_multiplier
+from securevfl.dp.labels import LabelRelease, labels_together, labels_total
 
 DELTA = 1e-6
 
@@ -29,7 +24,7 @@ SHOWN = LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=4)
 
 def test_k_secondaries_together_are_one_release_of_root_k_mu() -> None:
     """By the curve of that Gaussian; one secondary has what was asked for."""
-    multiplier = label_noise_multiplier(2.0, DELTA)
+    multiplier = gaussian_noise_multiplier(epsilon=2.0, delta=DELTA)
     together = labels_together(2.0, DELTA, 4)
     assert gaussian_delta(epsilon=together, noise_multiplier=multiplier / 2) <= DELTA
     assert gaussian_delta(epsilon=together * 0.999, noise_multiplier=multiplier / 2) > DELTA

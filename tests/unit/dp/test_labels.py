@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.label_release import label_noise_multiplier
+from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.labels import (
     keep_probability,
     noised_labels,
@@ -91,7 +91,9 @@ def test_noise_on_numbers_keeps_epsilon_by_its_own_sums(epsilon: float) -> None:
     """The range is 2^16 steps, and noise of that multiplier keeps epsilon on them."""
     steps = 2**16
     found = discrete_gaussian_epsilon(
-        shift=steps, ring_std=label_noise_multiplier(epsilon, 1e-5) * steps, delta=1e-5
+        shift=steps,
+        ring_std=gaussian_noise_multiplier(epsilon=epsilon, delta=1e-5) * steps,
+        delta=1e-5,
     )
     assert found == pytest.approx(epsilon, rel=1e-6)
 
@@ -102,7 +104,7 @@ def test_numbers_are_cut_to_their_range_and_noise_is_as_wide_as_it_says() -> Non
     20,000 draws: their mean lies within 6.3 standard errors, and their deviation within 6.3 of its
     own, but for 1e-9.
     """
-    noise = label_noise_multiplier(4.0, 1e-5) * 10.0
+    noise = gaussian_noise_multiplier(epsilon=4.0, delta=1e-5) * 10.0
     drawn = noised_labels(np.full(20_000, 1e6), lower=-5.0, upper=5.0, epsilon=4.0, delta=1e-5)
     assert abs(drawn.mean() - 5.0) < 6.3 * noise / math.sqrt(20_000)
     assert abs(drawn.std() / noise - 1) < 6.3 / math.sqrt(40_000)

@@ -176,8 +176,8 @@ def test_without_noise_nothing_is_promised() -> None:
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (lambda: plan_of(colluding=4), "leaves nobody whose noise protects"),
-        (lambda: plan_of(min_active=2, colluding=2), "leaves nobody whose noise protects"),
+        (lambda: plan_of(colluding=4), "leaves no secondary whose noise protects"),
+        (lambda: plan_of(min_active=2, colluding=2), "leaves no secondary whose noise protects"),
         (lambda: plan_of(passes=2, sampling_rate=0.5, **FROZEN), "one secret sample"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from securevfl.dp.accountants_compared import sampled_gaussian_epsilon
+from securevfl.dp.budget import sampled_gaussian_epsilon
 from securevfl.dp.gaussian import composed_multiplier
 
 STEP = 0.02

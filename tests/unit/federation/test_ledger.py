@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
-from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.ledger.ledger import Ledger
 
 

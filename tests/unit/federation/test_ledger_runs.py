@@ -11,9 +11,8 @@ import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.fitting_plan import FittingPlan
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.ledger.book import LedgerBook, Limit
 from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger import Ledger, lines_of_run, set_limit, summary_of

@@ -14,7 +14,7 @@ from securevfl.config.encoder import EncoderSettings
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.class_sums import SumFormat
-from securevfl.dp.labels import label_noise_multiplier
+from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import NoiseTables
@@ -45,7 +45,9 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     run(path, tmp_path / "run")
 
     assert config.voters_moved == 3
-    promised = label_noise_multiplier(config.label_epsilon or 0, config.privacy.delta)
+    promised = gaussian_noise_multiplier(
+        epsilon=config.label_epsilon or 0, delta=config.privacy.delta
+    )
     assert max(drawn) == pytest.approx(3 * promised)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.label_release import LabelRelease, labels_together
+from securevfl.dp.labels import LabelRelease, labels_together
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.class_means.ballot import charge_labels
