@@ -1,4 +1,4 @@
-"""What ``securevfl advise`` says, beside what then happens with the real partners.
+"""What ``securevfl lab advise`` says, beside what then happens with the real partners.
 
     python benchmarks/advised.py --data digits diabetes breast_cancer
 

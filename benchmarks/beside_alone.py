@@ -6,7 +6,7 @@
 Without noise. A gain is over the local baseline; what of it is the partners' is over the better of
 two placebos: the same network without partners, and partners' rows permuted. Each set gets a folder
 in DIR with its tables and two federation files, one for encoders that are trained and one for
-frozen ones, and ``securevfl compare`` runs on both; what is finished there is not trained again.
+frozen ones, and ``securevfl lab compare`` runs on both; finished runs are not trained again.
 ``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
 """
 
@@ -28,11 +28,10 @@ from fedsim_tables import Tables, fate, letter, places, synthetic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from securevfl.cli.compare import run_compare
 from securevfl.config.sections import BaseSettings
 from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_builtin, load_full, split_table
-from securevfl.lab.study import Engines
+from securevfl.lab.study_commands import compare
 
 MADE_SEED = 0
 """Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""
@@ -233,15 +232,12 @@ def measure(asked: str, options: argparse.Namespace) -> dict[str, dict[str, Any]
         out = folder / path.stem
         # With --json nothing but JSON stands on stdout.
         with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
-            run_compare(
+            compare(
                 path,
                 methods=",".join(methods),
                 seeds=options.seeds,
-                engines=Engines(jobs=options.jobs),
+                jobs=options.jobs,
                 out=out,
-                metric=None,
-                device="cpu",
-                data_root=None,
                 as_json=False,
             )
         comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from securevfl.cli.demo import combined
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
-from securevfl.lab.digits import demo_federation, digits_tables
+from securevfl.lab.digits import combined, demo_federation, digits_tables
 from securevfl.runtime.simulation import simulate_federation
 
 

@@ -4,8 +4,8 @@
         [--seeds 5] [--first-seed 0] [--rows N] [--neighbours K] [--epochs N] [--key-noise X]
         [--jobs N]
 
-Writes the parties' tables and a federation file to DIR/TABLE..., then runs ``securevfl compare`` on
-it; what is finished there is not trained again. ``--list`` says which tables there are.
+Writes the parties' tables and a federation file to DIR/TABLE..., then runs ``securevfl lab
+compare`` on it; finished runs are not trained again. ``--list`` says which tables there are.
 """
 
 import argparse
@@ -19,11 +19,10 @@ import pandas as pd
 import tomli_w
 from sklearn.datasets import make_classification
 
-from securevfl.cli.compare import run_compare
 from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_folder, load_full, split_pair
 from securevfl.lab.digits import write_tables
-from securevfl.lab.study import Engines
+from securevfl.lab.study_commands import compare
 from securevfl.models.baselines.settings import BaselineConfig
 
 Task = Literal["regression", "binary", "multiclass"]
@@ -246,15 +245,12 @@ def main() -> None:
     noise = f"-noise-{options.key_noise:g}" if options.key_noise else ""
     name = f"{options.table}{noise}{'-keys' if options.keys else ''}"
     path = write_federation(options.out / name, name, tables, options)
-    run_compare(
+    compare(
         path,
         methods=options.methods,
         seeds=options.seeds,
-        engines=Engines(jobs=options.jobs),
+        jobs=options.jobs,
         out=path.parent / "compare",
-        metric=None,
-        device="cpu",
-        data_root=None,
         as_json=options.json,
     )
 

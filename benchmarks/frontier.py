@@ -29,7 +29,6 @@ from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables, write_table
 from frontier_shown import Found, draw, print_table
 
-from securevfl.cli.demo import combined
 from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
@@ -37,6 +36,7 @@ from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_builtin, load_full, split_table
 from securevfl.federation.base import Base
+from securevfl.lab.digits import combined
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 

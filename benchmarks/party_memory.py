@@ -37,7 +37,7 @@ import pandas as pd
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.launching import train_in_processes
 
-_PARTY = "with loading(): import securevfl.cli.main, securevfl.cli.run, securevfl.runtime.party"
+_PARTY = "with loading(): import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.party"
 LOADED = {
     "torch alone": "import torch",
     "torch and CrypTen": "import securevfl.mpc.crypten_bridge",

@@ -114,7 +114,7 @@ a metric needs, it is not defined: null in files. The chosen one must be defined
 validation and test rows, or the run is refused before anything is released."""
 
 METHODS = """\
-`securevfl compare` gives a method these settings on top of the file's own; see
+`securevfl lab compare` gives a method these settings on top of the file's own; see
 [compare](compare.md). `NAME` is a family, one of the baselines below, or a name of your choice with
 `family = "…"` in the table. A family takes settings of `[training]` and of its `[model]` here, side
 by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The baselines train with all

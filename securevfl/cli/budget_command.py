@@ -3,16 +3,23 @@
 Imports neither torch nor CrypTen, and the accountants, with all of scipy, only to answer.
 """
 
+import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from securevfl.core.command_line import AsJson
 from securevfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from securevfl.dp.budget import AccountantFigure, Budget
+
+# The plot: from a fifth of the noise to ten times it, in equal ratios.
+_POINTS: Final = 17
+_LEAST: Final = 0.2
+_MOST: Final = 10.0
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -80,7 +87,7 @@ def budget(
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw epsilon against noise, as FeT's Figure 8."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer for a plan: give --noise-multiplier, or --epsilon, or both (for the steps)."""
     if context.invoked_subcommand is not None:
@@ -159,9 +166,7 @@ def _answer(
         links_per_record=asked.links_per_record,
     )
     if plot is not None:
-        from securevfl.cli.budget_plot import draw
-
-        draw(asked, path=plot, around=noise_multiplier)
+        _draw(asked, path=plot, around=noise_multiplier)
     if as_json:
         answer: dict[str, Any] = {
             "epsilon": spent,
@@ -212,6 +217,50 @@ def _answer(
         print(f"plot              {plot}")
 
 
+def _draw(budget: "Budget", *, path: Path, around: float) -> None:
+    """Write an SVG file with one curve a method, the noise multiplier on the horizontal axis.
+
+    Raises:
+        ConfigError: If the file's name does not end in ``.svg``.
+        StorageError: If it cannot be written.
+    """
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from securevfl.core.files import write_bytes
+    from securevfl.dp.budget import curves
+
+    if path.suffix != ".svg":
+        raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")
+    multipliers = [float(x) for x in np.geomspace(_LEAST * around, _MOST * around, _POINTS)]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, (label, epsilons) in curves(budget, multipliers).items():
+        points = [
+            (x, y) for x, y in zip(multipliers, epsilons, strict=True) if y is not None and y > 0
+        ]
+        if points:
+            style = "--" if name == "as-published" else "-"
+            axes.plot(*zip(*points, strict=True), style, label=label)
+    axes.axvline(around, color="0.7", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("noise multiplier of one round, z")
+    axes.set_ylabel(f"epsilon at delta = {budget.delta:g}")
+    axes.set_title(
+        f"{budget.unit}, {budget.encoder} encoder, {budget.steps} steps, "
+        f"q = {budget.sampling_rate:g}, k = {budget.secondaries}"
+    )
+    axes.grid(visible=True, which="both", linewidth=0.3)
+    axes.legend(fontsize="small")
+    buffer = io.BytesIO()
+    # A fixed salt and no date: the same plan gives the same bytes.
+    with mpl.rc_context({"svg.hashsalt": "securevfl", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    write_bytes(path, buffer.getvalue(), for_others=True)
+
+
 @app.command()
 def similarity(
     key_scale: Annotated[float, typer.Option("--sigma0", help="Scale of the similarities.")],
@@ -230,7 +279,7 @@ def similarity(
     records: Annotated[
         int | None, typer.Option(help="Records, for the expected number of recoveries.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
     if (noise_std is None) == (bound is None):

@@ -1,6 +1,6 @@
-"""``securevfl ledger``: what all runs on a table have spent, and what its owner allows.
+"""``securevfl ledger``: show, limit and verify what runs on a table have spent.
 
-Imports neither torch nor CrypTen, and the accountants only to answer.
+Imports neither torch nor CrypTen but to verify, and the accountants only to answer.
 """
 
 import json
@@ -12,19 +12,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from securevfl.core.command_line import AsJson
+from securevfl.core.errors import PrivacyError
 from securevfl.core.formatting import epsilon_in_words
+from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
     from securevfl.ledger.ledger import Book, LabelsSpent, LedgerSummary, UnitSpent
+    from securevfl.runtime.verify import Finding
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="What all runs on a table have spent, and what its owner allows.",
+    help="Show, limit and verify what all runs on a table have spent.",
 )
 
 _RUN_DIGITS: Final = 8
 _MINUTES: Final = len("2026-01-31T12:00")
 _WIDEST: Final = 240
+_WORDS: Final = {True: "good", False: "BAD", None: "-"}
 
 TableFile = Annotated[
     Path, typer.Argument(metavar="TABLE", help="A party's table; its ledger lies beside it.")
@@ -35,7 +40,6 @@ OfPretraining = Annotated[
         "--pretraining", help="The ledger of what pretraining sends of the primary's own rows."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -114,6 +118,45 @@ def forget(
         return
     names = ", ".join(map(repr, federations))
     print(f"{party!r} is forgotten in {names}; its next ledger is taken")
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a run's ledgers, what parties signed of them, and the figures that they give.
+
+    Chains of lines, signatures, what others countersigned of each ledger that is at hand,
+    checkpoints, and the figures in metrics.json, computed again. Exit code 0: all good; 4: not;
+    2: nothing to check.
+
+    What this cannot show: that a party added the noise that it booked, or booked every release
+    that it made; and nothing against all parties together, who can write and sign all of it anew.
+    """
+    with loading():
+        from securevfl.runtime.verify import verify_run
+
+    findings = verify_run(run)
+    bad = [one for one in findings if one.good is False]
+    if as_json:
+        checks = [asdict(one) for one in findings]
+        print(json.dumps({"run": str(run), "good": not bad, "checks": checks}))
+    else:
+        _print_findings(findings)
+    if bad:
+        raise typer.Exit(PrivacyError.exit_code)
+
+
+def _print_findings(findings: "list[Finding]") -> None:
+    width = max(len(one.party) for one in findings)
+    for one in findings:
+        print(f"{one.check:<12} {one.party:<{width}}  {_WORDS[one.good]:<4}  {one.text}")
+    bad = sorted({one.party for one in findings if one.good is False})
+    if bad:
+        print(f"verdict: BAD ({', '.join(bad)}): what was spent cannot be relied on")
+    else:
+        print("verdict: good; for what this cannot show: securevfl ledger verify --help")
 
 
 def _book(pretraining: bool) -> "Book":

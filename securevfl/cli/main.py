@@ -3,33 +3,83 @@
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """
 
+import dataclasses
 import io
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
+from typer.core import TyperGroup
 
-from securevfl.cli.audit import app as audit_app
-from securevfl.cli.bench import app as bench_app
 from securevfl.cli.budget_command import app as budget_app
-from securevfl.cli.commands import Commands
-from securevfl.cli.export_command import app as export_app
+from securevfl.cli.identity_command import app as identity_app
 from securevfl.cli.ledger_command import app as ledger_app
-from securevfl.cli.options import AsJson, Device, FederationFile, FileDataRoot
-from securevfl.cli.serve import serve
-from securevfl.cli.starting import app as starting_app
-from securevfl.cli.studies import app as studies_app
-from securevfl.cli.using import app as using_app
+from securevfl.cli.run import app as run_app
+from securevfl.cli.start import app as start_app
 from securevfl.core.errors import SecureVflError, of_this_machine
-from securevfl.core.memory import loading
+from securevfl.exporting.model_commands import app as model_app
+from securevfl.lab.commands import app as lab_app
 from securevfl.launch.torchrun import require_one_process
+from securevfl.serving.serve_command import app as serve_app
 from securevfl.version import __version__
+
+
+class _Commands(TyperGroup):
+    """The commands, which know an option that is a setting of the federation file."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; of an option that is a setting of the federation file, name that."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            takes_file = "federation" in _arguments(getattr(error, "ctx", None))
+            if isinstance(option, str) and isinstance(error, _UsageError) and takes_file:
+                setting = _setting(option.lstrip("-").replace("-", "_"))
+                if setting is not None:
+                    raise _UsageError(
+                        f"No such option: {option}; it is a setting of the federation file: "
+                        f"write {setting} there",
+                        ctx=error.ctx,
+                    ) from None
+            raise
+
+
+_UsageError: Final[Any] = typer.BadParameter.__base__
+"""What Typer raises for a command line that is wrong; some versions bring their own Click."""
+
+
+def _arguments(ctx: Any) -> set[str]:
+    parameters = [] if ctx is None else ctx.command.params
+    return {one.name for one in parameters if one.param_type_name == "argument"}
+
+
+def _setting(name: str) -> str | None:
+    """Return the setting of that name with its section, ``training.epochs``; None if none is."""
+    # Loaded here: it takes longer than all commands together.
+    from securevfl.config.linkage import LinkageSettings
+    from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
+    from securevfl.dp.privacy import Privacy
+    from securevfl.models.registry import FAMILIES
+
+    sections: dict[str, list[Any]] = {
+        "training": [TrainingSettings],
+        "privacy": [Privacy],
+        "federation": [FederationSettings],
+        "linkage": [LinkageSettings],
+        "runtime": [RuntimeSettings],
+        "model": [family.settings_class for family in FAMILIES.values()],
+    }
+    for section, classes in sections.items():
+        if any(name in {one.name for one in dataclasses.fields(cls)} for cls in classes):
+            return f"{section}.{name}"
+    return None
+
 
 app = typer.Typer(
     name="securevfl",
-    cls=Commands,
+    cls=_Commands,
     help=(
         "Vertical federated learning on fuzzily linked tables, with secure averaging and a "
         "privacy budget."
@@ -39,27 +89,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(starting_app)
-app.add_typer(using_app)
-app.add_typer(export_app)
-app.add_typer(studies_app)
-app.add_typer(audit_app, name="audit")
-app.add_typer(budget_app, name="budget")
-app.add_typer(bench_app, name="bench")
-app.add_typer(ledger_app, name="ledger")
-app.command()(serve)
+# In the order of ``--help``; each command names its panel there.
+app.add_typer(start_app)
+app.add_typer(run_app)
+app.add_typer(serve_app)
+app.add_typer(model_app, name="model", rich_help_panel="Run")
+app.add_typer(ledger_app, name="ledger", rich_help_panel="Check and audit")
+app.add_typer(budget_app, name="budget", rich_help_panel="Check and audit")
+app.add_typer(identity_app, name="identity", rich_help_panel="Keys and identities")
+app.add_typer(lab_app, name="lab", rich_help_panel="Experiments")
 
 _INTERRUPTED = 130
 # What a shell says of other tools whose reader went away: 128 and the number of SIGPIPE.
 _UNREAD = 141
-
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="RUN", help="Run folder; default: runs/NAME-TIME."),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the last epoch saved in the run folder.")
-]
 
 
 def _version(show: bool) -> bool:
@@ -77,226 +119,6 @@ def _options(
     ] = False,
 ) -> None:
     """Vertical federated learning on fuzzily linked tables."""
-
-
-@app.command()
-def demo(
-    out: Out = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Train on real digits: one primary and four secondaries, every party its own process."""
-    from securevfl.cli.demo import run_demo
-
-    run_demo(out=out, seed=seed, as_json=as_json)
-
-
-@app.command()
-def train(
-    federation: FederationFile,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a whole federation on this machine, one process per party."""
-    with loading():
-        from securevfl.cli.run import run_train
-
-    run_train(
-        federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
-    )
-
-
-@app.command()
-def simulate(
-    federation: FederationFile,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run the same federation in one process, on CPU or GPU, with the same noise."""
-    with loading():
-        from securevfl.cli.run import run_simulate
-
-    run_simulate(
-        federation, out=out, resume=resume, device=device, data_root=data_root, as_json=as_json
-    )
-
-
-@app.command()
-def pretrain(
-    federation: FederationFile,
-    out: Out = None,
-    simulated: Annotated[
-        bool, typer.Option("--simulate", help="All parties in one process, for experiments.")
-    ] = False,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Pretrain encoders without labels, one process per party; training can start from them."""
-    from securevfl.cli.pretrain import run_pretrain
-
-    run_pretrain(
-        federation,
-        out=out,
-        simulated=simulated,
-        resume=resume,
-        device=device,
-        data_root=data_root,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def party(
-    federation: FederationFile,
-    name: Annotated[str, typer.Option("--name", help="Which party of the file this process is.")],
-    identity: Annotated[
-        Path,
-        typer.Option("--identity", help="This party's folder, as made by securevfl provision."),
-    ],
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where the primary listens, if not at its address in the file (behind NAT).",
-        ),
-    ] = None,
-    pretrain: Annotated[
-        bool,
-        typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
-    ] = False,
-    serve: Annotated[
-        bool,
-        typer.Option(
-            "--serve",
-            help="Answer requests for predictions with the model kept in RUN, for ever.",
-        ),
-    ] = False,
-    once: Annotated[
-        bool, typer.Option("--once", help="With --serve: end when the primary is done.")
-    ] = False,
-    rows: Annotated[Path | None, typer.Option("--rows", hidden=True)] = None,
-    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
-    id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
-    without: Annotated[str | None, typer.Option("--without", hidden=True)] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run one party of a federation, on its own machine."""
-    with loading():
-        from securevfl.cli.run import run_party
-        from securevfl.runtime.party_job import NewRows
-
-    asked = None
-    if rows is not None and predictions is not None:
-        absent = tuple(without.split(",")) if without else ()
-        asked = NewRows(path=rows, out=predictions, id_column=id_column, without=absent)
-
-    run_party(
-        federation,
-        name=name,
-        identity=identity,
-        out=out,
-        resume=resume,
-        device=device,
-        data_root=data_root,
-        listen=listen,
-        pretrain_only=pretrain,
-        serve=serve,
-        once=once,
-        new_rows=asked,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def provision(
-    federation: FederationFile,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the identities.")],
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Make this party's identity only; each party runs it at home."),
-    ] = None,
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
-    as_json: AsJson = False,
-) -> None:
-    """Make identities and certificates, and print the lines that the federation file pins."""
-    from securevfl.cli.provision import run_provision
-
-    run_provision(federation, out=out, name=name, days=days, as_json=as_json)
-
-
-@app.command()
-def trust(
-    certificate: Annotated[
-        Path, typer.Argument(metavar="CERTIFICATE", help="The identity.pem that a party sent.")
-    ],
-    name: Annotated[str, typer.Option("--name", help="Which party sent it.")],
-    identity: Annotated[
-        Path, typer.Option("--identity", help="One's own folder, as made by securevfl provision.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Take another party's certificate in, and print its identity, to be compared with theirs."""
-    from securevfl.cli.provision import run_trust
-
-    run_trust(certificate, name=name, identity=identity, as_json=as_json)
-
-
-@app.command()
-def link(
-    federation: FederationFile,
-    out: Out = None,
-    data_root: FileDataRoot = None,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Link the tables of a federation on this machine, and say how good the links are."""
-    from securevfl.cli.link import run_link
-
-    run_link(federation, out=out, data_root=data_root, estimate=estimate, as_json=as_json)
-
-
-@app.command()
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    as_json: AsJson = False,
-) -> None:
-    """Write the run's self-contained HTML report."""
-    from securevfl.cli.run import run_report
-
-    run_report(run, as_json=as_json)
-
-
-@app.command()
-def verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    as_json: AsJson = False,
-) -> None:
-    """Check a run's ledgers, what parties signed of them, and the figures that they give.
-
-    Chains of lines, signatures, what others countersigned of each ledger that is at hand,
-    checkpoints, and the figures in metrics.json, computed again. Exit code 0: all good; 4: not;
-    2: nothing to check.
-
-    What this cannot show: that a party added the noise that it booked, or booked every release
-    that it made; and nothing against all parties together, who can write and sign all of it anew.
-    """
-    from securevfl.cli.verify_command import run_verify
-
-    run_verify(run, as_json=as_json)
 
 
 def main() -> None:

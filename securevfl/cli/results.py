@@ -1,7 +1,8 @@
-"""A run's figures, as one JSON object or as a table for people."""
+"""What commands about runs share: the run folder, figures on stdout, and pages."""
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from securevfl.cli.figure_table import print_figures
+from securevfl.config.federation import FederationConfig
+from securevfl.core.command_line import print_figures
+from securevfl.core.errors import SecureVflError
 from securevfl.core.formatting import written
+from securevfl.core.memory import loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.federation.session.membership import absences_in_words
+from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.figures import (
     candidates_in_words,
     interval_heading,
@@ -22,6 +27,9 @@ from securevfl.runtime.figures import (
     placebos_in_words,
     threshold_in_words,
 )
+from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.preflight import warnings_about
+from securevfl.runtime.shown_progress import RunProgress
 
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
@@ -137,3 +145,135 @@ def _figure(value: float | None) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.2f} MB"
+
+
+def finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
+    """Return the figures of a run that is finished already, and say so; None if it is not."""
+    from securevfl.runtime.entry import finished_metrics
+
+    metrics = finished_metrics(config, folder)
+    if metrics is not None:
+        print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
+    return metrics
+
+
+def train_and_report(
+    config: FederationConfig,
+    folder: Path,
+    *,
+    data_root: Path,
+    resume: bool,
+    device: str,
+    beside: Callable[[], Mapping[str, Any]] = dict,
+) -> dict[str, Any]:
+    """Run a federation in processes, with progress on stderr, and write its report."""
+    with loading():
+        from securevfl.runtime.entry import train
+
+    with RunProgress(metric=metric_name(config)) as progress:
+        result = train(
+            config,
+            out=folder,
+            data_root=data_root,
+            resume=resume,
+            device=device,
+            observe=progress,
+            beside=beside,
+        )
+    write_page(folder)
+    return result.metrics
+
+
+def write_page(folder: Path) -> Path:
+    """Write a run's report and return its path."""
+    # Loaded here: plots take most of a second to load, in every party's process.
+    from securevfl.report.page import write_report
+
+    return write_report(folder)
+
+
+def write_pictures(party: Path) -> None:
+    """Draw what a secondary's model learned, where there is anything: for this party alone."""
+    from securevfl.runtime.run_folder import EXPLANATION
+
+    if (party / EXPLANATION).exists():
+        from securevfl.report.page import write_pictures
+
+        path = write_pictures(party)
+        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
+
+
+def write_own_page(party: Path) -> None:
+    """Write a secondary's own page, where it was linked; one that can't be made ends nothing."""
+    from securevfl.runtime.run_folder import own_folders
+
+    if not own_folders(party):
+        return
+    from securevfl.report.secondary_page import write_secondary_page
+
+    try:
+        path = write_secondary_page(party)
+    except SecureVflError as error:
+        print(f"securevfl: warning: no page for {party.name}: {error}", file=sys.stderr)
+    else:
+        print(f"securevfl: what left {party.name} and what it cost: {path}", file=sys.stderr)
+
+
+def warn(config: FederationConfig) -> None:
+    """Print what is risky about a federation file on stderr."""
+    for warning in warnings_about(config):
+        print(f"securevfl: warning: {warning}", file=sys.stderr)
+
+
+def metric_name(config: FederationConfig) -> str:
+    """Return the metric that training goes by."""
+    return metrics_of(config.federation.task, config.training.metric)[0].name
+
+
+def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    return {
+        "predictions": str(out),
+        "rows": len(predictions),
+        "metrics": predictions.metrics,
+        "epsilon": predictions.epsilon,
+        "used": predictions.used,
+        "without": list(predictions.without),
+        "measured_without": predictions.measured_without,
+        "unknown_words": dict(predictions.unknown_words),
+    }
+
+
+def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> None:
+    """Say where the predictions are, what they cost, and how good they are if that is known."""
+    if as_json:
+        print(json.dumps(summary_of(predictions, out)))
+        return
+    spent = predictions.epsilon
+    cost = "" if spent is None else f"; epsilon {spent:.4g} charged for the request"
+    if predictions.used == "alone":
+        cost = " by the primary alone: nothing was sent to anybody, and no ledger was charged"
+    print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
+    if predictions.without:
+        print(f"securevfl: {_absence(predictions)}", file=sys.stderr)
+    if predictions.metrics:
+        table = Table("metric", "of these rows")
+        for name, value in predictions.metrics.items():
+            table.add_row(name, "not defined" if value is None else written(value))
+        Console().print(table)
+    print(out)
+
+
+def _absence(predictions: Predictions) -> str:
+    """Say who was absent, and what predictions without them are worth."""
+    who = f"without {', '.join(predictions.without)}"
+    measured = predictions.measured_without
+    if measured is None:
+        return f"{who}: not measured what such predictions are worth"
+    found = []
+    for name, figure in measured["metrics"].items():
+        value = f"{name} {figure['value']:.4g}"
+        ends = figure["interval"]
+        found.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
+    by = "the primary alone, who does better then" if measured["used"] == "alone" else "the others"
+    return f"{who}, answered by {by}: on the run's test rows {', '.join(found)}"

@@ -1,157 +1,222 @@
-"""What the commands ``train``, ``simulate``, ``party`` and ``report`` do.
+"""The commands that run a federation or use a run: from ``simulate`` to ``report``.
 
-``party`` is started once a party: runs of whole federations, plots, and what other roles alone
-need are imported where they are used, so that fifty parties fit one machine.
+``party`` is started once for each party, so what one role alone needs is imported where it is used.
 """
 
 import gc
 import json
 import sys
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Final
 
-from securevfl.cli.results import print_pretraining, print_results
-from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
+import typer
+
+from securevfl.core.command_line import (
+    AsJson,
+    DataRoot,
+    Device,
+    Federation,
+    FederationFile,
+    FileDataRoot,
+    Identity,
+    Listen,
+    Out,
+    Resume,
+    RunFolder,
+)
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
-from securevfl.core.progress import ProgressEvent, told
-from securevfl.launch.child import end_with_launcher, is_launched, report_failure, report_memory
-from securevfl.launch.child import report as report_to_launcher
-from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.launching import OUTCOME_EVENT
-from securevfl.runtime.own_processes import (
-    help_party,
-    leave_at_once,
-    own_processes,
-    require_network,
-)
-from securevfl.runtime.party_job import NewRows, PartyJob
-from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import device_named, warnings_about
-from securevfl.runtime.run_folder import write_figures
-from securevfl.runtime.shown_progress import RunProgress
+
+if TYPE_CHECKING:
+    from securevfl.core.progress import ProgressEvent
+    from securevfl.runtime.party_job import PartyJob
+
+app = typer.Typer()
+
+_PANEL: Final = "Run"
 
 
-def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
-    """Return the run folder: the one that was asked for, or a new one under ``runs/``.
-
-    Raises:
-        ConfigError: If a run is to go on, and there is none.
-    """
-    if resume and out is None:
-        raise ConfigError("--resume: needs --out RUN, the folder of the run that should go on")
-    if resume and out is not None and not (out / "parties").is_dir():
-        raise ConfigError(f"run folder {out}: holds no run to go on with; run without --resume")
-    if out is not None:
-        return out
-    return Path("runs") / f"{config.federation.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def run_train(
-    path: Path,
-    *,
-    out: Path | None,
-    resume: bool,
-    device: str,
-    data_root: Path | None,
-    as_json: bool,
-) -> dict[str, Any]:
-    """Run a federation on this machine, one process per party; print its metrics."""
-    config = read_federation(path)
-    folder = run_folder_for(config, out, resume=resume)
-    metrics = _finished(config, folder) if resume else None
-    if metrics is None:
-        metrics = train_and_report(
-            config, folder, data_root=data_root or path.parent, resume=resume, device=device
-        )
-    print_results(metrics, folder, as_json=as_json)
-    return metrics
-
-
-def train_and_report(
-    config: FederationConfig,
-    folder: Path,
-    *,
-    data_root: Path,
-    resume: bool,
-    device: str,
-    beside: Callable[[], Mapping[str, Any]] = dict,
-) -> dict[str, Any]:
-    """Run a federation in processes, with progress on stderr, and write its report."""
+@app.command(rich_help_panel=_PANEL)
+def simulate(
+    federation: FederationFile,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the same federation in one process, on CPU or GPU, with the same noise."""
     with loading():
-        from securevfl.runtime.entry import train
-
-    with RunProgress(metric=_metric_name(config)) as progress:
-        result = train(
-            config,
-            out=folder,
-            data_root=data_root,
-            resume=resume,
-            device=device,
-            observe=progress,
-            beside=beside,
-        )
-    _write_report(folder)
-    return result.metrics
-
-
-def run_simulate(
-    path: Path,
-    *,
-    out: Path | None,
-    resume: bool,
-    device: str,
-    data_root: Path | None,
-    as_json: bool,
-) -> dict[str, Any]:
-    """Run a federation in this process; print its metrics."""
-    with loading():
+        from securevfl.cli.results import finished, metric_name, print_results, write_page
+        from securevfl.config.reading import read_federation
         from securevfl.runtime.entry import simulate_from_file
+        from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.runtime.shown_progress import RunProgress
 
-    config = read_federation(path)
+    config = read_federation(federation)
     folder = run_folder_for(config, out, resume=resume)
-    metrics = _finished(config, folder) if resume else None
+    metrics = finished(config, folder) if resume else None
     if metrics is None:
         keep_freed_memory()
-        with RunProgress(metric=_metric_name(config)) as progress:
+        with RunProgress(metric=metric_name(config)) as progress:
             metrics = simulate_from_file(
                 config,
                 out=folder,
-                data_root=data_root or path.parent,
+                data_root=data_root or federation.parent,
                 resume=resume,
                 device=device,
                 observe=progress,
             ).metrics
-        _write_report(folder)
+        write_page(folder)
     print_results(metrics, folder, as_json=as_json)
-    return metrics
 
 
-def run_party(
-    path: Path,
-    *,
-    name: str,
-    identity: Path,
-    out: Path | None,
-    resume: bool,
-    device: str,
-    data_root: Path | None,
-    listen: str | None,
-    pretrain_only: bool,
-    serve: bool,
-    once: bool,
-    new_rows: NewRows | None,
-    as_json: bool,
+@app.command(rich_help_panel=_PANEL)
+def train(
+    federation: FederationFile,
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run one party: for the launcher, or by hand on the party's own machine."""
+    """Run a whole federation on this machine, one process per party."""
+    with loading():
+        from securevfl.cli.results import finished, print_results, train_and_report
+        from securevfl.config.reading import read_federation
+        from securevfl.runtime.run_folder import run_folder_for
+
+    config = read_federation(federation)
+    folder = run_folder_for(config, out, resume=resume)
+    metrics = finished(config, folder) if resume else None
+    if metrics is None:
+        metrics = train_and_report(
+            config, folder, data_root=data_root or federation.parent, resume=resume, device=device
+        )
+    print_results(metrics, folder, as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL)
+def pretrain(
+    federation: FederationFile,
+    out: Out = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="All parties in one process, for experiments.")
+    ] = False,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pretrain encoders without labels, one process per party; training can start from them."""
+    with loading():
+        from securevfl.cli.results import print_pretraining
+        from securevfl.config.reading import read_federation
+        from securevfl.core import files
+        from securevfl.federation.pretraining.pretraining_stage import (
+            nothing_to_pretrain,
+            wants_pretraining,
+        )
+        from securevfl.runtime.preflight import device_named
+        from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.runtime.shown_progress import RunProgress
+
+    config = read_federation(federation)
+    if not wants_pretraining(config):
+        raise nothing_to_pretrain()
+    folder = run_folder_for(config, out, resume=resume)
+    root, torch_device = data_root or federation.parent, device_named(device)
+    with RunProgress(metric="") as progress:
+        if simulated:
+            from securevfl.runtime.run_tables import read_tables
+            from securevfl.runtime.simulation import simulate_federation
+
+            keep_freed_memory()
+            files.require_writable_folder(folder)
+            figures = simulate_federation(
+                config,
+                read_tables(config, root),
+                folder,
+                device=torch_device,
+                resume=resume,
+                observe=progress,
+                pretrain_only=True,
+            ).metrics
+        else:
+            from securevfl.runtime.launching import pretrain_in_processes
+
+            figures = pretrain_in_processes(
+                config,
+                folder,
+                data_root=root.resolve(),
+                resume=resume,
+                device=device,
+                observe=progress,
+            )
+    print_pretraining(figures, folder, as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL)
+def party(
+    federation: FederationFile,
+    name: Annotated[str, typer.Option("--name", help="Which party of the file this process is.")],
+    identity: Annotated[
+        Path,
+        typer.Option("--identity", help="This party's folder, made by securevfl identity create."),
+    ],
+    out: Out = None,
+    resume: Resume = False,
+    device: Device = "cpu",
+    data_root: FileDataRoot = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the primary listens, if not at its address in the file (behind NAT).",
+        ),
+    ] = None,
+    pretrain: Annotated[
+        bool,
+        typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
+    ] = False,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="Answer requests for predictions with the model kept in RUN, for ever.",
+        ),
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --serve: end when the primary is done.")
+    ] = False,
+    rows: Annotated[Path | None, typer.Option("--rows", hidden=True)] = None,
+    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
+    id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
+    without: Annotated[str | None, typer.Option("--without", hidden=True)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one party of a federation, on its own machine."""
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.launch.child import end_with_launcher, report_failure, report_memory
+        from securevfl.runtime.own_processes import (
+            help_party,
+            leave_at_once,
+            own_processes,
+            require_network,
+        )
+        from securevfl.runtime.party_job import NewRows, PartyJob
+        from securevfl.runtime.preflight import device_named
+        from securevfl.runtime.run_folder import run_folder_for
+
+    new_rows = None
+    if rows is not None and predictions is not None:
+        absent = tuple(without.split(",")) if without else ()
+        new_rows = NewRows(path=rows, out=predictions, id_column=id_column, without=absent)
     end_with_launcher()
     keep_freed_memory()
     try:
-        config = read_federation(path)
+        config = read_federation(federation)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
         if serve and new_rows is None and config.party(name).role == "primary":
@@ -167,17 +232,17 @@ def run_party(
                     name=name,
                     run_folder=run_folder_for(config, out, resume=resume),
                     identity_folder=identity,
-                    data_root=data_root or path.parent,
+                    data_root=data_root or federation.parent,
                     device=torch_device,
                     resume=resume,
                     listen=listen,
-                    pretrain_only=pretrain_only,
+                    pretrain_only=pretrain,
                     serves=serve,
                     serves_on=serve and not once,
                     new_rows=new_rows,
                     group=group,
                 )
-                _live(job, as_json=as_json)
+                _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
@@ -190,25 +255,41 @@ def run_party(
     leave_at_once()
 
 
-def _live(job: PartyJob, *, as_json: bool) -> None:
-    """Run a party's process to the end, and tell its launcher or its user what came of it."""
-    # Loaded here: a simulation needs neither CrypTen nor certificates.
+def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
+    """Run a party's process to the end, and report the outcome to its launcher or its user."""
     with loading():
-        from securevfl.runtime.party import run_party as run_one_party
+        from securevfl.cli.results import (
+            metric_name,
+            print_pretraining,
+            print_results,
+            warn,
+            write_own_page,
+            write_page,
+            write_pictures,
+        )
+        from securevfl.core.progress import told
+        from securevfl.launch.child import is_launched
+        from securevfl.launch.child import report as report_to_launcher
+        from securevfl.runtime.figures import RunFigures
+        from securevfl.runtime.launching import OUTCOME_EVENT
+        from securevfl.runtime.party import run_party
+        from securevfl.runtime.predictions import Predictions
+        from securevfl.runtime.run_folder import write_figures
+        from securevfl.runtime.shown_progress import RunProgress
 
-    _warn(job.config)
-    with RunProgress(metric=_metric_name(job.config)) as progress:
+    warn(job.config)
+    with RunProgress(metric=metric_name(job.config)) as progress:
 
-        def observe(event: ProgressEvent) -> None:
+        def observe(event: "ProgressEvent") -> None:
             report_to_launcher(event.EVENT, **told(event))
             progress(event)
 
         try:
-            outcome = run_one_party(job, observe)
+            outcome = run_party(job, observe)
         finally:
             # One that failed has released something too, and one that serves for ever ends by ^C.
             if not is_launched():
-                _write_own_page(job.folder)
+                write_own_page(job.folder)
     if isinstance(outcome, RunFigures):
         figures = outcome.as_json()
         if is_launched():
@@ -216,7 +297,7 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
             report_to_launcher(OUTCOME_EVENT, **figures)
         else:
             write_figures(job.run_folder, outcome)
-            _write_report(job.run_folder)
+            write_page(job.run_folder)
         print_results(figures, job.run_folder, as_json=as_json)
     elif isinstance(outcome, Predictions):
         report_to_launcher(OUTCOME_EVENT, **outcome.told())
@@ -226,66 +307,72 @@ def _live(job: PartyJob, *, as_json: bool) -> None:
     else:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
         if not is_launched() and not job.serves:
-            _write_pictures(job.folder)
+            write_pictures(job.folder)
 
 
-def run_report(folder: Path, *, as_json: bool) -> None:
-    """Write a run's report, or that of the secondary whose folder it is, and say where it is."""
-    from securevfl.report.secondary_page import write_secondary_pages
+@app.command(rich_help_panel=_PANEL)
+def predict(
+    run: RunFolder,
+    rows: Annotated[
+        Path, typer.Option("--rows", help="New rows of the primary: columns as in training.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where the predictions go, as CSV.")] = Path(
+        "predictions.csv"
+    ),
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", help="Column that names rows; default: their numbers from 1 on."),
+    ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
+    ] = None,
+    federation: Federation = None,
+    identity: Identity = None,
+    listen: Listen = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Predict new rows with the model of a run; every party's ledger is charged."""
+    with loading():
+        from securevfl.cli.results import metric_name, print_predictions
+        from securevfl.report.secondary_page import write_secondary_pages
+        from securevfl.runtime.entry import predict_file
+        from securevfl.runtime.run_folder import federation_of_run
+        from securevfl.runtime.shown_progress import RunProgress
+
+    config = federation_of_run(run, federation)
+    with RunProgress(metric=metric_name(config)) as progress:
+        predictions = predict_file(
+            config,
+            run,
+            rows=rows,
+            out=out,
+            id_column=id_column,
+            without=[name.strip() for name in without.split(",")] if without else [],
+            identity=identity,
+            listen=listen,
+            data_root=data_root,
+            device=device,
+            observe=progress,
+        )
+    print_predictions(predictions, out, as_json=as_json)
+    # What was spent stands on the pages of the secondaries of this machine.
+    write_secondary_pages(run)
+
+
+@app.command(rich_help_panel="Check and audit")
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the run's self-contained HTML report."""
+    with loading():
+        from securevfl.cli.results import write_page
+        from securevfl.report.secondary_page import write_secondary_pages
 
     # A run folder on a secondary's own machine has no figures of the run.
-    own = [] if (folder / "metrics.json").exists() else write_secondary_pages(folder)
-    path = own[-1] if own else _write_report(folder)
+    own = [] if (run / "metrics.json").exists() else write_secondary_pages(run)
+    path = own[-1] if own else write_page(run)
     print(json.dumps({"report": str(path)}) if as_json else path)
-
-
-def _finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
-    from securevfl.runtime.entry import finished_metrics
-
-    metrics = finished_metrics(config, folder)
-    if metrics is not None:
-        print(f"securevfl: {folder} is finished already; these are its figures", file=sys.stderr)
-    return metrics
-
-
-def _write_report(folder: Path) -> Path:
-    # Loaded here: plots take most of a second to load, in every party's process.
-    from securevfl.report.page import write_report
-
-    return write_report(folder)
-
-
-def _write_pictures(party: Path) -> None:
-    """Draw what a secondary's model learned, where there is anything: for this party alone."""
-    from securevfl.runtime.run_folder import EXPLANATION
-
-    if (party / EXPLANATION).exists():
-        from securevfl.report.page import write_pictures
-
-        path = write_pictures(party)
-        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
-
-
-def _write_own_page(party: Path) -> None:
-    """Write a secondary's own page, where it was linked; one that can't be made ends nothing."""
-    from securevfl.runtime.run_folder import own_folders
-
-    if not own_folders(party):
-        return
-    from securevfl.report.secondary_page import write_secondary_page
-
-    try:
-        path = write_secondary_page(party)
-    except SecureVflError as error:
-        print(f"securevfl: warning: no page for {party.name}: {error}", file=sys.stderr)
-    else:
-        print(f"securevfl: what left {party.name} and what it cost: {path}", file=sys.stderr)
-
-
-def _warn(config: FederationConfig) -> None:
-    for warning in warnings_about(config):
-        print(f"securevfl: warning: {warning}", file=sys.stderr)
-
-
-def _metric_name(config: FederationConfig) -> str:
-    return metrics_of(config.federation.task, config.training.metric)[0].name

@@ -48,7 +48,7 @@ class PartySettings:
     """The primary's ``host:port``; secondaries only dial out."""
 
     identity: str | None = None
-    """``ed25519:…``, the party's long-term public key (``securevfl provision``)."""
+    """``ed25519:…``, the party's long-term public key (``securevfl identity create``)."""
 
     scaling: Literal["standard", "clamped", "bounds", "none"] = "standard"
     """``standard``: own mean and deviation; ``clamped``: the same, and no value further than five

@@ -530,7 +530,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 returned.
             federation: The federation file; default: that of the run.
             parties: The secondaries' tables, of a run that was simulated on tables in memory.
-            identity: The primary's own folder, as made by ``securevfl provision``.
+            identity: The primary's own folder, as made by ``securevfl identity create``.
             listen: Where the primary listens, if not at its address in the file.
             data_root: Where relative data paths start; default: the current folder.
             device: ``"cpu"`` or ``"cuda"``.

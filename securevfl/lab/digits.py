@@ -1,14 +1,27 @@
 """The demo's federation: real handwritten digits, split between five parties by FeT's protocol."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from securevfl.config.federation import FederationConfig
+from securevfl.config.link_spec import link_spec
+from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_builtin, split_table
+from securevfl.federation.build import primary_data
+from securevfl.federation.own_numbers import features_of
+from securevfl.federation.run_plan import run_facts
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.baselines.fit import BaselineResult
+from securevfl.runtime.baselines import train_combined
+from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
 """The primary, then the secondaries."""
@@ -97,3 +110,60 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
     source["linkage"]["choose"] = "records"
     source["party"].append({"name": "dealer", "role": "dealer"})
     return source
+
+
+def demo_baselines(
+    source: dict[str, Any], tables: list[PartyTable], *, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return test figures of the demo without noise, and with all features in one place.
+
+    Args:
+        source: The demo's federation file, as a mapping.
+        tables: The primary's table, then the secondaries'.
+        tell: Called with a line before each of the two trainings.
+    """
+    tell("without noise (simulated), for comparison")
+    no_privacy = _without_noise(source, tables)
+    tell("combine: all features in one place")
+    combine = combined(parse_federation(source, file="demo"), tables)
+    return {
+        "no_privacy_test": no_privacy["test"],
+        "no_privacy_test_metrics": no_privacy["test_metrics"],
+        "combine_test": combine.test,
+        "combine_test_metrics": combine.test_metrics,
+    }
+
+
+def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, Any]:
+    privacy = {"mechanism": "none", "encoder": source["privacy"]["encoder"]}
+    for name in ("links_per_record", "clip_norm"):
+        if name in source["privacy"]:
+            privacy[name] = source["privacy"][name]
+    config = parse_federation({**source, "privacy": privacy}, file="demo without noise")
+    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
+        return simulate_federation(
+            config,
+            {table.name: table for table in tables},
+            Path(folder),
+            device=torch.device("cpu"),
+            with_alone=False,
+        ).metrics
+
+
+def combined(config: FederationConfig, tables: list[PartyTable]) -> BaselineResult:
+    """Train one network on all features, joined by the true matches."""
+    primary, secondaries = tables[0], tables[1:]
+    split, _ = run_facts(config, primary)
+    spec = link_spec(config)
+    linked = Linker(spec, keys_of(spec.keys, primary)).primary
+    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
+    return train_combined(
+        config,
+        data,
+        primary=primary,
+        secondaries=secondaries,
+        features=[
+            torch.from_numpy(features_of(party, table))
+            for party, table in zip(config.secondaries, secondaries, strict=True)
+        ],
+    )

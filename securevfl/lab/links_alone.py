@@ -240,7 +240,7 @@ _CURVE_POINTS: Final = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LinkStudy(Summarised):
-    """What ``securevfl link`` found."""
+    """What ``securevfl lab link`` found."""
 
     figures: dict[str, Any]
     """What ``links.json`` holds: figures by secondary, never a row or a record."""

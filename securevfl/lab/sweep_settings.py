@@ -69,7 +69,7 @@ class Setting:
             )
         if first == "methods":
             raise ConfigError(
-                f"set: {self.name}: is for securevfl compare; a sweep trains no methods"
+                f"set: {self.name}: is for securevfl lab compare; a sweep trains no methods"
             )
         if self.name in _SAME_FOR_ALL:
             raise ConfigError(f"set: {self.name}: must be the same for all runs")

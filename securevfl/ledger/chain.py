@@ -275,7 +275,7 @@ class ChainedFile:
             raise PrivacyError(
                 f"ledger {self.path}: {what} while this run was using it, so charges could be "
                 f"lost, and nothing more is released. Restore the ledger from a copy, and check "
-                f"it with securevfl verify"
+                f"it with securevfl ledger verify"
             )
 
     def _altered(self, handle: int, place: Path) -> str | None:

@@ -367,7 +367,7 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
     """Return the share that can survive over epsilon, and beside it what was rehearsed.
 
     Args:
-        advice: What ``securevfl advise --json`` prints.
+        advice: What ``securevfl lab advise --json`` prints.
     """
     rehearsal = advice["rehearsal"]
     figure = Figure(figsize=SIZE, layout="constrained")

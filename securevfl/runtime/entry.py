@@ -240,7 +240,7 @@ def predict(
         id_column: The column that names rows; None numbers them from 1 on.
         without: Secondaries that are absent: they are not asked, and not waited for.
         out: A file that gets the predictions too.
-        identity: The primary's own folder, as made by ``securevfl provision``.
+        identity: The primary's own folder, as made by ``securevfl identity create``.
         listen: Where the primary listens, if not at its address in the file.
         data_root: Where relative data paths start; default: the current folder.
         device: ``"cpu"`` or ``"cuda"``.
@@ -360,7 +360,7 @@ def predict_file(
         out: Where predictions go.
         id_column: The column that names rows; None numbers them from 1 on.
         without: Secondaries that are absent.
-        identity: The primary's own folder, as made by ``securevfl provision``.
+        identity: The primary's own folder, as made by ``securevfl identity create``.
         listen: Where the primary listens, if not at its address in the file.
         data_root: Where relative data paths start.
         device: ``"cpu"`` or ``"cuda"``.

@@ -214,6 +214,6 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
     if missing:
         raise ConfigError(
             f"party {missing[0]!r}: the federation file pins no identity for it; "
-            f"run securevfl provision and add the line that it prints"
+            f"run securevfl identity create and add the line that it prints"
         )
     return {party.name: party.identity for party in config.parties if party.identity is not None}

@@ -222,7 +222,7 @@ def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Counte
     """Return a party's part in countersigning; its ledger must be open.
 
     The run folder gets the federation file and ``identities.json``, both public, and the party's
-    own folder ``ledger.json``, which says where its ledger lies: what ``securevfl verify`` reads.
+    own folder ``ledger.json``, the place of its ledger, for ``securevfl ledger verify``.
 
     Args:
         life: The party.

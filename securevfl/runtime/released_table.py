@@ -6,8 +6,6 @@ by this program or by any other, tells no more of the secondaries' records than 
 asked, nothing is sent and no ledger is charged.
 """
 
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
@@ -129,44 +124,6 @@ def released_table(
     told = _metadata(config, booked, run, released)
     frame.attrs[METADATA] = {**told, "ledger_head": head.hex(), "cost": COST}
     return frame
-
-
-def write_released(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table of releases, for this user alone.
-
-    Args:
-        frame: Of :func:`released_table`.
-        path: Ends with ``.parquet``, whose schema metadata then has the promise under
-            ``securevfl``, or with ``.csv``, which gets it beside it as ``NAME.csv.json``.
-
-    Raises:
-        ConfigError: If it ends otherwise.
-        StorageError: If the disk takes no more.
-    """
-    told = frame.attrs[METADATA]
-    require_writable_name(path)
-    if path.suffix == ".csv":
-        files.write_text(path, frame.to_csv(index=False, lineterminator="\n"))
-        files.write_json(path.with_name(f"{path.name}.json"), told)
-        return
-    # Without pandas' own copy of the attributes: the promise stands in one place.
-    bare = frame.copy(deep=False)
-    bare.attrs = {}
-    arrow = pa.Table.from_pandas(bare, preserve_index=False)
-    own = {METADATA.encode(): json.dumps(told, allow_nan=False).encode()}
-    buffer = io.BytesIO()
-    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **own}), buffer)
-    files.write_bytes(path, buffer.getvalue())
-
-
-def require_writable_name(path: Path) -> None:
-    """Refuse a file of a kind that no table of releases is written as.
-
-    Raises:
-        ConfigError: Naming the kinds that are.
-    """
-    if path.suffix not in (".parquet", ".csv"):
-        raise ConfigError(f"--out: must end with .parquet or .csv, got {path.name!r}")
 
 
 def _state_of(folder: Path, config: FederationConfig) -> tuple[StateFolder, str]:

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Final
 import tomli_w
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
@@ -90,6 +92,39 @@ def write_federation(run_folder: Path, config: FederationConfig) -> None:
     files.write_text(
         run_folder / "federation.toml", tomli_w.dumps(dict(config.source)), for_others=True
     )
+
+
+def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
+    """Return the run folder: the one that was asked for, or a new one under ``runs/``.
+
+    Raises:
+        ConfigError: If a run is to go on, and there is none.
+    """
+    if resume and out is None:
+        raise ConfigError("--resume: needs --out RUN, the folder of the run that should go on")
+    if resume and out is not None and not (out / "parties").is_dir():
+        raise ConfigError(f"run folder {out}: holds no run to go on with; run without --resume")
+    if out is not None:
+        return out
+    return Path("runs") / f"{config.federation.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def federation_of_run(run_folder: Path, federation: Path | None) -> FederationConfig:
+    """Read the federation file of a run, or the one that replaces it.
+
+    Args:
+        run_folder: Of a run, with its ``federation.toml``.
+        federation: Another file, for settings that have changed since; None: the run's own.
+
+    Raises:
+        ConfigError: If the folder has no such file, or a setting is wrong.
+    """
+    path = run_folder / "federation.toml" if federation is None else federation
+    if not path.exists():
+        raise ConfigError(
+            f"run folder {run_folder}: has no federation.toml; is it the folder of a finished run?"
+        )
+    return read_federation(path)
 
 
 def write_explanation(

@@ -152,7 +152,7 @@ def opened(
     Args:
         config: The federation file.
         run_folder: Of the run that trained.
-        identity: The primary's own folder, as made by ``securevfl provision``.
+        identity: The primary's own folder, as made by ``securevfl identity create``.
         listen: Where the primary listens, if not at its address in the file.
         data_root: Where relative data paths start.
         device: ``"cpu"`` or ``"cuda"``.

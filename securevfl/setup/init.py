@@ -13,7 +13,9 @@ from typing import Final
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.reading import parse_federation
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.core.settings import read_settings
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Reading, Wanted, as_options
 from securevfl.data.sources.text_files import is_text_table, with_dates
@@ -27,6 +29,7 @@ from securevfl.setup.proposed_columns import (
     Bounds,
     Declared,
     Table,
+    checked_bounds,
     date_form,
     declared_types,
     describe_table,
@@ -462,3 +465,79 @@ def _from(root: Path, path: Path) -> str:
     """Return a path as the file says it: relative where the table lies below the file's folder."""
     resolved, start = path.resolve(), root.resolve()
     return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
+
+
+# From what the options say of columns and files to declarations.
+
+
+def declared_by_options(
+    *,
+    bounds: Sequence[str],
+    words: Sequence[str],
+    missing: Sequence[str],
+    exclude: Sequence[str],
+    reading: Sequence[str],
+    tables: Sequence[Path],
+) -> Declared:
+    """Return the declarations of a command line.
+
+    Args:
+        bounds: ``COLUMN=LOW,HIGH``.
+        words: ``COLUMN=A,B,...``.
+        missing: Columns whose cells may be empty.
+        exclude: Columns that are no features.
+        reading: ``NAME=VALUE`` for all tables, ``PARTY.NAME=VALUE`` for one.
+        tables: The tables on this machine.
+
+    Raises:
+        ConfigError: If an option has another form, or names an unknown party or setting.
+    """
+    pairs = {}
+    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds):
+        try:
+            pairs[column] = checked_bounds(said.split(","))
+        except ConfigError as error:
+            raise ConfigError(f"--bounds {column}: {error}") from None
+    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words)
+    return Declared(
+        bounds=pairs,
+        words={column: tuple(said.split(",")) for column, said in lists.items()},
+        missing=missing,
+        excluded=exclude,
+        readings=_readings(reading, tables),
+    )
+
+
+def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
+    """Return how files are written, by party; ``""`` stands for those that are not named."""
+    parties = list(dict.fromkeys(map(party_name, tables)))
+    said: dict[str, dict[str, object]] = {"": {}}
+    for text in texts:
+        setting, sign, value = text.partition("=")
+        party, dot, name = setting.rpartition(".")
+        if not sign or not name or not value:
+            raise ConfigError(
+                f"--reading: must be NAME=VALUE such as encoding=windows-1252, or "
+                f"PARTY.NAME=VALUE; got {text!r}"
+            )
+        if dot and party not in parties:
+            near = checks.did_you_mean(party, parties) or f"; there are {', '.join(parties)}"
+            raise ConfigError(f"--reading {setting}: no party is called so{near}")
+        said.setdefault(party, {})[name] = _reading_value(name, value)
+    return {
+        party: read_settings(Reading, {**said[""], **own}, where=f"--reading {party}".rstrip())
+        for party, own in said.items()
+    }
+
+
+def _reading_value(name: str, value: str) -> object:
+    if name in ("header", "empty"):
+        return value.split(",")
+    return int(value) if name == "skip_lines" and value.isdecimal() else value
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    column, sign, said = text.rpartition("=")
+    if not sign or not column or not said:
+        raise ConfigError(f"{option}: must be {form}, got {text!r}")
+    return column, said

@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.data.columns import is_row_number
-from securevfl.setup.estimates import RowsServed
+from securevfl.setup.estimates import LIMITS, RowsServed
 from securevfl.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.setup.proposed_keys import KeyProposal, propose_keys
 
@@ -61,6 +61,18 @@ class ColumnUse:
         """Whether the file needs bounds or words of it that nobody has declared."""
         undeclared = self.bounds is None and self.words is None
         return self.use == "feature" and self.source != "" and undeclared
+
+    @property
+    def reason(self) -> str:
+        """Why, with a feature's words or bounds and where they come from."""
+        if self.use != "feature" or not self.source:
+            return self.why
+        if self.words is not None:
+            return f"{self.why}: {len(self.words)} words, {self.source}"
+        if self.bounds is not None:
+            low, high = (end if isinstance(end, str) else f"{end:.12g}" for end in self.bounds)
+            return f"{self.why}: {low} to {high}, {self.source}"
+        return f"{self.why}: {self.source}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +144,35 @@ class Proposal:
     def features(self, party: str) -> list[ColumnUse]:
         """Return what becomes a feature of a party."""
         return [use for use in self.uses[party] if use.use == "feature"]
+
+    def as_json(self) -> dict[str, object]:
+        """Return what ``init --json`` prints."""
+        return {
+            "ready": self.ready,
+            "open": [f"{party}.{column}" for party, column in self.left_open],
+            "task": self.task,
+            "metric": self.keys.metric,
+            "keys": {party: list(names) for party, names in self.keys.columns.items()},
+            "reasons": [*self.keys.reasons, *self.spelling_shares],
+            "warnings": list(self.doubts),
+            "spelling": dict(self.spelling),
+            "columns": {
+                party: {use.column.name: {"use": use.use, "why": use.reason} for use in uses}
+                for party, uses in self.uses.items()
+            },
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "bounds_from_data": self.bounds_from_data,
+            "rows_served": {
+                name: {
+                    "median": served.median,
+                    "nine_in_ten": served.often,
+                    "linked": dict(zip(map(str, LIMITS), served.linked, strict=True)),
+                    "warning": served.warning(name),
+                }
+                for name, served in self.served.items()
+            },
+        }
 
 
 def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:

@@ -104,7 +104,7 @@ class Identity:
         if public_text(certificate) != _text_of(key.public_key()):
             raise ConfigError(
                 f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together; "
-                f"run securevfl provision again"
+                f"run securevfl identity create again"
             )
         trusted = {
             path.stem: read_certificate(path, name=path.stem)
@@ -210,8 +210,8 @@ def parse_public_text(identity: str) -> bytes:
         raw = b""
     if text == identity or len(raw) != 32:  # an Ed25519 public key has 32 bytes
         raise ConfigError(
-            f'identity: must be "{_PREFIX}" and a public key in base64, as securevfl provision '
-            f"prints it; got {identity!r}"
+            f'identity: must be "{_PREFIX}" and a public key in base64, as securevfl identity '
+            f"create prints it; got {identity!r}"
         )
     return raw
 
@@ -231,7 +231,7 @@ def read_certificate(path: Path, *, name: str) -> x509.Certificate:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}; securevfl provision makes identities"
+            f"{path}: {error.strerror}; securevfl identity create makes identities"
         ) from None
     except ValueError:
         raise ConfigError(f"{path}: is not a PEM certificate") from None
@@ -264,7 +264,7 @@ def _read_private(path: Path) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}; securevfl provision makes identities"
+            f"{path}: {error.strerror}; securevfl identity create makes identities"
         ) from None
     if exposed:
         raise ConfigError(f"{path}: other users may read this private key; chmod 600 it")
@@ -361,7 +361,7 @@ def trust(folder: Path, name: str, certificate_file: Path) -> str:
     """
     checks.file_name(name=name)  # it becomes one
     if not (folder / CERTIFICATE_FILE).exists():
-        raise ConfigError(f"{folder}: holds no identity; run securevfl provision first")
+        raise ConfigError(f"{folder}: holds no identity; run securevfl identity create first")
     certificate = read_certificate(certificate_file, name=name)
     target = folder / TRUST_FOLDER / f"{name}.pem"
     if target.exists() and read_certificate(target, name=name) != certificate:

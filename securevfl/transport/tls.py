@@ -67,7 +67,7 @@ def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[st
         if name not in pinned:
             raise ConfigError(
                 f"{name}: the federation file pins no identity for this party; "
-                f'add identity = "ed25519:..." from securevfl provision'
+                f'add identity = "ed25519:..." from securevfl identity create'
             )
         certificate = identity.trusted.get(name)
         if certificate is None:
@@ -97,8 +97,8 @@ def check_validity(
     if now > last:
         raise ConfigError(
             f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
-            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl provision, or set "
-            f"the clock"
+            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl identity create, "
+            f"or set the clock"
         )
     if now < first:
         raise ConfigError(

@@ -27,7 +27,7 @@ def commands(name: str) -> Iterator[list[str]]:
     for block in blocks(""):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
-            if words[1] == name:
+            if " ".join(words).startswith(f"securevfl {name}"):
                 yield words[1:]
 
 
@@ -66,7 +66,7 @@ def test_a_file_is_proposed_and_nothing_is_wrong_with_it(folder: Path, capfd: Ca
 
 
 def test_the_links_are_as_good_as_it_says(folder: Path, capfd: Capture) -> None:
-    ended = only("link", capfd)
+    ended = only("lab link", capfd)
 
     assert ended.code == 0, ended.err
     found = [float(value) for value in re.findall(r"recall@1[ │]*([\d.]+)", ended.out)]
@@ -106,7 +106,7 @@ def test_the_simulation_gains_what_the_table_says(folder: Path, capfd: Capture) 
 
 
 def test_the_comparison_has_its_three_methods(folder: Path, capfd: Capture) -> None:
-    (arguments,) = commands("compare")
+    (arguments,) = commands("lab compare")
     arguments[arguments.index("--seeds") + 1] = "1"
 
     ended = securevfl(capfd, *arguments)
@@ -139,7 +139,7 @@ def test_keys_can_be_hidden_as_shown(folder: Path, capfd: Capture) -> None:
         encoding="utf-8",
     )
 
-    ended = only("link", capfd)
+    ended = only("lab link", capfd)
 
     assert ended.code == 0, ended.err
     assert "a dealer learns: how many rows and records there are" in " ".join(ended.out.split())
@@ -148,7 +148,7 @@ def test_keys_can_be_hidden_as_shown(folder: Path, capfd: Capture) -> None:
 def test_identities_are_made_exchanged_and_pinned(folder: Path, capfd: Capture) -> None:
     """Everyone's in one folder here; the lines that are printed fit into the file."""
     path = folder / "loans.toml"
-    for arguments in commands("provision"):
+    for arguments in commands("identity create"):
         ended = securevfl(capfd, *arguments)
         assert ended.code == 0, ended.err
         name = arguments[arguments.index("--name") + 1]
@@ -160,7 +160,7 @@ def test_identities_are_made_exchanged_and_pinned(folder: Path, capfd: Capture) 
 
     parties = tomllib.loads(path.read_text(encoding="utf-8"))["party"]
     pinned = {party["name"]: party["identity"] for party in parties}
-    for arguments in commands("trust"):
+    for arguments in commands("identity trust"):
         ended = securevfl(capfd, *arguments)
         assert ended.code == 0, ended.err
         name = arguments[arguments.index("--name") + 1]

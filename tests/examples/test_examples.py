@@ -69,7 +69,7 @@ def test_all_methods_of_fedhssl_are_compared_by_one_command(tmp_path, capfd):
     methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,fedcvt,boosting-combine"
     ended = securevfl(
         capfd,
-        *("compare", federation, "--methods", methods, "--seeds", 1, "--json"),
+        *("lab", "compare", federation, "--methods", methods, "--seeds", 1, "--json"),
         *("--out", tmp_path / "out"),
     )
     assert ended.code == 0, ended.err

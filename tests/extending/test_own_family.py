@@ -109,7 +109,7 @@ def test_it_is_compared_with_another_family(tmp_path: Path, site: Path) -> None:
         methods={"wide": {"family": "average", "hidden": 32}},
     )
     methods = ("average", "wide", "avgsim")
-    command = ("compare", path, "--methods", ",".join(methods), "--seeds", 1, "--jobs", 2)
+    command = ("lab", "compare", path, "--methods", ",".join(methods), "--seeds", 1, "--jobs", 2)
     answer = json.loads(securevfl(site, *command, "--out", tmp_path / "out", "--json"))
     wide = tomllib.loads((tmp_path / "out/runs/wide/seed-3/federation.toml").read_text())
 

@@ -1,4 +1,4 @@
-"""``securevfl audit mechanism``: real rounds of the installed code, and tests of what they tell."""
+"""``securevfl lab audit``: real rounds of the installed code, and tests of what they tell."""
 
 import sys
 import tempfile

@@ -20,7 +20,7 @@ import sklearn.neighbors  # noqa: F401
 from helpers.chaos.witness import Watch
 
 # Loaded once, for all that are forked.
-import securevfl.cli.run
+import securevfl.cli.results
 import securevfl.mpc.sum_to
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401

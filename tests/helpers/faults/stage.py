@@ -28,7 +28,7 @@ from helpers.faults.party import Life, Point
 from helpers.federations import save
 
 # Loaded once, for all that are forked.
-import securevfl.cli.run
+import securevfl.cli.results
 import securevfl.mpc.sum_to
 import securevfl.report.page
 import securevfl.runtime.helper_party

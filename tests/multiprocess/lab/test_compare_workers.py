@@ -43,7 +43,7 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
     """As from a terminal: the signal reaches every process of the group at once."""
     path = write_federation(tmp_path, **SMALL)
     many = 500
-    command = [sys.executable, "-m", "securevfl.cli.main", "compare", str(path)]
+    command = [sys.executable, "-m", "securevfl.cli.main", "lab", "compare", str(path)]
     command += ["--methods", "fet", "--seeds", str(many), "--jobs", "2"]
     command += ["--out", str(tmp_path / "out")]
     process = subprocess.Popen(

@@ -98,7 +98,7 @@ def test_a_python_without_spu_is_refused_in_one_line(
     if program is not None:
         python.write_text(f"#!{sys.executable}\n{program}\n")
         python.chmod(0o755)
-    ended = securevfl(capfd, "bench", "splitavg", "--spu-python", python)
+    ended = securevfl(capfd, "lab", "bench", "--spu-python", python)
     assert ended.code == 2
     assert ended.complaint.startswith(f"--spu-python {python}: ")
     assert said in ended.complaint

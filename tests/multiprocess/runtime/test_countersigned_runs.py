@@ -66,8 +66,8 @@ def true_ledger(folder: Path) -> Iterator[None]:
 def test_a_ledger_that_does_not_go_on_stops_the_next_run_and_is_named(
     folder: Path, tmp_path: Path, capfd, tamper: Callable[[Path], None]
 ) -> None:
-    """The others name the party; nothing is linked or charged; ``securevfl verify`` agrees."""
-    ended = securevfl(capfd, "verify", folder / "run")
+    """The others name the party; nothing is linked or charged; ``ledger verify`` agrees."""
+    ended = securevfl(capfd, "ledger", "verify", folder / "run")
     assert ended.code == 0, ended.out
     for name in NAMES:
         points = [line["point"] for line in log_of(folder / "run", name) if "point" in line]
@@ -76,7 +76,7 @@ def test_a_ledger_that_does_not_go_on_stops_the_next_run_and_is_named(
 
     tamper(ledger_of(folder, "bank-1"))
 
-    checked = securevfl(capfd, "verify", folder / "run")
+    checked = securevfl(capfd, "ledger", "verify", folder / "run")
     assert checked.code == 4, checked.out
     assert "verdict: BAD (bank-1)" in checked.out
     ended = securevfl(capfd, "train", folder / "fed.toml", "--out", tmp_path)
@@ -99,7 +99,7 @@ def test_who_remembers_can_forget_on_purpose(folder: Path, tmp_path: Path, capfd
 
     train(folder / "fed.toml", out=tmp_path / "run")
 
-    assert securevfl(capfd, "verify", tmp_path / "run").code == 0
+    assert securevfl(capfd, "ledger", "verify", tmp_path / "run").code == 0
 
 
 def charges(path: Path) -> int:

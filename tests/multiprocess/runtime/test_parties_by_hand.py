@@ -30,12 +30,12 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, po
         return ended.out
 
     for name, home in homes.items():
-        printed = typed("provision", path, "--name", name, "--out", home, "--json")
+        printed = typed("identity", "create", path, "--name", name, "--out", home, "--json")
         pinned |= json.loads(printed)["identities"]
     for own, other in (NAMES, NAMES[::-1]):
         certificate = homes[other] / other / "identity.pem"
         folder = homes[own] / own
-        printed = typed("trust", certificate, "--name", other, "--identity", folder)
+        printed = typed("identity", "trust", certificate, "--name", other, "--identity", folder)
         assert f'identity = "{pinned[other]}"' in printed
         assert not (homes[own] / other).exists()
     for party in source["party"]:

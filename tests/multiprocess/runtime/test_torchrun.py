@@ -63,7 +63,7 @@ def test_parties_of_two_processes_train_as_those_of_one(tmp_path, capfd, port, p
     source["party"][0]["address"] = f"127.0.0.1:{port}"
     source["party"][1] |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     save(tmp_path, source)
-    made = securevfl(capfd, "provision", path, "--out", tmp_path / "ids", "--json")
+    made = securevfl(capfd, "identity", "create", path, "--out", tmp_path / "ids", "--json")
     assert made.code == 0, made.err
     identities = json.loads(made.out)["identities"]
     for party in source["party"]:

@@ -35,12 +35,12 @@ from helpers.altered_mechanisms import (
 from helpers.audit_in_process import audit_in_process
 from typer.testing import CliRunner
 
-from securevfl.cli.audit import app
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit import audit_report as audit_report
 from securevfl.lab.audit.audit_report import AuditReport, audit
 from securevfl.lab.audit.settings import RELEASES, AuditSettings, Release
+from securevfl.lab.commands import app
 
 pytestmark = pytest.mark.statistical
 
@@ -200,8 +200,8 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
         return audit_in_process(settings, alter=noise_at_the_first_only)
 
     monkeypatch.setattr(audit_report, "audit", altered)
-    result = CliRunner().invoke(app, ["mechanism", "--json"])
-    table = CliRunner().invoke(app, ["mechanism"])
+    result = CliRunner().invoke(app, ["audit", "--json"])
+    table = CliRunner().invoke(app, ["audit"])
 
     report = json.loads(result.stdout)
     assert result.exit_code == table.exit_code == 4

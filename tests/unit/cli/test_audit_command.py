@@ -1,10 +1,10 @@
-"""``securevfl audit mechanism`` refuses impossible settings before any process starts."""
+"""``securevfl lab audit`` refuses impossible settings before any process starts."""
 
 import pytest
 from typer.testing import CliRunner
 
-from securevfl.cli.audit import app
 from securevfl.core.errors import ConfigError
+from securevfl.lab.commands import app
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from securevfl.core.errors import ConfigError
 )
 def test_impossible_settings_are_refused(options: list[str], message: str) -> None:
     """Each names the setting and what it may be; the command ends with exit code 2."""
-    result = CliRunner().invoke(app, ["mechanism", *options])
+    result = CliRunner().invoke(app, ["audit", *options])
 
     assert isinstance(result.exception, ConfigError)
     assert message in str(result.exception)

@@ -365,7 +365,7 @@ def test_federation_file_is_refused(case: str, tmp_path: Path, capfd: Capture) -
         (None, ["No such file"]),
     ],
 )
-@pytest.mark.parametrize("command", ["simulate", "train", "provision"])
+@pytest.mark.parametrize("command", ["simulate", "train", "identity create"])
 def test_file_that_cannot_be_read(
     command: str, content: bytes | None, words: list[str], tmp_path: Path, capfd: Capture
 ) -> None:
@@ -373,7 +373,7 @@ def test_file_that_cannot_be_read(
     path = tmp_path / "fed.toml"
     if content is not None:
         path.write_bytes(content)
-    ended = securevfl(capfd, command, path, "--out", tmp_path / "run")
+    ended = securevfl(capfd, *command.split(), path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "fed.toml" in ended.complaint
     for word in words:
@@ -568,13 +568,13 @@ def test_party_needs_what_provision_makes(tmp_path: Path, capfd: Capture) -> Non
     ended = securevfl(capfd, "party", path, "--name", "bank-1", "--identity", tmp_path, *out)
     assert ended.code == 2
     assert str(tmp_path) in ended.complaint
-    made = securevfl(capfd, "provision", path, "--out", tmp_path / "ids")
+    made = securevfl(capfd, "identity", "create", path, "--out", tmp_path / "ids")
     assert made.code == 0
     own = tmp_path / "ids" / "bank-1"
     ended = securevfl(capfd, "party", path, "--name", "bank-1", "--identity", own, *out)
     assert ended.code == 2
     assert "pins no identity" in ended.complaint
-    assert "securevfl provision" in ended.complaint
+    assert "securevfl identity create" in ended.complaint
 
 
 def test_provision_that_cannot_work(tmp_path: Path, capfd: Capture) -> None:
@@ -587,11 +587,11 @@ def test_provision_that_cannot_work(tmp_path: Path, capfd: Capture) -> None:
         (("--out", tmp_path / "ids", "--days", "0"), "days"),
     ]
     for arguments, word in bad:
-        ended = securevfl(capfd, "provision", path, *arguments)
+        ended = securevfl(capfd, "identity", "create", path, *arguments)
         assert ended.code == 2
         assert word in ended.complaint
-    assert securevfl(capfd, "provision", path, "--out", tmp_path / "ids").code == 0
-    ended = securevfl(capfd, "provision", path, "--out", tmp_path / "ids")
+    assert securevfl(capfd, "identity", "create", path, "--out", tmp_path / "ids").code == 0
+    ended = securevfl(capfd, "identity", "create", path, "--out", tmp_path / "ids")
     assert ended.code == 2
     assert "exist" in ended.complaint
 

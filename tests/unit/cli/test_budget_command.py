@@ -188,7 +188,7 @@ def test_similarity_in_both_directions() -> None:
 def test_the_calculator_loads_neither_torch_nor_crypten() -> None:
     """A privacy officer's laptop answers without them."""
     code = (
-        "import sys; import securevfl.cli.budget_command, securevfl.cli.budget_plot; "
+        "import sys; import securevfl.cli.budget_command; "
         "import securevfl.dp.budget; "
         "import securevfl.ledger.ledger; "
         "print(sorted({'torch', 'crypten'} & {m.split('.')[0] for m in sys.modules}))"

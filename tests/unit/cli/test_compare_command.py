@@ -10,8 +10,8 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
-from securevfl.cli.study_progress import StudyProgress
 from securevfl.lab.one_run import Run
+from securevfl.lab.study_commands import StudyProgress
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {
@@ -25,7 +25,7 @@ FILES = ("comparison.json", "comparison.csv", "comparison.md", "comparison.svg")
 def test_json_and_files(tmp_path: Path, capfd: Capture) -> None:
     """One JSON object on stdout, the same in the folder; a plot; the table, the next time."""
     path, out = write_federation(tmp_path, **SMALL), tmp_path / "out"
-    command = ("compare", path, "--methods", "solo, fet", "--seeds", 2, "--out", out)
+    command = ("lab", "compare", path, "--methods", "solo, fet", "--seeds", 2, "--out", out)
     ended = securevfl(capfd, *command, "--json")
     assert ended.code == 0
     answer = json.loads(ended.out)
@@ -59,7 +59,7 @@ def test_json_and_files(tmp_path: Path, capfd: Capture) -> None:
 def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C says what is kept and how to go on; the same command then does."""
     path, out = write_federation(tmp_path, **SMALL), tmp_path / "out"
-    command = ("compare", path, "--methods", "solo,fet", "--seeds", 1, "--out", out)
+    command = ("lab", "compare", path, "--methods", "solo,fet", "--seeds", 1, "--out", out)
 
     def stop(self: StudyProgress, run: Run, event: Mapping[str, Any]) -> None:
         raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def test_wrong_input_is_one_line(
 ) -> None:
     """Exit code 2, before anything trains."""
     path = write_federation(tmp_path, **SMALL)
-    ended = securevfl(capfd, "compare", path, "--out", tmp_path / "out", *arguments)
+    ended = securevfl(capfd, "lab", "compare", path, "--out", tmp_path / "out", *arguments)
     assert ended.code == 2
     for part in parts:
         assert part in ended.complaint

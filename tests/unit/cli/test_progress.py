@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from securevfl.cli.saying import say
+from securevfl.core.command_line import say
 from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
 from securevfl.runtime import shown_progress as progress
 from securevfl.runtime.shown_progress import RunProgress, bars, spending_in_words

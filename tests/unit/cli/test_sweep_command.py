@@ -9,8 +9,8 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
-from securevfl.cli.study_progress import StudyProgress
 from securevfl.lab.one_run import Run
+from securevfl.lab.study_commands import StudyProgress
 
 Capture = pytest.CaptureFixture[str]
 SMALL: dict[str, Any] = {
@@ -25,7 +25,7 @@ def test_table_json_and_files(
 ) -> None:
     """Cut off, gone on with; one JSON object, the same in the folder; a plot; the table."""
     path, out = write_federation(tmp_path, **SMALL), tmp_path / "out"
-    command = ("sweep", path, "--set", "model.neighbours=1,40", "--set", "model.hidden=4,8")
+    command = ("lab", "sweep", path, "--set", "model.neighbours=1,40", "--set", "model.hidden=4,8")
     command = (*command, "--out", out)
 
     def stop(self: StudyProgress, run: Run, event: object) -> None:
@@ -70,7 +70,7 @@ def test_runs_with_a_promise_say_what_it_does_not_cover(tmp_path: Path, capfd: C
     )
     path.write_text(text)
     ended = securevfl(
-        capfd, "sweep", path, "--set", "privacy.epsilon=4.0,8.0", "--out", tmp_path / "out"
+        capfd, "lab", "sweep", path, "--set", "privacy.epsilon=4.0,8.0", "--out", tmp_path / "out"
     )
     assert ended.code == 0, ended.err
     assert "epsilon" in ended.out
@@ -106,7 +106,7 @@ def test_wrong_input_is_one_line(
         lambda name, *rest: None if name in ("ray", "optuna") else there(name, *rest),
     )
     path = write_federation(tmp_path, **SMALL)
-    ended = securevfl(capfd, "sweep", path, "--out", tmp_path / "out", *arguments)
+    ended = securevfl(capfd, "lab", "sweep", path, "--out", tmp_path / "out", *arguments)
     assert ended.code == 2
     for part in parts:
         assert part in ended.complaint

@@ -213,13 +213,13 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capfd: pytest.CaptureFix
     """Files where they were asked for, the difference, and the warning."""
     write_kept_run(tmp_path, model={"family": "top1sim", "hidden": 8})
     out = tmp_path / "files"
-    done = securevfl(capfd, "export", tmp_path, "--party", "bank-1", "--out", out)
+    done = securevfl(capfd, "model", "export", tmp_path, "--party", "bank-1", "--out", out)
     assert (done.code, done.out.split()) == (0, [str(out / "bank-1.onnx")])
     assert "NOT PRIVATE" in done.err
     assert "differs from torch by at most" in done.err
-    done = securevfl(capfd, "export", tmp_path, "--format", "torchscript", "--json")
+    done = securevfl(capfd, "model", "export", tmp_path, "--format", "torchscript", "--json")
     told = json.loads(done.out)["exported"]
     assert [one["private"] for one in told] == [True, False]
     assert all(one["difference"] <= TOLERANCE for one in told)
-    done = securevfl(capfd, "export", out)
+    done = securevfl(capfd, "model", "export", out)
     assert (done.code, "has no federation.toml" in done.complaint) == (2, True)

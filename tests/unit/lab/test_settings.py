@@ -60,7 +60,7 @@ def test_ranges_of_a_search(text: str, found: Range, whole: bool) -> None:
         ("model.dropout=0..0.5", "log: and ranges of other numbers are for --search"),
         ("a.b=log:0..8", "logarithms need numbers above 0"),
         ("seed=0..20000", "0..20000 are more than 10000 values"),
-        ("methods.fet.hidden=1", "is for securevfl compare"),
+        ("methods.fet.hidden=1", "is for securevfl lab compare"),
         ("training.metric=f1,auc", "must be the same for all runs"),
         ("model.hidden=a b", "'a b' is no value of TOML, no word"),
     ],

@@ -135,7 +135,7 @@ def test_the_command_writes_file_plot_and_report(
     folder, first = blocks
     out, plot = folder / "run", folder / "worth.svg"
     common = ("--data-root", folder)
-    ended = securevfl(capfd, "contribution", out, "--json", "--plot", plot, *common)
+    ended = securevfl(capfd, "lab", "contribution", out, "--json", "--plot", plot, *common)
 
     assert ended.code == 0
     told = json.loads(ended.out)
@@ -145,7 +145,7 @@ def test_the_command_writes_file_plot_and_report(
     report = (out / "report.html").read_text()
     assert "What if a partner leaves" in report
     assert "twin-2" in report
-    shown = securevfl(capfd, "contribution", out, *common)
+    shown = securevfl(capfd, "lab", "contribution", out, *common)
     assert shown.code == 0
     assert "this cost nothing" in shown.err
     assert "gone tomorrow" in shown.err
@@ -154,7 +154,7 @@ def test_the_command_writes_file_plot_and_report(
         (("--plot", folder / "worth.png"), "--plot"),
         (("--permutations", "1"), "permutations"),
     ):
-        refused = securevfl(capfd, "contribution", out, *common, *wrong)
+        refused = securevfl(capfd, "lab", "contribution", out, *common, *wrong)
         assert refused.code == 2
         assert why in refused.complaint
 
@@ -224,7 +224,7 @@ def test_sums_under_a_promise_are_refused_with_what_it_would_take(
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     save(tmp_path, source)
     run(path, tmp_path / "run")
-    refused = securevfl(capfd, "contribution", tmp_path / "run", "--data-root", tmp_path)
+    refused = securevfl(capfd, "lab", "contribution", tmp_path / "run", "--data-root", tmp_path)
 
     assert refused.code == 4
     assert "2 more releases of the 12 test rows, epsilon" in refused.complaint

@@ -272,7 +272,7 @@ def test_what_was_kept_is_whole_or_refused(
     """A damaged file ends a prediction in one line; so does an export, which knows networks."""
     path = federation(tmp_path, {**POOLED, "top": "linear"})
     sv.simulate(path, out=tmp_path / "run")
-    done = securevfl(capfd, "export", tmp_path / "run", "--party", "agency")
+    done = securevfl(capfd, "model", "export", tmp_path / "run", "--party", "agency")
     assert (done.code, "is an estimator of scikit-learn" in done.complaint) == (2, True)
     model = tmp_path / "run" / "parties" / "agency" / "model"
     damage(model / "weights.safetensors", "flipped")

@@ -12,7 +12,7 @@ import pytest
 from helpers.federations import FROZEN, save, write_federation
 
 import securevfl as sv
-from securevfl.cli.predict import summary_of
+from securevfl.cli.results import summary_of
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError
 from securevfl.core.progress import Warned
 

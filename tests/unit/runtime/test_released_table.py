@@ -97,7 +97,16 @@ def test_the_table_has_the_released_numbers_and_their_promise(
     assert np.allclose(frame[own].to_numpy(), wanted, atol=1e-6)
 
     for name in ("out.parquet", "out.csv"):
-        asked = ["features", run, "--own", "--data-root", finished, "--out", tmp_path / name]
+        asked = [
+            "model",
+            "embeddings",
+            run,
+            "--own",
+            "--data-root",
+            finished,
+            "--out",
+            tmp_path / name,
+        ]
         done = securevfl(capfd, *asked, "--json")
         assert (done.code, json.loads(done.out)["statement"]) == (0, told["statement"])
     assert "this costs nothing" in securevfl(capfd, *asked).err
@@ -199,11 +208,11 @@ def test_a_trained_run_and_other_endings_are_refused(
     """The command ends with one line and exit code 2, before anything is read."""
     path = write_federation(tmp_path, rows=ROWS, training={"epochs": 1})
     sv.simulate(path, out=tmp_path / "trained")
-    asked = ["features", tmp_path / "trained", "--data-root", tmp_path]
+    asked = ["model", "embeddings", tmp_path / "trained", "--data-root", tmp_path]
     done = securevfl(capfd, *asked, "--out", tmp_path / "out.parquet")
     assert "released anew in every epoch and not kept" in done.complaint
     assert done.code == 2
-    done = securevfl(capfd, "features", finished / "run", "--out", "features.xlsx")
+    done = securevfl(capfd, "model", "embeddings", finished / "run", "--out", "features.xlsx")
     assert "must end with .parquet or .csv" in done.complaint
     assert done.code == 2
 

@@ -47,7 +47,16 @@ def test_a_table_of_votes_says_which_class_each_number_is_for(
 ) -> None:
     """Records of the highest class speak for it more than others do, at the class's own number."""
     out = finished / "votes.csv"
-    asked = ["features", finished / "run", "--own", "--data-root", finished, "--out", out]
+    asked = [
+        "model",
+        "embeddings",
+        finished / "run",
+        "--own",
+        "--data-root",
+        finished,
+        "--out",
+        out,
+    ]
     done = securevfl(capfd, *asked)
     frame = pd.read_csv(out)
 
@@ -61,7 +70,7 @@ def test_a_table_of_votes_says_which_class_each_number_is_for(
 
 def test_what_partners_are_worth_is_refused_with_what_helps(finished: Path, capfd: Capture) -> None:
     """Votes share their numbers, so that ``layout = "blocks"`` alone would be refused too."""
-    refused = securevfl(capfd, "contribution", finished / "run", "--data-root", finished)
+    refused = securevfl(capfd, "lab", "contribution", finished / "run", "--data-root", finished)
 
     assert refused.code == 4
     assert "2 more releases of the 24 test rows, epsilon" in refused.complaint
@@ -74,18 +83,18 @@ def test_ledgers_of_a_run_with_votes_are_verified(
     """As they lie there; and found out where a line of the fitting is gone, or labels cost less."""
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
-    good = securevfl(capfd, "verify", run)
+    good = securevfl(capfd, "ledger", "verify", run)
     assert good.code == 0, good.err
     metrics = json.loads((run / "metrics.json").read_text())
     metrics["privacy"]["labels"]["epsilon"] = 1.0
     (run / "metrics.json").write_text(json.dumps(metrics))
-    assert "labels" in securevfl(capfd, "verify", run).out
-    assert securevfl(capfd, "verify", run).code == 4
+    assert "labels" in securevfl(capfd, "ledger", "verify", run).out
+    assert securevfl(capfd, "ledger", "verify", run).code == 4
     ledger = run / "parties" / "bank-1" / "ledger.jsonl"
     lines = ledger.read_text().splitlines()
     (fit,) = [line for line in lines if json.loads(line)["kind"] == "fit"]
     ledger.write_text("".join(f"{line}\n" for line in lines if line != fit))
-    assert securevfl(capfd, "verify", run).code == 4
+    assert securevfl(capfd, "ledger", "verify", run).code == 4
 
 
 def test_a_table_shows_what_a_run_with_votes_spent_of_it(
@@ -110,7 +119,7 @@ def test_a_table_shows_what_a_run_with_votes_spent_of_it(
 def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture) -> None:
     """Released votes and a base in, the class probabilities of the kept model out."""
     run = finished / "run"
-    done = securevfl(capfd, "export", run, "--out", tmp_path, "--json")
+    done = securevfl(capfd, "model", "export", run, "--out", tmp_path, "--json")
     told = json.loads(done.out)["exported"]
     assert [one["party"] for one in told] == ["agency", "bank-1", "bank-2"]
     part = onnxruntime.InferenceSession(told[0]["path"])

@@ -1,4 +1,4 @@
-"""What ``securevfl verify`` finds in a run folder: good, rolled back, emptied, forged, altered."""
+"""What ``ledger verify`` finds in a run folder: good, rolled back, emptied, forged, altered."""
 
 import json
 import shutil
@@ -122,7 +122,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_good_run_is_good(run: Run, capfd) -> None:
     """A line a check, a verdict, exit code 0; the same as JSON."""
-    ended = securevfl(capfd, "verify", run.folder)
+    ended = securevfl(capfd, "ledger", "verify", run.folder)
 
     assert ended.code == 0, ended.err
     *lines, verdict = ended.out.splitlines()
@@ -130,7 +130,7 @@ def test_a_good_run_is_good(run: Run, capfd) -> None:
     kinds = ["chain", "signatures", "heads", "end", "checkpoints"]
     assert [line.split()[0] for line in lines] == [k for k in kinds for _ in NAMES] + ["figures"]
     assert all(line.split()[2] == "good" for line in lines), ended.out
-    told = json.loads(securevfl(capfd, "verify", run.folder, "--json").out)
+    told = json.loads(securevfl(capfd, "ledger", "verify", run.folder, "--json").out)
     assert told["good"] is True
     assert len(told["checks"]) == len(lines)
 
@@ -154,10 +154,10 @@ def test_a_rolled_back_ledger_is_named(run: Run, capfd) -> None:
     assert set(found) == {"heads bank-1", "end bank-1", "checkpoints bank-1"}
     assert "has 3 lines, and 6 were countersigned by agency at end" in found["heads bank-1"]
     assert "rolled back, emptied or rewritten" in found["heads bank-1"]
-    ended = securevfl(capfd, "verify", run.folder)
+    ended = securevfl(capfd, "ledger", "verify", run.folder)
     assert ended.code == 4
     assert ended.out.splitlines()[-1].startswith("verdict: BAD (bank-1)")
-    told = json.loads(securevfl(capfd, "verify", run.folder, "--json").out)
+    told = json.loads(securevfl(capfd, "ledger", "verify", run.folder, "--json").out)
     assert told["good"] is False
 
 
@@ -319,17 +319,17 @@ def test_what_was_forgotten_on_purpose_is_no_fault(run: Run) -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capfd) -> None:
     """Exit code 2, and one line."""
-    ended = securevfl(capfd, "verify", tmp_path)
+    ended = securevfl(capfd, "ledger", "verify", tmp_path)
     assert (ended.code, ended.out) == (2, "")
     assert "holds no run" in ended.err
     run = Run(tmp_path)
-    ended = securevfl(capfd, "verify", run.folder)
+    ended = securevfl(capfd, "ledger", "verify", run.folder)
     assert ended.code == 2
     assert "no party's ledger is at hand" in ended.err
 
 
 def test_the_help_says_what_verifying_cannot_show(capfd) -> None:
     """All parties together can write everything anew; a claim of noise is not proven."""
-    text = " ".join(securevfl(capfd, "verify", "--help").out.split())
+    text = " ".join(securevfl(capfd, "ledger", "verify", "--help").out.split())
     assert "What this cannot show" in text
     assert "all parties together" in text

@@ -1,4 +1,4 @@
-"""``securevfl advise``: from the federation file and the primary's table alone."""
+"""``securevfl lab advise``: from the federation file and the primary's table alone."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
     path, plot = federation(tmp_path), tmp_path / "advice.svg"
 
     ended = securevfl(
-        capfd, "advise", path, "--epsilon", "0.05", "--seeds", 2, "--plot", plot, "--json"
+        capfd, "lab", "advise", path, "--epsilon", "0.05", "--seeds", 2, "--plot", plot, "--json"
     )
 
     assert ended.code == 0, ended.err
@@ -90,7 +90,9 @@ def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
 
 
 def test_people_read_bounds_settings_and_verdicts(tmp_path: Path, capfd: Capture) -> None:
-    ended = securevfl(capfd, "advise", federation(tmp_path), "--epsilon", "8,8", "--seeds", 1)
+    ended = securevfl(
+        capfd, "lab", "advise", federation(tmp_path), "--epsilon", "8,8", "--seeds", 1
+    )
 
     assert ended.code == 0, ended.err
     out = " ".join(ended.out.split())
@@ -116,7 +118,7 @@ def test_bounds_alone_simulate_nothing(tmp_path: Path, capfd: Capture) -> None:
     text = path.read_text(encoding="utf-8").replace('scaling = "bounds"\n', "", 1)
     path.write_text(re.sub(r"bounds = \[[^]]*\]\n", "", text, count=1), encoding="utf-8")
 
-    ended = securevfl(capfd, "advise", path, "--seeds", 0, "--json")
+    ended = securevfl(capfd, "lab", "advise", path, "--seeds", 0, "--json")
 
     assert ended.code == 0, ended.err
     said = json.loads(ended.out)
@@ -163,7 +165,7 @@ def test_bad_input_is_one_line(
     if spoil is not None:
         spoil(path)
 
-    ended = securevfl(capfd, "advise", path, *arguments)
+    ended = securevfl(capfd, "lab", "advise", path, *arguments)
 
     assert ended.code == 2
     assert said in ended.complaint

@@ -1,4 +1,4 @@
-"""What ``securevfl serve`` does: a kept model behind HTTP, until it is told to stop."""
+"""``securevfl serve``: answer requests for predictions over HTTP, until interrupted."""
 
 import importlib.util
 import json
@@ -9,14 +9,18 @@ from typing import Annotated, Final
 
 import typer
 
-from securevfl.cli.options import DataRoot, Device, Federation, Identity, Listen, RunFolder
 from securevfl.core import checks
+from securevfl.core.command_line import DataRoot, Device, Federation, Identity, Listen, RunFolder
 from securevfl.core.errors import ConfigError
+from securevfl.core.memory import loading
+
+app = typer.Typer()
 
 _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
+@app.command(rich_help_panel="Run")
 def serve(
     run: RunFolder,
     host: Annotated[str, typer.Option(help="Where HTTP is spoken.")] = "127.0.0.1",
@@ -55,58 +59,19 @@ def serve(
     ] = False,
 ) -> None:
     """Answer requests for predictions over HTTP; every party's ledger is charged."""
-    _run(
-        run,
-        federation=federation,
-        identity=identity,
-        listen=listen,
-        data_root=data_root,
-        device=device,
-        host=host,
-        port=port,
-        token_file=token_file,
-        with_token=with_token,
-        max_rows=max_rows,
-        max_bytes=max_bytes,
-        rate=rate,
-        gather=gather,
-        without_lost=without_lost,
-        as_json=as_json,
-    )
-
-
-def _run(
-    run: Path,
-    *,
-    federation: Path | None,
-    identity: Path | None,
-    listen: str | None,
-    data_root: Path | None,
-    device: str,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    with_token: bool,
-    max_rows: int,
-    max_bytes: int,
-    rate: float | None,
-    gather: float,
-    without_lost: bool,
-    as_json: bool,
-) -> None:
-    """Serve the model that a run has kept."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"securevfl serve needs {', '.join(missing)}; install securevfl with its extra serve: "
             f"pip install 'securevfl[serve]'"
         )
-    from securevfl.config.reading import read_federation
-    from securevfl.models.task_metrics import metrics_of
-    from securevfl.runtime.shown_progress import RunProgress
-    from securevfl.serving.guard import token_of
-    from securevfl.serving.opening import opened
-    from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
+    with loading():
+        from securevfl.models.task_metrics import metrics_of
+        from securevfl.runtime.run_folder import federation_of_run
+        from securevfl.runtime.shown_progress import RunProgress
+        from securevfl.serving.guard import token_of
+        from securevfl.serving.opening import opened
+        from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
 
     checks.at_least(1, max_rows=max_rows, max_bytes=max_bytes)
     checks.non_negative(gather=gather)
@@ -114,12 +79,7 @@ def _run(
         checks.positive(rate=rate)
     if token_file is not None and not with_token:
         raise ConfigError("--no-token: goes without --token-file")
-    path = run / "federation.toml" if federation is None else federation
-    if not path.exists():
-        raise ConfigError(
-            f"run folder {run}: has no federation.toml; is it the folder of a finished run?"
-        )
-    config = read_federation(path)
+    config = federation_of_run(run, federation)
     token = token_of(token_file, folder=run) if with_token else None
     logging.basicConfig(format="securevfl: %(asctime)s %(message)s", stream=sys.stderr)
     LOG.setLevel(logging.INFO)
@@ -140,18 +100,17 @@ def _run(
     ):
         shown, taken = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
         url = f"http://{shown}:{taken}"
+        said = []
         if host not in _LOOPBACK:
-            _say("warning: HTTP is not encrypted; put a server that speaks TLS before it")
+            said.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
         if token is None:
-            _say("warning: no token is asked for; whoever reaches the port spends the budget")
+            said.append("warning: no token is required; any client of the port spends the budget")
         else:
-            _say(f"clients show the token of {token.source}")
+            said.append(f"clients show the token of {token.source}")
+        for line in said:
+            print(f"securevfl: {line}", file=sys.stderr, flush=True)
         print(json.dumps({"url": url}) if as_json else f"securevfl: serving {url}", flush=True)
         settings = ServerSettings(
             max_rows=max_rows, max_bytes=max_bytes, rate=rate, gather_s=gather
         )
         run_server(application(model, token, settings), listener)
-
-
-def _say(text: str) -> None:
-    print(f"securevfl: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,424 @@
+"""The commands before a first run: ``demo``, ``init``, ``columns`` and ``check``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot, Out, say
+from securevfl.core.errors import ConfigError
+from securevfl.core.memory import loading
+
+if TYPE_CHECKING:
+    from securevfl.setup.check import Check, PartyCheck
+    from securevfl.setup.proposal import Proposal
+
+app = typer.Typer()
+
+_PANEL: Final = "Start"
+
+_Bounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bounds",
+        metavar="COLUMN=LOW,HIGH",
+        help="Least and largest value that can occur, known without looking; of dates, as "
+        "2015-01-01,2025-12-31. COLUMN may be a pattern (rt_*).",
+    ),
+]
+_Words = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--words",
+        metavar="COLUMN=A,B,...",
+        help="Words that can occur in a column, known without looking; other stands for the rest.",
+    ),
+]
+_Missing = Annotated[
+    list[str] | None,
+    typer.Option("--missing", metavar="COLUMN", help="A column whose cells may be empty."),
+]
+_Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="COLUMN", help="A column that is no feature."),
+]
+_Reading = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reading",
+        metavar="NAME=VALUE",
+        help="How a file is written, as in the federation file: encoding=windows-1252, "
+        "dates=%d.%m.%Y. PARTY.NAME=VALUE for one table alone.",
+    ),
+]
+
+
+@app.command(rich_help_panel=_PANEL)
+def demo(
+    out: Out = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train on real digits: one primary and four secondaries, every party its own process."""
+    with loading():
+        from securevfl.cli.results import print_results, train_and_report
+        from securevfl.config.reading import parse_federation
+        from securevfl.core import files
+        from securevfl.lab.digits import (
+            demo_baselines,
+            demo_federation,
+            digits_tables,
+            write_tables,
+        )
+        from securevfl.runtime.run_folder import run_folder_for
+
+    source = demo_federation(seed=seed)
+    config = parse_federation(source, file="demo")
+    folder = run_folder_for(config, out)
+    files.require_writable_folder(folder)
+    tables = digits_tables(seed=seed)
+    write_tables(tables, folder / "tables")
+    metrics = train_and_report(
+        config,
+        folder,
+        data_root=folder,
+        resume=False,
+        device="cpu",
+        beside=lambda: demo_baselines(source, tables, tell=_progress),
+    )
+    print_results(metrics, folder, as_json=as_json)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@app.command(rich_help_panel=_PANEL)
+def init(
+    primary: Annotated[
+        Path,
+        typer.Option("--primary", metavar="TABLE", help="The table with the labels, or its list."),
+    ],
+    label: Annotated[str, typer.Option("--label", metavar="COLUMN", help="What is predicted.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FED.toml", help="The federation file.")],
+    secondary: Annotated[
+        list[Path] | None,
+        typer.Option("--secondary", metavar="TABLE", help="A table with further columns."),
+    ] = None,
+    lists: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--columns",
+            metavar="COLUMNS.json",
+            help="Columns that a secondary sent, written by securevfl columns.",
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN",
+            help="A key column; lon=longitude where tables call it differently. Default: proposed.",
+        ),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option("--truth", metavar="COLUMN", help="A column that tells true matches."),
+    ] = None,
+    task: Annotated[
+        Literal["regression", "binary", "multiclass"] | None,
+        typer.Option("--task", help="Default: by the label."),
+    ] = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="What is promised.")] = 8.0,
+    bounds: _Bounds = None,
+    words: _Words = None,
+    missing: _Missing = None,
+    exclude: _Exclude = None,
+    reading: _Reading = None,
+    bounds_from_data: Annotated[
+        bool,
+        typer.Option(
+            "--bounds-from-data",
+            help="Weaker: what nobody declares is taken from the records, rounded, and written "
+            "into the file for every party to read. Epsilon does not cover it.",
+        ),
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the federation is called.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at tables and write a federation file with a reason for every choice."""
+    with loading():
+        from securevfl.core import checks, files
+        from securevfl.setup.init import declared_by_options, proposed
+        from securevfl.setup.proposal import Wishes
+
+    if out.exists() and not overwrite:
+        raise ConfigError(f"--out {out}: is there already; add --overwrite, or choose another name")
+    checks.positive(epsilon=epsilon)
+    wishes = Wishes(
+        label=label,
+        keys=tuple(key or ()),
+        truth=truth,
+        task=task,
+        epsilon=epsilon,
+        bounds_from_data=bounds_from_data,
+        name=name or out.name.removesuffix(".toml"),
+    )
+    secondaries = secondary or []
+    declared = declared_by_options(
+        bounds=bounds or (),
+        words=words or (),
+        missing=missing or (),
+        exclude=exclude or (),
+        reading=reading or (),
+        tables=[path for path in (primary, *secondaries) if path.suffix != ".json"],
+    )
+    proposal, text = proposed(
+        primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
+    )
+    files.write_text(out, text, for_others=True)
+    if as_json:
+        print(json.dumps({"file": str(out), **proposal.as_json()}))
+    else:
+        _print_proposal(proposal, out)
+
+
+def _print_proposal(proposal: "Proposal", out: Path) -> None:
+    console = Console()
+    for table in proposal.tables:
+        rows = "columns by its list" if table.rows is None else f"{table.rows:,} rows"
+        role = "primary" if table is proposal.tables[0] else "secondary"
+        grid = Table(title=Text(f"{table.name}: {role}, {rows}"), title_justify="left")
+        for heading in ("column", "becomes", "why"):
+            grid.add_column(heading)
+        for use in proposal.uses[table.name]:
+            grid.add_row(Text(use.column.name), use.use, Text(use.reason))
+        console.print(grid)
+    if (warning := proposal.keys.shown) is not None:
+        say(console, "", f"warning: {warning}", style="yellow")
+    for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
+        say(console, "", f"keys: {reason}")
+    say(console, "", f"task: {proposal.task} ({proposal.task_reason})")
+    for name, served in proposal.served.items():
+        say(console, "", f"links: of {name}, {served.in_words()}")
+        if (warning := served.warning(name)) is not None:
+            say(console, "", warning, style="yellow")
+    for doubt in proposal.doubts:
+        say(console, "", f"keys: {doubt}", style="yellow")
+    say(
+        console,
+        "",
+        f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence",
+    )
+    console.print(f"written: {out}", highlight=False, soft_wrap=True)
+    if proposal.bounds_from_data:
+        say(
+            console,
+            "",
+            "some ranges, words and gaps were taken from the records: they are rounded, the file "
+            "shows them to every party, and epsilon does not cover them",
+            style="yellow",
+        )
+    if not proposal.ready:
+        names = sorted({f"{party}.{column}" for party, column in proposal.left_open})
+        say(
+            console,
+            "",
+            f"before it can run, somebody who knows must declare: {', '.join(names)}. Fill in the "
+            f"lines marked so, or run init again with --bounds, --words and --missing; "
+            f"--bounds-from-data takes what is missing from the records, which epsilon does not "
+            f"cover",
+            style="yellow",
+        )
+    console.print(f"next: securevfl check {out}", highlight=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=_PANEL)
+def columns(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Your table.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="COLUMNS.json", help="The list, for your partners.")
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the party is called; default: the file.")
+    ] = None,
+    bounds: _Bounds = None,
+    words: _Words = None,
+    missing: _Missing = None,
+    exclude: _Exclude = None,
+    reading: _Reading = None,
+) -> None:
+    """List a table's columns for partners: names, kinds and what you declare; no value, no count.
+
+    Partners give the list to securevfl init by --columns.
+    """
+    with loading():
+        import dataclasses
+
+        from securevfl.setup.init import declared_by_options, look_at
+        from securevfl.setup.proposal import excluded_because
+        from securevfl.setup.proposed_columns import require_columns, write_column_list
+
+    declared = declared_by_options(
+        bounds=bounds or (),
+        words=words or (),
+        missing=missing or (),
+        exclude=exclude or (),
+        reading=reading or (),
+        tables=[table],
+    )
+    described = look_at(table, declared=declared, root=table.parent)
+    require_columns([described], declared)
+    if name is not None:
+        described = dataclasses.replace(described, name=name)
+    write_column_list(described, out)
+    console = Console()
+    console.print(f"{out}: {len(described.columns)} columns of {described.name}", highlight=False)
+    undeclared = [
+        column.name
+        for column in described.columns
+        if column.kind in ("number", "words", "date")
+        and column.bounds is None
+        and column.words is None
+        and excluded_because(column) is None
+    ]
+    left_out = {
+        column.name: why
+        for column in described.columns
+        if (why := excluded_because(column)) is not None
+    }
+    for column, why in left_out.items():
+        say(console, "", f"{column}: no feature: {why}")
+    if undeclared:
+        console.print(
+            Text(
+                "nothing is declared of: "
+                + ", ".join(undeclared)
+                + ". Of those that become features, a promise needs bounds (--bounds) or words "
+                "(--words); keys need none."
+            )
+        )
+
+
+@app.command(rich_help_panel=_PANEL)
+def check(
+    federation: FederationFile,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Look at this party alone; the other tables are not here."),
+    ] = None,
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a federation file will do, before anything is done, and all that is wrong with it.
+
+    Exit code 0: nothing is wrong; 2: something is.
+    """
+    with loading():
+        from securevfl.setup.check import check_federation
+
+    found = check_federation(federation, name=name, data_root=data_root)
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        _print_check(Console(), found)
+    if not found.fine:
+        count = len(found.problems)
+        raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
+
+
+def _print_check(console: Console, found: "Check") -> None:
+    for one in found.parties:
+        _print_party(console, one)
+    for name, links in found.links.items():
+        say(console, f"links of {name}: ", links.in_words())
+    if found.config is not None:
+        if found.config.chosen:
+            told = (f"{name} = {value!r}" for name, value in found.config.chosen.items())
+            say(console, "auto: ", ", ".join(told))
+        say(console, "base: ", found.config.base.in_words())
+    _print_privacy(console, found)
+    _print_costs(console, found)
+    if found.config is not None:
+        table = Table(title="what each party will learn", title_justify="left")
+        for heading in ("channel", "who learns what", "what covers it", "of whom"):
+            table.add_column(heading)
+        for row in found.learns():
+            table.add_row(*(Text(cell) for cell in row.values()))
+        console.print(table)
+    else:
+        say(console, "", "noise, links and costs are told once the settings can be read")
+    for warning in found.warnings:
+        say(console, "warning: ", warning, style="yellow")
+    for problem in found.problems:
+        say(console, "wrong: ", " ".join(problem.split()), style="red")
+    if found.fine:
+        say(console, "nothing is wrong; next: ", f"securevfl simulate {found.file}")
+
+
+def _print_party(console: Console, one: "PartyCheck") -> None:
+    party = one.party
+    rows = "no table here" if one.rows is None else f"{one.rows:,} rows"
+    table = Table(title=Text(f"{party.name}: {party.role}, {rows}"), title_justify="left")
+    table.add_column("columns")
+    table.add_column("what becomes of them")
+    table.add_row("key", Text(", ".join(party.key)))
+    if one.features:
+        alike: dict[str, list[str]] = {}
+        for name, encoding in one.features.items():
+            alike.setdefault(encoding, []).append(name)
+        texts = [f"{', '.join(names)}: {encoding}" for encoding, names in alike.items()]
+        count = "" if one.num_features is None else f" ({one.num_features})"
+        table.add_row(f"features{count}", Text("\n".join(texts)))
+        table.add_row("scaling", party.scaling)
+    if one.unusable:
+        table.add_row("wrong as they are", Text(", ".join(one.unusable)))
+    dropped = [f"{name} ({why})" for name, why in one.dropped.items() if why != "a key"]
+    if dropped:
+        table.add_row("no features", Text(", ".join(dropped)))
+    console.print(table)
+
+
+def _print_privacy(console: Console, found: "Check") -> None:
+    privacy = found.privacy()
+    if privacy is None:
+        return
+    if privacy["mechanism"] != "none":
+        say(
+            console,
+            "noise: ",
+            f"each secondary adds noise of deviation {privacy['noise_share_std']:.4g} to every "
+            f"number that it releases; one {privacy['unit']} changes {privacy['of']} by at most "
+            f"{privacy['sensitivity']:.4g}; epsilon = {privacy['epsilon']:.4g}, "
+            f"delta = {privacy['delta']:g}",
+        )
+    say(console, "promise: ", privacy["statement"])
+    if privacy["labels"] is not None:
+        say(console, "labels: ", privacy["labels"])
+
+
+def _print_costs(console: Console, found: "Check") -> None:
+    if found.costs is None:
+        return
+    costs = found.costs
+    minutes = costs.seconds / 60
+    took = f"{minutes:.0f} min" if minutes >= 2 else f"{costs.seconds:.0f} s"
+    used = costs.memory_bytes
+    memory = "" if used is None else f"; about {used / 1e6:,.0f} MB of memory"
+    say(
+        console,
+        "costs: ",
+        f"about {costs.bytes_received / 1e6:,.2f} MB to the primary and "
+        f"{costs.bytes_sent / 1e6:,.2f} MB from it (protected linkage not counted); simulated on "
+        f"this machine, with nothing beside it, about {took} of training{memory}",
+    )

@@ -1,0 +1,111 @@
+"""Options that several commands take, and how commands print lines and tables of figures."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+FederationFile = Annotated[
+    Path, typer.Argument(metavar="FED.toml", help="The federation file that all parties share.")
+]
+FileDataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Where relative data paths start; default: next to the file."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="RUN", help="Run folder; default: runs/NAME-TIME."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the last epoch saved in the run folder.")
+]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is a GPU.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Where relative data paths start; default: here."),
+]
+Federation = Annotated[
+    Path | None,
+    typer.Option(
+        "--federation", help="Federation file, if its \\[prediction] or \\[runtime] has changed."
+    ),
+]
+RunFederation = Annotated[
+    Path | None,
+    typer.Option("--federation", help="Federation file, if it is not RUN/federation.toml."),
+]
+Identity = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity",
+        help="The primary's folder of securevfl identity create: the others run party --serve.",
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="Where the primary listens, with --identity."
+    ),
+]
+
+_BESIDE_TEXT: Final = 3
+"""Characters of a column beyond its text: a space at both ends, and a line."""
+
+
+def say(console: Console, head: str, text: str, *, style: str = "") -> None:
+    """Print a line with a bold head: wrapped at words on a terminal, whole elsewhere."""
+    line = Text.assemble((head, f"bold {style}".strip()), text)
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
+def print_figures(
+    console: Console, table: Sequence[Sequence[str]], *, title: str = "", names: int = 1
+) -> None:
+    """Print a table of figures, in as many pieces as the console's width asks for.
+
+    Args:
+        console: The terminal or file.
+        table: Headings, which may be broken between words, and then rows of as many cells, which
+            may not.
+        title: Stands above the first piece.
+        names: How many columns say what a row is; every piece begins with them.
+    """
+    head, *rows = table
+    widths = [
+        max(len(text) for text in (*heading.split(), *(row[column] for row in rows)))
+        for column, heading in enumerate(head)
+    ]
+    for number, columns in enumerate(_pieces(widths, console.width, names=names)):
+        piece = Table(title=Text(title) if title and not number else None, title_justify="left")
+        whole = sum(max(widths[one], len(head[one])) + _BESIDE_TEXT for one in columns)
+        for one in columns:
+            # What rich would do itself breaks cells, too, where headings have to be broken.
+            width = widths[one] if whole >= console.width else None
+            justify: Literal["left", "right"] = "left" if one < names else "right"
+            piece.add_column(Text(head[one]), justify=justify, width=width)
+        for row in rows:
+            piece.add_row(*(Text(row[one]) for one in columns))
+        console.print(piece)
+
+
+def _pieces(widths: Sequence[int], limit: int, *, names: int) -> Iterator[list[int]]:
+    """Yield the columns of each piece: the names, and as many others as fit the width."""
+    room = limit - 1 - sum(width + _BESIDE_TEXT for width in widths[:names])
+    piece, used = list(range(names)), 0
+    for column, width in enumerate(widths[names:], names):
+        if used and used + width + _BESIDE_TEXT > room:
+            yield piece
+            piece, used = list(range(names)), 0
+        piece.append(column)
+        used += width + _BESIDE_TEXT
+    yield piece

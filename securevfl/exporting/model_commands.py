@@ -1,0 +1,100 @@
+"""``securevfl model``: what a run has trained and released, as files for other programs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securevfl.core.command_line import AsJson, DataRoot, RunFederation, RunFolder
+from securevfl.core.memory import loading
+
+app = typer.Typer(no_args_is_help=True, help="Export a run's model, or its released embeddings.")
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    party: Annotated[
+        str | None,
+        typer.Option("--party", metavar="NAME", help="This party's part alone; default: all."),
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="onnx or torchscript.")] = "onnx",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for the files; default: parties/NAME/export."
+        ),
+    ] = None,
+    federation: RunFederation = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write each party's kept model as ONNX or TorchScript, checked against torch.
+
+    A secondary's file gives representations of single records before noise: it is NOT private.
+    """
+    with loading():
+        from securevfl.exporting.export import export_run
+        from securevfl.exporting.parts import NOT_PRIVATE
+        from securevfl.runtime.run_folder import federation_of_run
+
+    config = federation_of_run(run, federation)
+    exported = export_run(config, run, party=party, kind=kind, out=out)
+    if any(one.role == "secondary" for one in exported):
+        print(f"securevfl: {NOT_PRIVATE}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"format": kind, "exported": [one.as_json() for one in exported]}))
+        return
+    for one in exported:
+        print(
+            f"securevfl: {one.party}: differs from torch by at most {one.difference:.2g} "
+            f"(allowed: {one.allowed:.2g})",
+            file=sys.stderr,
+        )
+        print(one.path)
+
+
+@app.command()
+def embeddings(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The primary's folder of a run with frozen encoders."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Where the table goes: .parquet, or .csv with a .csv.json."),
+    ] = Path("embeddings.parquet"),
+    own: Annotated[
+        bool, typer.Option("--own", help="With the primary's own encoded columns and its label.")
+    ] = False,
+    federation: RunFederation = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write what a frozen run has released as a table for tools of your own; it costs nothing."""
+    with loading():
+        from securevfl.core import files
+        from securevfl.exporting.embeddings import require_writable_name, write_released
+        from securevfl.runtime.entry import features
+        from securevfl.runtime.released_table import COST, METADATA
+
+    require_writable_name(out)
+    files.require_writable_folder(out.parent, what="folder of --out")
+    frame = features(run, own=own, federation=federation, data_root=data_root)
+    told = frame.attrs[METADATA]
+    write_released(frame, out)
+    numbers = int(told["shape"][0] * told["shape"][1])
+    if as_json:
+        summary = {"embeddings": str(out), "rows": len(frame), "released": numbers, **told}
+        print(json.dumps(summary))
+        return
+    noise = told["noise_deviation"]
+    print(
+        f"securevfl: {len(frame)} rows with {numbers} released numbers each, "
+        + (f"noise of deviation {noise:.4g} in each" if noise else "no noise in them")
+        + f"; this costs {COST}",
+        file=sys.stderr,
+    )
+    print(f"securevfl: {told['statement']}", file=sys.stderr)
+    print(out)

@@ -1,0 +1,569 @@
+"""``securevfl lab``: experiments, which no party of a run takes part in."""
+
+import json
+import sys
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from securevfl.core.command_line import (
+    AsJson,
+    DataRoot,
+    Device,
+    FederationFile,
+    FileDataRoot,
+    Out,
+    RunFederation,
+    print_figures,
+    say,
+)
+from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.formatting import written
+from securevfl.core.memory import keep_freed_memory, loading
+from securevfl.lab.study_commands import app as studies_app
+
+if TYPE_CHECKING:
+    from securevfl.lab.advice import Advice, Bound
+    from securevfl.lab.audit.audit_report import AuditReport
+    from securevfl.lab.rehearsal import Played
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compare methods, sweep settings, rehearse, audit and measure, in the simulator.",
+)
+app.add_typer(studies_app)
+
+
+@app.command()
+def link(
+    federation: FederationFile,
+    out: Out = None,
+    data_root: FileDataRoot = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Link the tables of a federation on this machine, and say how good the links are."""
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.core import files
+        from securevfl.lab.entry_points import link as link_tables
+        from securevfl.report.plots import similarities_plot
+        from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.runtime.shown_progress import RunProgress
+
+    keep_freed_memory()
+    config = read_federation(federation, only_linkage=True)
+    folder = run_folder_for(config, out)
+    with RunProgress(metric="recall") as progress:
+        study = link_tables(
+            config,
+            out=folder,
+            data_root=data_root or federation.parent,
+            estimate=estimate,
+            observe=progress,
+        )
+    files.write_text(folder / "similarities.svg", similarities_plot(study.curves), for_others=True)
+    if as_json:
+        print(json.dumps(study.figures))
+    else:
+        _print_links(Console(), study.figures, folder)
+
+
+def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
+    for name, found in figures["secondaries"].items():
+        title = f"{name}: {found['rows']} rows, {found['records']} records, K = "
+        table = Table(title=f"{title}{found['links_per_row']}", title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for label, value in _link_rows(found, figures["max_distance"]):
+            table.add_row(escape(label), escape(value))
+        console.print(table)
+    console.print(
+        f"rows that keep a link at every secondary: {figures['rows_linked_everywhere']} of "
+        f"{figures['rows']}",
+        highlight=False,
+    )
+    for role, sentences in figures["reveals"].items():
+        console.print(f"a {role} learns: {'; '.join(sentences)}", highlight=False)
+    if figures["peak_memory_bytes"] is not None:
+        megabytes = figures["peak_memory_bytes"] / 1e6
+        console.print(f"peak memory: {megabytes:,.0f} MB", highlight=False)
+    console.print(f"lists and plot: {folder}", soft_wrap=True)
+
+
+def _link_rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str, str]]:
+    unit, linked = found["distance_unit"], found["rows"] - found["rows_without_links"]
+    rows = [
+        ("rows that keep a link", f"{linked} of {found['rows']}{_within(limit, unit)}"),
+        ("recall@1", _share(found["recall_at_1"])),
+        ("recall@K", _share(found["recall_at_k"])),
+        ("pairs completeness", _share(found["pairs_completeness"])),
+        ("reduction ratio", _share(found["reduction_ratio"])),
+        (f"distance of the first link ({unit})", _spread(found["first_distance_quantiles"])),
+        (f"distance of the last link ({unit})", _spread(found["last_distance_quantiles"])),
+        ("rows with ties", str(found["tied_rows"])),
+        ("rows with fewer than K links", str(found["rows_short"])),
+        ("rows without a link", str(found["rows_without_links"])),
+        ("records linked at all", str(found["records_used"])),
+        ("rows of the ten most used records", ", ".join(map(str, found["most_used"]))),
+        ("seconds", f"{found['seconds']:.2f}{' (kept from before)' if found['cached'] else ''}"),
+    ]
+    if found["similarities"] is not None:
+        similar = found["similarities"]
+        rows.append(("similarities: sigma_0", f"{similar['sigma_0']:.6g} {unit}"))
+        rows.append(("similarities: sigma", f"{similar['sigma']:.4g}"))
+        tau = similar["tau"]
+        rows.append(("similarities: tau", similar["tau_note"] if tau is None else f"{tau:.4e}"))
+        if similar["epsilon_at_least"] is not None:
+            epsilon = f"at least {similar['epsilon_at_least']:.3g}: no promise"
+            rows.append(("similarities: epsilon, as DP", epsilon))
+    if "blocking" in found:
+        lost = found["blocking"]
+        measured = f"of all pairs, on {lost['rows_measured']} rows"
+        rows += [
+            (f"blocking: recall@1 {measured}", f"{lost['recall_at_1']:.4f}"),
+            (f"blocking: recall@K {measured}", f"{lost['recall_at_k']:.4f}"),
+            ("blocking: candidates a row", f"{lost['candidates_per_row']:,.4g}"),
+            ("blocking: pairs that were spared", f"{lost['reduction_ratio']:.4f}"),
+        ]
+        for rule, pairs in lost.get("pairs_by_rule", {}).items():
+            rows.append((f"blocking: pairs of {rule}", f"{pairs:,}"))
+    if found.get("codes_compared_by") == "numpy":
+        rows.append(("codes are compared by", "numpy; securevfl[faiss] is three times as fast"))
+    if "comparing" in found:
+        cost = found["comparing"]
+        share = f"{cost['pairs']:,} ({100 * cost['share_of_pairs']:.3g} % of all)"
+        rows.append(("pairs that parties compare", share))
+        if cost["ciphertexts"]:
+            rows.append(("ciphertexts that a secondary answers", f"{cost['ciphertexts']:,}"))
+    for method, value in found.get("delta", {}).items():
+        rows.append((f"Delta over {method}", f"{value:.4g}"))
+    return rows
+
+
+def _within(limit: float | None, unit: str) -> str:
+    return "" if limit is None else f", at most {limit:g} apart ({unit})"
+
+
+def _share(value: float | None) -> str:
+    return "unknown: no linkage.truth" if value is None else f"{value:.4f}"
+
+
+def _spread(quantiles: Mapping[str, float]) -> str:
+    if not quantiles:
+        return "no links"
+    shown = ("0", "0.5", "0.95", "1")
+    return ", ".join(f"{100 * float(level):g} %: {quantiles[level]:.4g}" for level in shown)
+
+
+_ADVICE_HEADINGS: Final = (
+    "epsilon",
+    "noise",
+    "blocks",
+    "blocks, spread",
+    "shared",
+    "partners",
+    "rows",
+)
+_ADVICE_LEGEND: Final = (
+    "noise: of a number, over the length of one record in it; blocks, shared: the share of a "
+    "signal that survives it in coordinates of a secondary's own (all of the length in one number, "
+    "or spread over its numbers) and in coordinates that all share; partners: so many half "
+    "survive in shared ones; rows: so many training rows show, by two standard errors, a signal "
+    "that explains 1 % of what your own columns leave open"
+)
+
+
+@app.command()
+def advise(
+    federation: FederationFile,
+    epsilon: Annotated[
+        str,
+        typer.Option("--epsilon", metavar="1,2,...", help="What might be promised, in numbers."),
+    ] = "1,2,4,8,16",
+    seeds: Annotated[
+        int, typer.Option(help="Of the rehearsal, counting up from the file's; 0: no rehearsal.")
+    ] = 3,
+    key_noise: Annotated[
+        float,
+        typer.Option(
+            help="Noise on pretended partners' numeric keys, in deviations of each key; 0: their "
+            "keys are the primary's own."
+        ),
+    ] = 0.0,
+    data_root: FileDataRoot = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw what survives, and what was rehearsed."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a promise leaves of partners' information, before anyone spends anything.
+
+    Reads the federation file and the primary's table alone. Some of the primary's own columns are
+    set aside as pretended partners, and trained with as planned: a rehearsal, and no promise.
+    """
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.core.files import write_text
+        from securevfl.lab.advice import advise as advice_for
+        from securevfl.lab.advice import epsilons_from
+        from securevfl.runtime.shown_progress import bars
+
+    epsilons = epsilons_from(epsilon)
+    if seeds < 0:
+        raise ConfigError(f"--seeds: must be at least 0, got {seeds}")
+    if not 0 <= key_noise < float("inf"):
+        raise ConfigError(f"--key-noise: must be a number from 0 on, got {key_noise}")
+    if plot is not None and plot.suffix != ".svg":
+        raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
+    config = read_federation(federation)
+    keep_freed_memory()
+    runs, console = seeds * (len(set(epsilons)) + 1), Console(stderr=True)
+    with bars(console, name_width=22) as shown:
+        task = shown.add_task("rehearsal", total=runs, figures="")
+        done = count(1)
+
+        def progress(run: "Played") -> None:
+            number = next(done)
+            text = (
+                f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {written(run.test)}"
+            )
+            shown.update(task, completed=number, figures=text)
+            if not console.is_terminal:
+                print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
+
+        found = advice_for(
+            federation,
+            config,
+            epsilons=epsilons,
+            seeds=seeds,
+            key_noise=key_noise,
+            data_root=data_root or federation.parent,
+            done=progress,
+        )
+    if plot is not None:
+        from securevfl.report.plots import advice_plot
+
+        write_text(plot, advice_plot(found.as_json()), for_others=True)
+    if as_json:
+        print(json.dumps(found.as_json(), allow_nan=False))
+    else:
+        _print_advice(Console(), found)
+
+
+def _epsilon_words(value: float | None) -> str:
+    return "without noise" if value is None else f"epsilon {value:g}"
+
+
+def _print_advice(console: Console, found: "Advice") -> None:
+    privacy, secondaries = found.config.privacy, len(found.config.secondaries)
+    say(
+        console,
+        "what can survive: ",
+        f"unit {privacy.unit}, delta {privacy.delta:g}, "
+        f"{_counted(secondaries, 'secondary', 'secondaries')}, "
+        f"{found.training_rows:,} training rows",
+    )
+    table = Table()
+    for heading in _ADVICE_HEADINGS:
+        table.add_column(heading, justify="right")
+    for one in found.bounds:
+        table.add_row(*_cells(one))
+    console.print(table)
+    say(console, "", _ADVICE_LEGEND)
+    _print_settings(console, found)
+    if found.rehearsed:
+        _print_rehearsal(console, found)
+    for note in found.notes:
+        say(console, "note: ", note)
+    say(console, "is it worth it? ", found.worth())
+
+
+def _cells(one: "Bound") -> list[str]:
+    return [
+        "none" if one.epsilon is None else f"{one.epsilon:g}",
+        f"{one.noise:.2f}",
+        f"{one.blocks:.2f}",
+        f"{one.blocks_spread:.2f}",
+        f"{one.shared:.2f}",
+        "no number" if one.partners is None else f"{one.partners:,}",
+        "no number" if one.rows is None else f"{one.rows:,}",
+    ]
+
+
+def _print_settings(console: Console, found: "Advice") -> None:
+    told: dict[str, list[str]] = {}
+    for one in found.bounds:
+        text = ", ".join(f"{name} = {value}" for name, value in one.settings.items())
+        told.setdefault(text, []).append("none" if one.epsilon is None else f"{one.epsilon:g}")
+    for text, epsilons in told.items():
+        say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
+
+
+def _print_rehearsal(console: Console, found: "Advice") -> None:
+    from securevfl.lab.advice import NO_PROMISE
+
+    first, metric = found.casts[0], found.rehearsed[0].metric
+    aside = sum(map(len, first.aside.values()))
+    drawn = f", drawn anew with each of {len(found.casts)} seeds" if len(found.casts) > 1 else ""
+    say(
+        console,
+        "rehearsal: ",
+        f"{aside} of {len(first.own) + aside} columns set aside for "
+        f"{_counted(len(first.aside), 'pretended secondary', 'pretended secondaries')}{drawn}; "
+        f"alone is the primary on the columns that were left",
+    )
+    table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
+    for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
+        table.add_column(heading, justify="right")
+    for one in found.rehearsed:
+        deviation = "" if one.deviation is None else f" ± {written(one.deviation, digits=3)}"
+        table.add_row(
+            "none" if one.epsilon is None else f"{one.epsilon:g}",
+            written(one.alone, digits=3),
+            written(one.test, digits=3),
+            f"{written(one.gain, sign='+', digits=3)}{deviation}",
+            " ".join(written(gain, sign="+", digits=3) for gain in one.gains),
+            f"{one.used} of {len(one.gains)}",
+        )
+    console.print(table)
+    for one in found.rehearsed:
+        say(console, "", one.verdict())
+    say(console, "", NO_PROMISE)
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
+
+
+@app.command()
+def contribution(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    permutations: Annotated[
+        int,
+        typer.Option("--permutations", help="Orders that Shapley values of many partners take."),
+    ] = 32,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
+    ] = None,
+    federation: RunFederation = None,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
+    with loading():
+        from securevfl.core import files
+        from securevfl.lab.contribution import contribution as measure
+        from securevfl.report.page import write_report
+        from securevfl.report.plots import contribution_plot
+        from securevfl.runtime.run_folder import FILE, read_figures
+        from securevfl.runtime.shown_progress import RunProgress
+
+    if plot is not None:
+        if plot.suffix != ".svg":
+            raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
+        files.require_writable_folder(plot.parent, what="folder of --plot")
+    metric = read_figures(run)["metric"]
+    with RunProgress(metric=metric) as progress:
+        measured = measure(
+            run,
+            permutations=permutations,
+            seed=seed,
+            federation=federation,
+            data_root=data_root,
+            device=device,
+            observe=progress,
+        ).as_json()
+    write_report(run)
+    if plot is not None:
+        files.write_text(plot, contribution_plot(measured), for_others=True)
+    if as_json:
+        print(json.dumps(measured))
+        return
+    _print_contribution(measured)
+    print(run / FILE)
+
+
+def _print_contribution(measured: dict[str, Any]) -> None:
+    from securevfl.report.page import readings, sampled_in_words
+
+    better = "higher" if measured["higher_is_better"] else "lower"
+    for reading in readings(measured):
+        print(f"securevfl: {reading.title}; {reading.summary}", file=sys.stderr)
+        rows = ([name, *cells] for name, cells in reading.rows.items())
+        print_figures(Console(), [["secondary", *reading.columns], *rows])
+    print(
+        f"securevfl: positive is better, also of {measured['metric']} ({better} is better); "
+        f"{measured['level']:.0%} intervals over {measured['rows']} test rows",
+        file=sys.stderr,
+    )
+    for text in (*measured["notes"], *sampled_in_words(measured)):
+        print(f"securevfl: {text}", file=sys.stderr)
+    print(f"securevfl: this cost {measured['cost']}", file=sys.stderr)
+
+
+@app.command()
+def audit(
+    secondaries: Annotated[
+        int, typer.Option(help="Parties that average; the primary comes on top.")
+    ] = 4,
+    noise_multiplier: Annotated[
+        float,
+        typer.Option(
+            help="Noise of the released average over the clip norm, and of class sums over what "
+            "one record moves, 0.25 to 8."
+        ),
+    ] = 1.0,
+    clip_norm: Annotated[float, typer.Option(help="C, what rows are clipped to.")] = 1.0,
+    rounds: Annotated[int, typer.Option(help="Releases of each kind, at least 2.")] = 4,
+    label_epsilon: Annotated[
+        float, typer.Option(help="What votes may tell of one row's label, 0.5 to 8.")
+    ] = 2.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Run real rounds between processes on made-up rows, and test the noise and the clip.
+
+    Class sums and drawn labels, which votes are fitted to, are tested beside them.
+
+    Exit code 0 if every test passes, 4 if one fails.
+    """
+    from securevfl.lab.audit.settings import AuditSettings
+
+    settings = AuditSettings(
+        secondaries=secondaries,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        rounds=rounds,
+        label_epsilon=label_epsilon,
+        timeout_s=timeout,
+    )
+    with loading():
+        from securevfl.lab.audit import audit_report
+
+    report = audit_report.audit(settings)
+    if as_json:
+        print(json.dumps(report.as_dict()))
+    else:
+        _print_audit(report)
+    if report.verdict == "fail":
+        raise typer.Exit(PrivacyError.exit_code)
+
+
+_RELEASES: Final = {
+    "sequence": "rows clipped whole, released again in every round",
+    "pooled": "means of clipped records, each released once",
+    "class_sums": "for votes: one record there or not, as a primary sees it",
+    "label_sums": "for votes: one row's label exchanged, as a secondary sees it",
+    "drawn_labels": "for votes: labels by randomised response",
+}
+
+
+def _print_audit(report: "AuditReport") -> None:
+    """Print every test's statistic, threshold, power and verdict, and then the verdict of all."""
+    from securevfl.lab.audit.audit_statistics import FALSE_FAILURE
+
+    console = Console()
+    for release, tests in report.tests.items():
+        table = Table(title=f"{release}: {_RELEASES[release]}", title_justify="left")
+        table.add_column("test", no_wrap=True)
+        for column in ("statistic", "threshold", "power"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
+        for test in tests:
+            sign = ">=" if test.passes_if == "at least" else "<="
+            table.add_row(
+                test.name,
+                f"{test.statistic:.4g}",
+                f"{sign} {test.threshold:.4g}",
+                # Rounded down: 0.99996 must not be shown as certainty.
+                f"{int(test.power * 1e4) / 1e4:.4f}",
+                test.verdict if test.verdict == "pass" else "[bold red]FAIL[/bold red]",
+            )
+        console.print(table)
+    console.print("power: the probability that a test fails the mechanism if")
+    against = {one.name: one.against for tests in report.tests.values() for one in tests}
+    for name, mistake in against.items():
+        console.print(f"  {name}: {mistake}", highlight=False, soft_wrap=True)
+    settings = report.settings
+    if report.refusal is not None:
+        console.print("rounds_finished: [bold red]FAIL[/bold red]:", escape(report.refusal))
+    console.print(
+        f"{report.rows:,} rows of {settings.secondaries} secondaries between processes, "
+        f"{report.round_seconds or 0:.1f} s of rounds, {report.seconds:.1f} s in all; a right "
+        f"mechanism fails a test with probability at most {FALSE_FAILURE:g}.\n"
+        f"verdict: [bold]{report.verdict}[/bold]",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def bench(
+    parties: Annotated[int, typer.Option(help="Secondaries; the primary comes on top.")] = 5,
+    elements: Annotated[int, typer.Option(help="Numbers in each secondary's tensor.")] = 640_000,
+    repeats: Annotated[int, typer.Option(help="Interleaved runs; medians are printed.")] = 15,
+    keep_memory: Annotated[
+        bool,
+        typer.Option(help="All variants keep freed memory, as parties of a run do; or none does."),
+    ] = True,
+    spu_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Python that has SecretFlow's SPU (pip install spu==0.9.5, in an environment "
+            "of its own); it is then measured beside the others."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the secure average between real processes, beside CrypTen and plain gathers."""
+    with loading():
+        from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
+
+    settings = SplitAvgBenchmark(
+        parties=parties,
+        elements=elements,
+        repeats=repeats,
+        keeps_memory=keep_memory,
+        spu_python=spu_python,
+    )
+    result = measure(settings)
+    print(json.dumps(result) if as_json else _bench_table(result))
+
+
+def _bench_table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['parties']} secondaries, {result['elements']:,} numbers each, "
+        f"medians of {result['repeats']} interleaved runs",
+        f"{'variant':20}{'wall ms':>10}{'CPU ms':>10}{'sent kB':>10}{'max error':>12}",
+    ]
+    for name, figures in result["variants"].items():
+        sent = figures["bytes_sent"]["secondary1"] / 1000
+        lines.append(
+            f"{name:20}{figures['wall_ms']:>10.1f}{figures['cpu_ms']:>10.1f}{sent:>10,.0f}"
+            f"{figures['max_error']:>12.1e}"
+        )
+    lines.append(
+        "CPU is the sum over all parties; the error of splitavg is against the mean without noise."
+    )
+    if result["spu_version"] is not None:
+        lines.append(
+            f"SPU {result['spu_version']}: semi2k over 64 bits, no noise, no TLS; in one process "
+            f"nothing is sent."
+        )
+    return "\n".join(lines)

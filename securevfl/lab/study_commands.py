@@ -1,0 +1,448 @@
+"""The commands that train many runs in the simulator: ``lab compare`` and ``lab sweep``."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+
+from securevfl.core.command_line import (
+    AsJson,
+    Device,
+    FederationFile,
+    FileDataRoot,
+    print_figures,
+    say,
+)
+from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import written
+from securevfl.core.memory import keep_freed_memory, loading
+from securevfl.core.progress import EpochDone, ProgressEvent, Warned
+from securevfl.runtime.shown_progress import bars
+
+if TYPE_CHECKING:
+    from securevfl.lab.one_run import LeftOut, Run
+
+app = typer.Typer()
+
+_TRIALS_ON_A_SCREEN = 10
+
+_Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        help="Runs at a time, with one thread each; default: 1, and with --engine ray as many as "
+        "there is room for.",
+    ),
+]
+_EngineName = Annotated[
+    str,
+    typer.Option("--engine", help="local, or ray: whole runs on the nodes of one's own cluster."),
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="The Ray cluster, or auto; default: one of this machine alone.",
+    ),
+]
+_GpusPerRun = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-run", help="GPUs that a run takes of a Ray node, such as 0.25; default: 1."
+    ),
+]
+
+
+@app.command()
+def compare(
+    federation: FederationFile,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            metavar="A,B,...",
+            # The backslash keeps rich from reading a style into the brackets.
+            help="Families; alone, solo, combine, boosting, fedcvt; the file's \\[methods.NAME] "
+            "tables; and auto, the family among them that is best on validation rows.",
+        ),
+    ],
+    seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
+    jobs: _Jobs = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder; what it holds is kept. Default: runs/NAME-compare.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The task's metric to compare by; trains nothing anew. Default: training.metric.",
+        ),
+    ] = None,
+    device: Device = "cpu",
+    engine: _EngineName = "local",
+    address: _Address = None,
+    gpus_per_run: _GpusPerRun = None,
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train methods side by side in the simulator; the same command goes on after Ctrl-C."""
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.core import files
+        from securevfl.lab.comparison import Comparison
+        from securevfl.lab.entry_points import compare_and_write
+        from securevfl.lab.study import Engines
+        from securevfl.report.plots import comparison_plot
+        from securevfl.runtime.preflight import warnings_about
+
+    if seeds < 1:
+        raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
+    config = read_federation(federation)
+    comparison = Comparison(
+        config=config,
+        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        seeds=seeds,
+        data_root=data_root or federation.parent,
+        folder=out or Path("runs") / f"{config.federation.name}-compare",
+        device=device,
+        metric=metric,
+    )
+    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    _warn(warnings_about(config))
+    keep_freed_memory()
+    with StudyProgress(
+        names=len(comparison.trained), seeds=seeds, folder=comparison.folder
+    ) as shown:
+        figures = compare_and_write(
+            comparison,
+            engines=engines,
+            tell=shown,
+            done=shown.done,
+            leave_out=shown.left_out,
+        )
+    values = {
+        name: one["seeds"] for name, one in figures["methods"].items() if one["mean"] is not None
+    }
+    title = f"{figures['federation']}: test {figures['metric']}"
+    plot = comparison_plot(values, title=title)
+    files.write_text(comparison.folder / "comparison.svg", plot, for_others=True)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        _print_comparison(figures, comparison.folder)
+
+
+def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
+    from securevfl.lab.comparison import table_rows
+    from securevfl.lab.run_figures import cell
+
+    better = "higher" if figures["higher_is_better"] else "lower"
+    seeds = figures["seed_numbers"]
+    title = (
+        f"{figures['federation']}: test {figures['metric']} ({better} is better), "
+        f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; "
+        f"best epochs by validation {figures['chosen_by']}"
+    )
+    console = Console()
+    print_figures(console, table_rows(figures, narrow=True), title=title)
+    for name, one in figures["left_out"].items():
+        console.print(
+            f"{name} {one['status']}: {one['reason']}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    for name, method in figures["methods"].items():
+        if "chosen" in method:
+            counted = Counter(method["chosen"]).most_common()
+            text = ", ".join(f"{model} with {number} of {len(seeds)}" for model, number in counted)
+            console.print(f"{name} is {text} seeds", highlight=False, markup=False)
+        if "candidates" in method:
+            text = ", ".join(f"{model} {cell(one)}" for model, one in method["candidates"].items())
+            console.print(f"{name}, model by model: {text}", highlight=False, markup=False)
+    for name, notes in figures["adapted"].items():
+        text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    for name in ("comparison.json", "comparison.csv", "comparison.md", "comparison.svg"):
+        console.print(str(folder / name), soft_wrap=True)
+
+
+@app.command()
+def sweep(
+    federation: FederationFile,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUES",
+            help="A setting and what to try it with: model.neighbours=1,10,50, seed=0..4; with "
+            "--search also ranges, log: before them by logarithms. As often as there are settings.",
+        ),
+    ],
+    search: Annotated[
+        int | None,
+        typer.Option(
+            "--search",
+            metavar="N",
+            help="N trials that Optuna chooses by validation rows, in place of every combination.",
+        ),
+    ] = None,
+    jobs: _Jobs = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder; what it holds is kept. Default: runs/NAME-sweep, and NAME-search.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The task's metric to compare by. Default: training.metric.",
+        ),
+    ] = None,
+    device: Device = "cpu",
+    engine: _EngineName = "local",
+    address: _Address = None,
+    gpus_per_run: _GpusPerRun = None,
+    data_root: FileDataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one file under many settings in the simulator; the same command goes on."""
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.core import files
+        from securevfl.lab.entry_points import sweep_and_write
+        from securevfl.lab.study import Engines
+        from securevfl.lab.sweep import Sweep
+        from securevfl.lab.sweep_settings import parse_setting
+        from securevfl.report.plots import search_plot, sweep_plot
+        from securevfl.runtime.preflight import warnings_about
+
+    config = read_federation(federation)
+    kind = "sweep" if search is None else "search"
+    asked = Sweep(
+        config=config,
+        tried=tuple(parse_setting(text) for text in settings),
+        data_root=data_root or federation.parent,
+        folder=out or Path("runs") / f"{config.federation.name}-{kind}",
+        device=device,
+        metric=metric,
+    )
+    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    _warn(warnings_about(config))
+    keep_freed_memory()
+    points = len(asked.grid()) if search is None else search
+    with StudyProgress(
+        names=points + asked.has_alone, seeds=len(asked.seeds), folder=asked.folder
+    ) as shown:
+        figures = sweep_and_write(
+            asked,
+            trials=search,
+            engines=engines,
+            tell=shown,
+            done=shown.done,
+            leave_out=shown.left_out,
+        )
+    draw = sweep_plot if kind == "sweep" else search_plot
+    files.write_text(asked.folder / f"{kind}.svg", draw(figures), for_others=True)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    console = Console()
+    if search is None:
+        _print_grid(console, figures)
+    else:
+        _print_search(console, figures)
+    for name, one in figures["left_out"].items():
+        say(console, "", f"{name} {one['status']}: {one['reason']}")
+    if _promises(figures):
+        say(
+            console,
+            "",
+            "These runs were simulated: they released nothing to anyone, and no ledger is charged. "
+            "But settings that were chosen by real tables are a function of them, and no epsilon "
+            "counts that.",
+        )
+    for ending in ("json", "csv", "md", "svg"):
+        console.print(str(asked.folder / f"{kind}.{ending}"), soft_wrap=True)
+
+
+def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
+    from securevfl.lab.run_figures import cell
+    from securevfl.lab.sweep_table import table_rows
+
+    seeds = len(figures["seed_numbers"])
+    better = "higher" if figures["higher_is_better"] else "lower"
+    title = (
+        f"{figures['federation']}: test {figures['metric']} ({better} is better), mean ± deviation "
+        f"over {seeds} seed{'s' if seeds > 1 else ''}; best epochs by validation "
+        f"{figures['chosen_by']}"
+    )
+    names = max(1, len(figures["settings"]))
+    print_figures(console, table_rows(figures, narrow=True), title=title, names=names)
+    if figures["best"] is not None and len(figures["points"]) > 1:
+        best = figures["points"][figures["best"]]
+        say(
+            console,
+            "",
+            f"best on validation rows: {_in_words(best['settings'])}, with "
+            f"{written(best['validation'])} there and {cell(best)} on test rows; the best of "
+            f"{len(figures['points'])} looks better on validation rows than it is",
+        )
+
+
+def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
+    from securevfl.lab.run_figures import cell
+    from securevfl.lab.sweep_table import trial_rows
+
+    best, seeds = figures["best"], len(figures["seed_numbers"])
+    rows = trial_rows(figures)
+    title = (
+        f"{figures['federation']}: validation {figures['metric']} of trials, mean over {seeds} "
+        f"seed{'s' if seeds > 1 else ''}"
+    )
+    print_figures(console, rows[: _TRIALS_ON_A_SCREEN + 1], title=title)
+    trials = len(figures["trials"])
+    if trials > _TRIALS_ON_A_SCREEN:
+        say(console, "", f"and {trials - _TRIALS_ON_A_SCREEN} more in search.md")
+    say(
+        console,
+        "",
+        f"best of {trials} trials: {_in_words(best['settings'])}, with validation "
+        f"{figures['metric']} {written(best['validation'])}",
+    )
+    say(
+        console,
+        "",
+        f"that figure is optimistic: it is the best of {trials}, chosen on the rows that it is "
+        f"measured on",
+    )
+    alone = figures["alone"]
+    beside = "" if alone is None else f"; the primary alone: {cell(alone)}"
+    say(console, "", f"its run's test {figures['metric']}: {cell(best['test'])}{beside}")
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    from securevfl.lab.sweep_settings import text_of
+
+    return ", ".join(f"{name} = {text_of(value)}" for name, value in settings.items())
+
+
+def _promises(figures: Mapping[str, Any]) -> bool:
+    """Whether any run would have had a promise to keep."""
+    measured = [*figures.get("points", {}).values()]
+    measured += [figures["best"]["test"]] if "trials" in figures else []
+    return any(one["epsilon"] is not None for one in measured)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"securevfl: warning: {warning}", file=sys.stderr)
+
+
+class StudyProgress:
+    """Show runs as they train; call the object with each run's events. All on stderr.
+
+    Args:
+        names: How many methods, or settings, are trained.
+        seeds: With how many seeds each.
+        folder: Where finished runs are kept, which Ctrl-C tells.
+    """
+
+    def __init__(self, *, names: int, seeds: int, folder: Path) -> None:
+        self._console = Console(stderr=True)
+        self._stdout = redirect_stdout(sys.stderr)
+        self._live = self._console.is_terminal
+        self._progress = bars(self._console, name_width=28)
+        self._seeds = seeds
+        self._folder = folder
+        self._of = names * seeds
+        self._all = self._progress.add_task("runs", total=self._of, figures="")
+        self._done: Counter[str] = Counter()
+        self._tasks: dict[Run, TaskID] = {}
+        self._warned: set[str] = set()
+
+    def __enter__(self) -> "StudyProgress":
+        # What libraries print meanwhile, as Ray does of a worker that died, is no answer of ours.
+        self._stdout.__enter__()
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        self._stdout.__exit__(kind, error, trace)
+        if kind is KeyboardInterrupt:
+            print(
+                f"{self._done.total()} of {self._of} runs are kept in {self._folder}; the same "
+                f"command goes on from there",
+                file=sys.stderr,
+            )
+
+    def __call__(self, run: "Run", event: ProgressEvent) -> None:
+        """Take one event of a run; only warnings and epochs are shown."""
+        if run not in self._tasks:
+            name = f"{run.name}, seed {run.seed}"
+            self._tasks[run] = self._progress.add_task(name, total=1, figures="")
+        if isinstance(event, Warned) and event.text not in self._warned:
+            self._warned.add(event.text)
+            text = f"securevfl: warning: {event.text}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif isinstance(event, EpochDone):
+            self._progress.update(
+                self._tasks[run],
+                completed=event.epoch,
+                total=event.epochs,
+                figures=f"validation {written(event.validation)}",
+            )
+
+    def done(self, run: "Run", result: Mapping[str, Any]) -> None:
+        """Take a finished run's result."""
+        self._done[run.name] += 1
+        self._forget(run)
+        self._progress.update(self._all, completed=self._done.total())
+        text = f"{run.name}, seed {run.seed}: {result['metric']} {written(result['test'])}"
+        self._say(text, f"done {self._done.total()}/{self._of}: {text}")
+
+    def left_out(self, one: "LeftOut") -> None:
+        """Take what is skipped or has failed; what it has not run is not waited for."""
+        for run in [run for run in self._tasks if run.name == one.name]:
+            self._forget(run)
+        self._of -= self._seeds - self._done[one.name]
+        self._progress.update(self._all, total=self._of)
+        text = f"{one.name} {one.status}: {one.reason}"
+        self._say(text, text)
+
+    def _forget(self, run: "Run") -> None:
+        task = self._tasks.pop(run, None)
+        if task is not None:
+            self._progress.remove_task(task)
+
+    def _say(self, live: str, plain: str) -> None:
+        if self._live:
+            self._progress.console.print(live, highlight=False, markup=False)
+        else:
+            print(plain, file=sys.stderr, flush=True)
